@@ -1,0 +1,126 @@
+"""The disk port: every byte that storage keeps goes through it, so that a faulty disk can stand in.
+
+Real: system.disk. Fault-injecting (drops unsynced bytes, fills up, flips bytes, fails a sync): sim.disk.
+All calls but `request_sync` are synchronous and short: they touch the page cache. Errors are OSError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+SyncDone = Callable[[OSError | None], None]
+
+
+class File(Protocol):
+    """One open file."""
+
+    path: str
+
+    def fileno(self) -> int:
+        """The descriptor, for sendfile. A disk without descriptors answers -1 and its slices are read instead."""
+        ...
+
+    def size(self) -> int: ...
+
+    def pwritev(self, parts: Sequence[Buffer], position: int) -> int:
+        """Write all parts at the position; a short write is completed or raised as OSError, never hidden."""
+        ...
+
+    def pread(self, count: int, position: int) -> bytes: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def allocate(self, size: int) -> None:
+        """Give the file its size and its blocks now, so that a later mapped write cannot meet a full disk."""
+        ...
+
+    def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
+        """The file's first `size` bytes as memory. Release the view to unmap."""
+        ...
+
+    def sync(self) -> None:
+        """Synchronous fdatasync, for start, stop and small metadata files only."""
+        ...
+
+    def in_cache(self, position: int, count: int) -> bool:
+        """Whether first and last page of the range are in the page cache, so that sending it cannot stall the loop."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """A range of a file on its way to a socket; never read unless the channel has to (TLS, small, no descriptor)."""
+
+    file: File
+    position: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class Disk(Protocol):
+    """A file system. Paths are absolute strings."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = False) -> File: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, folder: str) -> list[str]: ...
+
+    def make_folder(self, path: str) -> None:
+        """Create the folder and its parents; fine if it is there."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces the target. Works for folders too."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Make creations, removals and renames in this folder durable."""
+        ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
+        """Make all that was written to the files so far durable, without blocking the loop; `done` runs on the loop."""
+        ...
+
+    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
+        """Bring a range into the page cache without blocking the loop; `done` runs on the loop."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def write_atomically(disk: Disk, path: str, content: bytes) -> None:
+    """Replace a small file so that a crash leaves the old or the new one, whole."""
+    temporary = path + ".tmp"
+    file = disk.open(temporary, create=True, writable=True)
+    try:
+        file.truncate(0)
+        file.pwritev([content], 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_folder(path.rpartition("/")[0])
+
+
+def read_whole(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()

@@ -1,0 +1,1 @@
+"""Storage: logs of record batches on disk. `log.py` is the interface that everything above relies on."""

@@ -1,0 +1,145 @@
+"""What a log is to everything above storage. A layout (files per partition, or one shared log) implements it.
+
+A log is a sequence of record batches with rising offsets. `append` stages a batch: it gets its offsets and is visible in
+`end_offset` at once, but it is written by `LogStore.write_staged`, one vectored write per turn for all that was staged.
+Staged views are only used until then. Reads answer file slices, never bytes, and never go beyond `written_offset`.
+Nothing here says that a partition has a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.errors import HeadraceError
+from headrace.ports.disk import FileSlice
+from headrace.records.batch import BatchHeader
+from headrace.settings import LogSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartition:
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Slices that begin with the batch that holds the offset asked for; `count` is their length in bytes.
+
+    The last batch may be cut by the byte limit, as Kafka clients expect; the first one never is.
+    """
+
+    slices: tuple[FileSlice, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The largest epoch not above the one asked for, and the first offset after it."""
+
+    epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOffset:
+    offset: int
+    timestamp_ms: int
+
+
+class ProducerStates(Protocol):
+    """What is known of idempotent producers in one log."""
+
+    def check(self, header: BatchHeader) -> int | None:
+        """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
+        ...
+
+    def drop(self, header: BatchHeader) -> None: ...
+
+
+class Log(Protocol):
+    """One partition's log."""
+
+    topic_partition: TopicPartition
+    topic_id: bytes
+    settings: LogSettings
+    producers: ProducerStates
+    start_offset: int
+    end_offset: int
+    written_offset: int
+    durable_offset: int
+    size_bytes: int
+    offline: HeadraceError | None
+
+    def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
+        """Stage one checked batch as leader: stamp base offset and epoch in place; answers the base offset."""
+        ...
+
+    def append_copied(self, batch: memoryview, header: BatchHeader) -> None:
+        """Stage one batch as follower, with the offsets and epoch that it already has."""
+        ...
+
+    def read(self, offset: int, max_bytes: int, limit_offset: int) -> ReadResult:
+        """Batches from `offset` up to, not including, `limit_offset`. Raises OffsetOutOfRange below the start or above the end."""
+        ...
+
+    def truncate(self, offset: int) -> None:
+        """Drop everything at and after the offset (a batch that spans it goes whole)."""
+        ...
+
+    def delete_before(self, offset: int) -> None:
+        """Raise the start offset; what lies wholly below it may be removed from disk."""
+        ...
+
+    def restart_at(self, offset: int) -> None:
+        """Drop everything; the next append gets this offset."""
+        ...
+
+    def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
+        """First batch whose greatest timestamp is not below the one asked for, refined to the record."""
+        ...
+
+    def greatest_timestamp(self) -> TimedOffset | None: ...
+
+    def last_epoch(self) -> int: ...
+
+    def epoch_end(self, epoch: int) -> EpochEnd | None: ...
+
+    def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        """Every batch from the one that holds the offset, in order, for maintenance work."""
+        ...
+
+
+class LogStore(Protocol):
+    """All logs of one data folder, in one layout."""
+
+    def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> Log: ...
+
+    def get(self, topic_partition: TopicPartition) -> Log | None: ...
+
+    def logs(self) -> Iterator[Log]: ...
+
+    def delete(self, topic_partition: TopicPartition) -> None: ...
+
+    def write_staged(self) -> list[tuple[Log, HeadraceError]]:
+        """Write all that was staged since the last call. A log that could not be written is rolled back to what it had
+        before its staged batches and named with the reason (StorageFull, StorageFailed); the others are written.
+        Starts a group commit for what needs one; `on_durable` hears of it."""
+        ...
+
+    def on_durable(self, listener: Callable[[Log], None]) -> None:
+        """`listener(log)` runs on the loop when a log's durable_offset has risen, or it has gone offline."""
+        ...
+
+    def tick(self) -> None:
+        """Periodic work, on the loop, in short steps: flush intervals, rolling by age, retention, checkpoints, compaction."""
+        ...
+
+    def close(self) -> None:
+        """Sync, write the clean checkpoint and release the folder."""
+        ...

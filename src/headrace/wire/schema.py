@@ -1,0 +1,202 @@
+"""The Kafka message schemas, read as a table from the dataclasses of the package `kio`.
+
+Only kio's metadata is used (field order, kinds, nullability, tags, defaults), never its readers and writers.
+A module of kio is imported when its (API, version) is first asked for; all of them would take over a second.
+
+Where this table departs from kio:
+- durations and times are plain integers of milliseconds, and their names end in `_ms` (kio drops the unit);
+- a UUID is 16 raw bytes, and kio's None for the all-zero one is ZERO_UUID;
+- kio's None for "no timestamp" is -1, as on the wire;
+- a field without a declared default gets the one that the protocol guide gives its type: 0, "", empty,
+  all-zero UUID, and null for records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import types
+import typing
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Final, Literal
+
+from kio.schema.index import api_key_map, schema_name_map
+from kio.static.constants import EntityType
+
+from headrace.errors import Unsupported
+
+Direction = Literal["request", "response"]
+
+ZERO_UUID: Final = bytes(16)
+STRUCT: Final = "struct"
+
+# Kinds of one fixed width, with their code in the `struct` module.
+FIXED: Final[dict[str, str]] = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float64": "d",
+    "bool": "?",
+    "uuid": "16s",
+    "error_code": "h",
+    "timedelta_i32": "i",
+    "timedelta_i64": "q",
+    "datetime_i64": "q",
+}
+VARIABLE: Final = frozenset({"string", "bytes", "records"})
+TIMES: Final = frozenset({"timedelta_i32", "timedelta_i64", "datetime_i64"})
+NO_TIMESTAMP: Final = -1
+
+_IMPLICIT_DEFAULTS: Final[dict[str, Any]] = {
+    "bool": False,
+    "float64": 0.0,
+    "uuid": ZERO_UUID,
+    "string": "",
+    "bytes": b"",
+    "records": None,
+    STRUCT: None,
+}
+
+# Versions whose fields together are all the fields that an API ever had, besides those of its oldest and
+# newest version; a test compares this with the union over every version.
+_LANDMARKS: Final[dict[int, tuple[int, ...]]] = {1: (12,), 3: (10,), 9: (7, 9), 10: (3,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a struct in one version. `nullable` speaks of the array when `is_array`.
+
+    The default of an array is () or None, that of a struct None: it stands for a struct of defaults
+    unless `nullable`.
+    """
+
+    name: str
+    kind: str
+    struct: Struct | None
+    is_array: bool
+    nullable: bool
+    tag: int | None
+    default: Any
+    has_default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A struct in one version: `plain` fields in wire order, then `tagged` ones in order of tag."""
+
+    name: str
+    flexible: bool
+    plain: tuple[Field, ...]
+    tagged: tuple[Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.plain + self.tagged
+
+
+def api_name(api_key: int) -> str:
+    """The name of an API as in `offset_fetch`, or `api 99` for one without a schema."""
+    return api_key_map.get(api_key, f"api {api_key}")
+
+
+@lru_cache(maxsize=None)
+def api_versions_known(api_key: int) -> tuple[int, int]:
+    """The lowest and highest version with a schema; no schema module is imported."""
+    if api_key not in api_key_map:
+        raise Unsupported(f"API key {api_key} has no schema")
+    versions = schema_name_map[api_key_map[api_key]]
+    return min(versions), max(versions)
+
+
+@lru_cache(maxsize=None)
+def load(api_key: int, version: int, direction: Direction) -> Struct:
+    """The struct of a request or response body."""
+    lowest, highest = api_versions_known(api_key)
+    if not lowest <= version <= highest:
+        raise Unsupported(
+            f"{api_name(api_key)} version {version} has no schema: versions {lowest} to {highest} are known"
+        )
+    path = schema_name_map[api_key_map[api_key]][version][EntityType[direction]]
+    module, _, name = path.partition(":")
+    return _read_struct(getattr(import_module(module), name))
+
+
+def landmark_versions(api_key: int) -> tuple[int, ...]:
+    """Versions, oldest first, whose fields together are all the fields the API ever had."""
+    lowest, highest = api_versions_known(api_key)
+    return tuple(sorted({lowest, *_LANDMARKS.get(api_key, ()), highest}))
+
+
+def _read_struct(entity: Any) -> Struct:
+    fields = [_read_field(field) for field in dataclasses.fields(entity)]
+    tagged = [field for field in fields if field.tag is not None]
+    return Struct(
+        name=entity.__name__,
+        flexible=entity.__flexible__,
+        plain=tuple(field for field in fields if field.tag is None),
+        tagged=tuple(sorted(tagged, key=lambda field: field.tag or 0)),
+    )
+
+
+def _read_field(field: dataclasses.Field[Any]) -> Field:
+    value_type, nullable = _without_none(field.type)
+    is_array = typing.get_origin(value_type) is tuple
+    if is_array:
+        value_type, _ = _without_none(typing.get_args(value_type)[0])
+    struct = _read_struct(value_type) if dataclasses.is_dataclass(value_type) else None
+    kind = STRUCT if struct is not None else field.metadata["kafka_type"]
+    if kind not in FIXED and kind not in VARIABLE and kind != STRUCT:
+        raise NotImplementedError(f"field {field.name} is of the unknown kind {kind}")
+    has_default = field.default is not dataclasses.MISSING
+    return Field(
+        name=f"{field.name}_ms" if kind in TIMES else field.name,
+        kind=kind,
+        struct=struct,
+        is_array=is_array,
+        # None of a fixed-width kind is a value of that width (zero UUID, timestamp -1), not a null.
+        nullable=nullable and (is_array or kind not in FIXED),
+        tag=field.metadata.get("tag"),
+        default=_plain_default(field.default, kind, value_type) if has_default else _implicit_default(kind, is_array),
+        has_default=has_default,
+    )
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return annotation, False
+    (value_type,) = (member for member in typing.get_args(annotation) if member is not types.NoneType)
+    return value_type, True
+
+
+def _implicit_default(kind: str, is_array: bool) -> Any:
+    return () if is_array else _IMPLICIT_DEFAULTS.get(kind, 0)
+
+
+def _plain_default(default: Any, kind: str, value_type: Any) -> Any:
+    """A default of kio in the terms of this table."""
+    if isinstance(default, datetime.timedelta):
+        return default // datetime.timedelta(milliseconds=1)
+    if isinstance(default, enum.Enum):
+        return default.value
+    if default is None and kind == "uuid":
+        return ZERO_UUID
+    if default is None and kind == "datetime_i64":
+        return NO_TIMESTAMP
+    if dataclasses.is_dataclass(default):
+        if default != value_type():
+            raise NotImplementedError(f"the default {default} is not the struct of its own defaults")
+        return None
+    for plain in (bool, int, float, str, bytes):
+        if isinstance(default, plain):
+            return plain(default)
+    if default is None or default == ():
+        return default
+    raise NotImplementedError(f"the default {default!r} of a {kind} field")
