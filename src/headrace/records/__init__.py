@@ -1,0 +1,1 @@
+"""The record batch: its header, its codecs and the kernel that unpacks and builds it."""
