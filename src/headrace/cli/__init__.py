@@ -1,0 +1,1 @@
+"""The command line: `headrace serve` runs a broker, the other commands are for people who use one."""

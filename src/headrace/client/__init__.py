@@ -1,0 +1,1 @@
+"""A small synchronous client on blocking sockets: one connection per broker, leader routing, raw record sets."""
