@@ -20,7 +20,7 @@ class Message:
     """`Message(name="t", partitions=[...])`: any fields; the encoder takes those that its version has."""
 
     def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
+        self.__dict__ = fields
 
     if TYPE_CHECKING:
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import sys
 import types
 import typing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal
 
@@ -107,7 +108,7 @@ def api_name(api_key: int) -> str:
     return api_key_map.get(api_key, f"api {api_key}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def api_versions_known(api_key: int) -> tuple[int, int]:
     """The lowest and highest version with a schema; no schema module is imported."""
     if api_key not in api_key_map:
@@ -116,7 +117,7 @@ def api_versions_known(api_key: int) -> tuple[int, int]:
     return min(versions), max(versions)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(api_key: int, version: int, direction: Direction) -> Struct:
     """The struct of a request or response body."""
     lowest, highest = api_versions_known(api_key)
@@ -124,9 +125,24 @@ def load(api_key: int, version: int, direction: Direction) -> Struct:
         raise Unsupported(
             f"{api_name(api_key)} version {version} has no schema: versions {lowest} to {highest} are known"
         )
-    path = schema_name_map[api_key_map[api_key]][version][EntityType[direction]]
+    entity: Any = EntityType[direction]
+    path = schema_name_map[api_key_map[api_key]][version][entity]
     module, _, name = path.partition(":")
+    _import_primitives()
     return _read_struct(getattr(import_module(module), name))
+
+
+@cache
+def _import_primitives() -> None:
+    """Import kio's types without `hypothesis`, which they load when it is installed: 0.3 s of a broker's start."""
+    hidden = "hypothesis" not in sys.modules
+    if hidden:
+        sys.modules["hypothesis"] = None  # type: ignore[assignment]
+    try:
+        import_module("kio.static.primitive")
+    finally:
+        if hidden:
+            del sys.modules["hypothesis"]
 
 
 def landmark_versions(api_key: int) -> tuple[int, ...]:
@@ -194,9 +210,9 @@ def _plain_default(default: Any, kind: str, value_type: Any) -> Any:
         if default != value_type():
             raise NotImplementedError(f"the default {default} is not the struct of its own defaults")
         return None
-    for plain in (bool, int, float, str, bytes):
+    if default is None or default == () or isinstance(default, bool):
+        return default
+    for plain in (int, float, str):
         if isinstance(default, plain):
             return plain(default)
-    if default is None or default == ():
-        return default
     raise NotImplementedError(f"the default {default!r} of a {kind} field")

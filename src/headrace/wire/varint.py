@@ -70,4 +70,4 @@ def too_many(count: int, remaining: int) -> Refused:
     """For an array count below zero, or above what the remaining bytes or the limit on elements can hold."""
     if count < 0:
         return Refused("a null or negative count where an array is required")
-    return Refused(f"{count} elements with {remaining} bytes left")
+    return Refused(f"{count} elements, more than {remaining} bytes or the limit on one message can hold")
