@@ -1,0 +1,1 @@
+"""Partitions: role, epoch, high watermark, in-sync set, and the requests that wait for them."""

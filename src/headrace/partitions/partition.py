@@ -1,0 +1,218 @@
+"""One partition on this broker: its log, what its role decides, and who waits for it.
+
+An append only stages; `advance` runs after the store has written or synced, moves the watermark and answers the waiting
+produce requests in log order. Consumers read below the high watermark, always. No timer, task or future belongs to a
+partition: 2,000 idle ones cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.errors import (
+    BatchTooLarge,
+    FencedEpoch,
+    HeadraceError,
+    NotEnoughReplicas,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownEpoch,
+)
+from headrace.partitions.core import LeaderCore
+from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
+from headrace.storage.log import Log, ReadResult, TopicPartition
+
+NOTHING_READ = ReadResult((), 0)
+
+
+class ProduceWaiter(Protocol):
+    """A produce request with appends that are not committed yet."""
+
+    answered: bool
+
+    def passed(self) -> None:
+        """One of the appends has become as durable as asked."""
+        ...
+
+    def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None: ...
+
+
+class FetchWaiter(Protocol):
+    """A fetch that waits for more data."""
+
+    answered: bool
+
+    def grew(self, count: int) -> None:
+        """So many more bytes can be read."""
+        ...
+
+
+class Appended:
+    """What an append answers: where the batch went, and from which position on it counts."""
+
+    __slots__ = ("append_time_ms", "base_offset", "needed_offset")
+
+    def __init__(self, base_offset: int, needed_offset: int, append_time_ms: int) -> None:
+        self.base_offset = base_offset
+        self.needed_offset = needed_offset
+        self.append_time_ms = append_time_ms
+
+
+class Partition:
+    __slots__ = (
+        "_grown_from_bytes",
+        "_waiting_fetches",
+        "_waiting_local",
+        "_waiting_watermark",
+        "core",
+        "log",
+        "topic_partition",
+        "wall_ms",
+    )
+
+    def __init__(self, log: Log, core: LeaderCore, wall_ms: Callable[[], int]) -> None:
+        self.log = log
+        self.core = core
+        self.wall_ms = wall_ms
+        self.topic_partition = log.topic_partition
+        self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
+        self._waiting_watermark: deque[tuple[int, ProduceWaiter]] = deque()
+        self._waiting_fetches: list[FetchWaiter] = []
+        self._grown_from_bytes = log.size_bytes
+
+    @property
+    def high_watermark(self) -> int:
+        return self.core.high_watermark
+
+    @property
+    def epoch(self) -> int:
+        return self.core.epoch
+
+    def check_epoch(self, epoch: int) -> None:
+        """The client's idea of the leader epoch, -1 if it has none (KIP-320)."""
+        if epoch < 0 or epoch == self.core.epoch:
+            return
+        if epoch < self.core.epoch:
+            raise FencedEpoch(f"{self.topic_partition}: epoch {epoch} is older than ours, {self.core.epoch}")
+        raise UnknownEpoch(f"{self.topic_partition}: epoch {epoch} is newer than ours, {self.core.epoch}")
+
+    # Producing.
+
+    def append(self, records: memoryview, acks: int) -> Appended:
+        """Stage what a producer sent, which must be exactly one batch."""
+        log, core = self.log, self.core
+        if log.offline is not None:
+            raise log.offline
+        if acks == -1 and len(core.in_sync) < core.min_in_sync:
+            raise NotEnoughReplicas(
+                f"{self.topic_partition}: {len(core.in_sync)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
+            )
+        return self._append_one(records, check_produced(records))
+
+    def _append_one(self, batch: memoryview, header: BatchHeader) -> Appended:
+        log = self.log
+        settings = log.settings
+        if header.size_bytes > settings.max_message_bytes:
+            raise BatchTooLarge(
+                f"{self.topic_partition}: a batch of {header.size_bytes} bytes; "
+                f"max.message.bytes is {settings.max_message_bytes}"
+            )
+        if header.producer_id >= 0:
+            duplicate_at = log.producers.check(header)
+            if duplicate_at is not None:
+                return Appended(duplicate_at, duplicate_at + header.record_count, -1)
+        append_time_ms = -1
+        if settings.append_time:
+            append_time_ms = self.wall_ms()
+            stamp_append_time(batch, append_time_ms)
+            header = read_header(batch)
+        base_offset = log.append(batch, header, self.core.epoch)
+        return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms)
+
+    def local_position(self) -> int:
+        """Below this the leader's own copy is as durable as the topic asks."""
+        log = self.log
+        return log.durable_offset if log.settings.durability == "disk" else log.written_offset
+
+    def reached(self, needed_offset: int, acks: int) -> bool:
+        """Whether an append counts already for this acks."""
+        if acks == -1:
+            return needed_offset <= self.core.high_watermark
+        return needed_offset <= self.local_position()
+
+    def wait(self, needed_offset: int, acks: int, waiter: ProduceWaiter) -> None:
+        """`waiter.passed()` runs when the append counts; waiters are answered in log order."""
+        queue = self._waiting_watermark if acks == -1 else self._waiting_local
+        if queue and queue[-1][0] > needed_offset:  # a duplicate of an earlier batch
+            entries = sorted([*queue, (needed_offset, waiter)], key=lambda entry: entry[0])
+            queue.clear()
+            queue.extend(entries)
+        else:
+            queue.append((needed_offset, waiter))
+
+    def advance(self) -> bool:
+        """After a write or a sync: move the watermark and answer who waited. True: readers have more to see."""
+        position = self.local_position()
+        rose = self.core.moved(self.core.broker, position)
+        if self._waiting_local:
+            _answer(self._waiting_local, position)
+        if self._waiting_watermark:
+            _answer(self._waiting_watermark, self.core.high_watermark)
+        return rose and bool(self._waiting_fetches)
+
+    def failed(self, error: HeadraceError) -> None:
+        """What was appended and not yet counted is lost: tell its producers."""
+        waiting = [*self._waiting_local, *self._waiting_watermark]
+        self._waiting_local.clear()
+        self._waiting_watermark.clear()
+        for _, waiter in waiting:
+            waiter.failed(self.topic_partition, error)
+
+    def close(self, error: HeadraceError | None = None) -> None:
+        """The partition goes away: nobody may wait for it any more."""
+        self.failed(error or NotLeader(f"{self.topic_partition}: not served here any more"))
+        waiters, self._waiting_fetches = self._waiting_fetches, []
+        for waiter in waiters:
+            waiter.grew(1 << 31)
+
+    # Consuming.
+
+    def read(self, offset: int, max_bytes: int) -> ReadResult:
+        """What a consumer may see from this offset on."""
+        watermark = self.core.high_watermark
+        if offset == watermark:
+            return NOTHING_READ
+        log = self.log
+        if log.start_offset <= offset < watermark:
+            return log.read(offset, max_bytes, watermark)
+        if watermark < offset <= log.end_offset:
+            return NOTHING_READ
+        raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
+
+    def wait_for_data(self, waiter: FetchWaiter) -> None:
+        if not self._waiting_fetches:
+            self._grown_from_bytes = self.log.size_bytes
+        elif len(self._waiting_fetches) > 64:
+            self._waiting_fetches = [waiting for waiting in self._waiting_fetches if not waiting.answered]
+        self._waiting_fetches.append(waiter)
+
+    def wake(self) -> None:
+        """Tell the waiting fetches, once per turn, by how much the log has grown."""
+        waiters = self._waiting_fetches
+        if not waiters:
+            return
+        size = self.log.size_bytes
+        grown, self._grown_from_bytes = max(1, size - self._grown_from_bytes), size
+        self._waiting_fetches = []
+        for waiter in waiters:
+            if not waiter.answered:
+                waiter.grew(grown)
+                if not waiter.answered:
+                    self._waiting_fetches.append(waiter)
+
+
+def _answer(queue: deque[tuple[int, ProduceWaiter]], position: int) -> None:
+    while queue and queue[0][0] <= position:
+        queue.popleft()[1].passed()
