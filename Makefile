@@ -1,0 +1,62 @@
+# Headrace, one command for each thing. `make` alone lists them.
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PYTHON_FILES := src tests tools bench
+LINT := $(wildcard $(PYTHON_FILES))
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check prove bench inventory format clean
+
+help:
+	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
+	@echo 'make test       everything: checks, unit tests, real clients, faults (ARGS go to pytest)'
+	@echo 'make check      format, lint, types, layers, tidiness'
+	@echo 'make prove      the long runs; their figures are added to docs/PROOF.md'
+	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
+	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
+	@echo 'make format     let ruff format and mend what it can'
+	@echo 'make clean      remove the virtual environment and everything that was built'
+
+serve: $(VENV)/.runtime
+	@exec $(BIN)/headrace serve $(ARGS)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt tools/setup.sh $(wildcard src/headrace/records/kernel.py)
+	@tools/setup.sh runtime
+
+$(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh tests/clients/kafkajs/package.json $(VENV)/.runtime
+	@tools/setup.sh tests
+
+test:
+	@tools/packages.py kcat node npm strace
+	@$(MAKE) --no-print-directory $(VENV)/.tests
+	@$(MAKE) --no-print-directory check
+	@mkdir -p .work && rm -f .work/proven.json
+	$(BIN)/python -m pytest -m 'not long' --proven .work/proven.json $(ARGS)
+	@$(BIN)/python tools/inventory.py compare
+
+check: $(VENV)/.tests
+	$(BIN)/ruff format --check $(LINT)
+	$(BIN)/ruff check $(LINT)
+	MYPYPATH=src:tests:bench $(BIN)/mypy $(LINT)
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/test_tidy.py
+
+prove: $(VENV)/.tests
+	@tools/packages.py kcat node npm strace
+	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
+
+bench: $(VENV)/.tests
+	$(BIN)/python bench/run.py $(ARGS)
+
+inventory:
+	@$(BIN)/python tools/inventory.py accept
+
+format: $(VENV)/.tests
+	$(BIN)/ruff format $(LINT)
+	$(BIN)/ruff check --fix $(LINT)
+
+clean:
+	rm -rf $(VENV) .work build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name node_modules -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+	rm -f src/headrace/*/*.so src/headrace/*/*.c
