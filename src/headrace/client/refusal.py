@@ -1,0 +1,72 @@
+"""What can go wrong for a client: a broker that does not answer, and a broker that answers no.
+
+Whether a second try makes sense comes from the table in `errors`, and from the Kafka protocol for codes that only
+other brokers send.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from headrace.errors import Code, HeadraceError, Mapping
+
+_RETRIABLE: Final = {
+    **{int(code): code.retriable for code in ErrorCode},
+    **{kind.mapping.kafka_code: kind.mapping.retriable for kind in HeadraceError.__subclasses__()},
+}
+_NAMES: Final = {int(code): code.name.removesuffix("_exception").replace("_", " ") for code in ErrorCode}
+
+_REMEDIES: Final = {
+    Code.OFFSET_OUT_OF_RANGE: "the log does not reach there; start at `beginning` or `end`",
+    Code.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition; `headrace topic list` shows what there is",
+    10: "the batch is above the topic's max.message.bytes; send smaller records or raise it",
+    Code.INVALID_TOPIC: "a topic name has 1 to 249 letters, digits, dots, underscores or dashes",
+    Code.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas asks for",
+    Code.INCONSISTENT_GROUP_PROTOCOL: "the group's other members use no assignor that this client has (range)",
+    36: "a topic of that name is there already",
+    38: "more replicas were asked for than there are brokers",
+    Code.STORAGE_ERROR: "the broker could not write or read its disk; its log says why",
+    Code.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
+    Code.GROUP_ID_NOT_FOUND: "there is no such group; `headrace group list` shows what there is",
+    Code.GROUP_SUBSCRIBED_TO_TOPIC: "a member of the group reads that topic; stop its consumers first",
+    41: "the request went to a broker that is not the controller",
+}
+
+
+def is_retriable(code: int) -> bool:
+    return _RETRIABLE.get(code, False)
+
+
+def describe_code(code: int) -> str:
+    """The meaning of a Kafka error code in words, with what to do where that is known."""
+    name = _NAMES.get(code, "unknown error")
+    remedy = _REMEDIES.get(code)
+    return f"{name} (code {code})" + (f": {remedy}" if remedy else "")
+
+
+class BrokerUnreachable(HeadraceError):
+    """No connection, or one that broke before the answer came."""
+
+    mapping = Mapping(13, 503, True)
+
+
+class NoBroker(HeadraceError):
+    """None of the bootstrap addresses answers."""
+
+    mapping = Mapping(13, 503, False)
+
+
+class Refusal(HeadraceError):
+    """A broker answered a request with an error code."""
+
+    def __init__(self, code: int, about: str, message: str | None = None) -> None:
+        super().__init__(f"{about}: {message or describe_code(code)}")
+        self.mapping = Mapping(code, 502, is_retriable(code))
+
+
+def check(code: int, about: str, message: str | None = None) -> None:
+    """Raise a Refusal unless the code is 0. `about` says what was asked, `message` is the broker's own."""
+    if code != Code.NONE:
+        raise Refusal(code, about, message)
