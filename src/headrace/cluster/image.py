@@ -1,0 +1,306 @@
+"""The image of the cluster's metadata: immutable, folded from the keys in coordination (cluster.keys). Pure.
+
+`apply` answers a new image once per watch response and shares everything that did not change, so a reader keeps the
+image that it began with and takes no lock, and `is` tells whether a topic has changed. A topic is in `topics` only
+when its key says "live" and all its partitions are there; until then it is in `unfinished`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from headrace.cluster import keys
+from headrace.errors import CoordinationError
+from headrace.ports.coordination import Event, Listing, WatchResponse
+
+LIVE: Final = "live"
+CREATING: Final = "creating"
+NO_LEADER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    id: int
+    listeners: Mapping[str, Endpoint]
+    incarnation: str
+    started_ms: int
+    rack: str = ""
+    http: Endpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition's key. `revision` is what a change of it compares with."""
+
+    index: int
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    replicas: tuple[int, ...]
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    id: bytes
+    partitions: tuple[PartitionState, ...]
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    internal: bool = False
+    state: str = LIVE
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicKey:
+    """A topic's own key; its partitions are put beside it by `_assemble`."""
+
+    id: bytes
+    count: int
+    overrides: Mapping[str, str]
+    internal: bool
+    state: str
+    revision: int
+
+
+_Partitions = Mapping[int, tuple[bytes, PartitionState]]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    prefix: str
+    revision: int = 0
+    version: int = 0
+    brokers: Mapping[int, Broker] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    topics_by_id: Mapping[bytes, Topic] = field(default_factory=dict)
+    unfinished: Mapping[str, Topic] = field(default_factory=dict)
+    cluster_config: Mapping[str, str] = field(default_factory=dict)
+    broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    config_revisions: Mapping[str, int] = field(default_factory=dict)
+    """Revision of each config key that is there, for compares."""
+    _topic_keys: Mapping[str, _TopicKey] = field(default_factory=dict)
+    _partition_keys: Mapping[str, _Partitions] = field(default_factory=dict)
+
+    def partition(self, topic: str, index: int) -> PartitionState | None:
+        found = self.topics.get(topic)
+        return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
+
+    def partition_count(self) -> int:
+        return sum(len(topic.partitions) for topic in self.topics.values())
+
+
+def empty(prefix: str) -> Image:
+    return Image(prefix)
+
+
+def from_listing(prefix: str, listing: Listing, version: int = 0) -> Image:
+    events = tuple(Event("put", entry.key, entry.value, entry.mod_revision) for entry in listing.entries)
+    return replace(apply(Image(prefix), WatchResponse(listing.revision, events)), version=version + 1)
+
+
+def apply(image: Image, response: WatchResponse) -> Image:
+    """The image after all changes of one response."""
+    change = _Change(image)
+    for event in response.events:
+        if event.key.startswith(image.prefix):
+            change.take(event, event.key[len(image.prefix) :].split("/"))
+    return change.image(response.revision)
+
+
+class _Change:
+    """The parts of an image under change; a part is copied when it is first written."""
+
+    def __init__(self, image: Image) -> None:
+        self._old = image
+        self._brokers: dict[int, Broker] | None = None
+        self._topic_keys: dict[str, _TopicKey] | None = None
+        self._partition_keys: dict[str, _Partitions] | None = None
+        self._touched: dict[str, dict[int, tuple[bytes, PartitionState]]] = {}
+        self._topics: set[str] = set()
+        self._configs: dict[str, Any] = {}
+
+    def take(self, event: Event, path: list[str]) -> None:
+        match path:
+            case ["brokers", broker]:
+                self._take_broker(event, int(broker))
+            case ["topics", name]:
+                self._take_topic(event, name)
+            case ["partitions", name, index]:
+                self._take_partition(event, name, int(index))
+            case ["config", "cluster"] | ["config", "brokers", _]:
+                self._take_config(event, path)
+            case _:
+                pass
+
+    def _take_broker(self, event: Event, broker: int) -> None:
+        if self._brokers is None:
+            self._brokers = dict(self._old.brokers)
+        if event.kind == "delete":
+            self._brokers.pop(broker, None)
+        else:
+            self._brokers[broker] = _read(event, lambda value: decode_broker(broker, value))
+
+    def _take_topic(self, event: Event, name: str) -> None:
+        if self._topic_keys is None:
+            self._topic_keys = dict(self._old._topic_keys)
+        self._topics.add(name)
+        if event.kind == "delete":
+            self._topic_keys.pop(name, None)
+        else:
+            self._topic_keys[name] = _read(event, lambda value: _decode_topic(value, event.mod_revision))
+
+    def _take_partition(self, event: Event, name: str, index: int) -> None:
+        partitions = self._touched.get(name)
+        if partitions is None:
+            partitions = self._touched[name] = dict(self._old._partition_keys.get(name, {}))
+            self._topics.add(name)
+        if event.kind == "delete":
+            partitions.pop(index, None)
+        else:
+            partitions[index] = _read(event, lambda value: _decode_partition(index, value, event.mod_revision))
+
+    def _take_config(self, event: Event, path: list[str]) -> None:
+        configs = self._configs
+        if not configs:
+            configs["cluster"] = self._old.cluster_config
+            configs["brokers"] = dict(self._old.broker_configs)
+            configs["revisions"] = dict(self._old.config_revisions)
+        value = {} if event.kind == "delete" else _read(event, lambda value: dict(value))
+        if event.kind == "delete":
+            configs["revisions"].pop(event.key, None)
+        else:
+            configs["revisions"][event.key] = event.mod_revision
+        if path[1] == "cluster":
+            configs["cluster"] = value
+        elif value:
+            configs["brokers"][int(path[2])] = value
+        else:
+            configs["brokers"].pop(int(path[2]), None)
+
+    def image(self, revision: int) -> Image:
+        old = self._old
+        changes: dict[str, Any] = {"revision": revision, "version": old.version + 1}
+        if self._brokers is not None:
+            changes["brokers"] = self._brokers
+        if self._configs:
+            changes["cluster_config"] = self._configs["cluster"]
+            changes["broker_configs"] = self._configs["brokers"]
+            changes["config_revisions"] = self._configs["revisions"]
+        if self._topics:
+            changes.update(self._topic_changes())
+        return replace(old, **changes)
+
+    def _topic_changes(self) -> dict[str, Any]:
+        old = self._old
+        topic_keys = old._topic_keys if self._topic_keys is None else self._topic_keys
+        partition_keys = {**old._partition_keys, **self._touched}
+        topics, by_id, unfinished = dict(old.topics), dict(old.topics_by_id), dict(old.unfinished)
+        for name in self._topics:
+            if not partition_keys.get(name):
+                partition_keys.pop(name, None)
+            gone = topics.pop(name, None)
+            if gone is not None:
+                del by_id[gone.id]
+            unfinished.pop(name, None)
+            key = topic_keys.get(name)
+            if key is None:
+                continue
+            topic = _assemble(name, key, partition_keys.get(name, {}))
+            if topic.state == LIVE and len(topic.partitions) == key.count:
+                topics[name] = by_id[topic.id] = topic
+            else:
+                unfinished[name] = topic
+        return {
+            "topics": topics,
+            "topics_by_id": by_id,
+            "unfinished": unfinished,
+            "_topic_keys": topic_keys,
+            "_partition_keys": partition_keys,
+        }
+
+
+def _assemble(name: str, key: _TopicKey, partitions: _Partitions) -> Topic:
+    """The topic with its partitions up to the count that its key names; keys of an earlier topic of that name do not
+    count.
+    """
+    known = (partitions.get(index) for index in range(key.count))
+    states = tuple(found[1] for found in known if found is not None and found[0] == key.id)
+    return Topic(name, key.id, states, key.overrides, key.internal, key.state, key.revision)
+
+
+def _read(event: Event, decode: Any) -> Any:
+    try:
+        return decode(keys.decode(event.key, event.value))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CoordinationError(
+            f"key {event.key} does not hold what it should ({error!r}): restore it, or delete it and what it names"
+        ) from None
+
+
+def encode_broker(broker: Broker) -> bytes:
+    return keys.encode(
+        {
+            "listeners": {name: [end.host, end.port] for name, end in broker.listeners.items()},
+            "http": None if broker.http is None else [broker.http.host, broker.http.port],
+            "rack": broker.rack,
+            "incarnation": broker.incarnation,
+            "started_ms": broker.started_ms,
+        }
+    )
+
+
+def decode_broker(broker: int, value: Mapping[str, Any]) -> Broker:
+    listeners = {name: Endpoint(host, port) for name, (host, port) in value["listeners"].items()}
+    http = None if value["http"] is None else Endpoint(*value["http"])
+    return Broker(broker, listeners, value["incarnation"], value["started_ms"], value["rack"], http)
+
+
+def encode_topic(topic: Topic, count: int) -> bytes:
+    return keys.encode(
+        {
+            "id": topic.id.hex(),
+            "partitions": count,
+            "overrides": dict(topic.overrides),
+            "internal": topic.internal,
+            "state": topic.state,
+        }
+    )
+
+
+def _decode_topic(value: Mapping[str, Any], revision: int) -> _TopicKey:
+    return _TopicKey(
+        bytes.fromhex(value["id"]),
+        int(value["partitions"]),
+        dict(value["overrides"]),
+        bool(value["internal"]),
+        str(value["state"]),
+        revision,
+    )
+
+
+def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
+    return keys.encode(
+        {
+            "id": topic_id.hex(),
+            "leader": partition.leader,
+            "leader_epoch": partition.leader_epoch,
+            "isr": partition.isr,
+            "replicas": partition.replicas,
+        }
+    )
+
+
+def _decode_partition(index: int, value: Mapping[str, Any], revision: int) -> tuple[bytes, PartitionState]:
+    state = PartitionState(
+        index, value["leader"], value["leader_epoch"], tuple(value["isr"]), tuple(value["replicas"]), revision
+    )
+    return bytes.fromhex(value["id"]), state

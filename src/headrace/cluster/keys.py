@@ -1,0 +1,64 @@
+"""The keys of a cluster in coordination, below `/headrace/<cluster>/`. All values are JSON.
+
+brokers/<id>              {"listeners": {name: [host, port]}, "http": [host, port] | null, "rack",
+                              "incarnation", "started_ms"}
+election/<lease>          who wants to be controller, in order of create_revision
+topics/<name>             {"id": hex, "partitions": count, "overrides": {name: text}, "internal": bool, "state": "live"}
+partitions/<topic>/<n>    {"id": hex of the topic, "leader", "leader_epoch", "isr": [ids], "replicas": [ids]}
+config/cluster            {name: text}
+config/brokers/<id>       {name: text}
+producer_ids              {"next": first id not given out}
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from headrace.errors import CoordinationError
+
+ROOT: Final = "/headrace/"
+CLUSTER_ID: Final = ROOT + "cluster_id"
+
+
+def cluster_prefix(cluster_id: str) -> str:
+    return f"{ROOT}{cluster_id}/"
+
+
+def broker_key(prefix: str, broker: int) -> str:
+    return f"{prefix}brokers/{broker}"
+
+
+def topic_key(prefix: str, topic: str) -> str:
+    return f"{prefix}topics/{topic}"
+
+
+def partitions_prefix(prefix: str, topic: str) -> str:
+    return f"{prefix}partitions/{topic}/"
+
+
+def partition_key(prefix: str, topic: str, partition: int) -> str:
+    return f"{prefix}partitions/{topic}/{partition}"
+
+
+def cluster_config_key(prefix: str) -> str:
+    return f"{prefix}config/cluster"
+
+
+def broker_config_key(prefix: str, broker: int) -> str:
+    return f"{prefix}config/brokers/{broker}"
+
+
+def producer_ids_key(prefix: str) -> str:
+    return f"{prefix}producer_ids"
+
+
+def encode(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode(key: str, value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise CoordinationError(f"key {key} does not hold JSON: restore it, or delete it and what it names") from None

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.cluster import keys
+from headrace.cluster.image import (
+    CREATING,
+    LIVE,
+    Broker,
+    Endpoint,
+    Image,
+    PartitionState,
+    Topic,
+    apply,
+    empty,
+    encode_broker,
+    encode_partition,
+    encode_topic,
+    from_listing,
+)
+from headrace.errors import CoordinationError
+from headrace.ports.coordination import Event, KeyValue, Listing, WatchResponse
+
+PREFIX = "/headrace/c/"
+BROKER = Broker(1, {"inside": Endpoint("127.0.0.1", 9092)}, "i1", 5, "r", Endpoint("127.0.0.1", 8082))
+
+
+def partition(index: int, epoch: int = 0) -> PartitionState:
+    return PartitionState(index, 1, epoch, (1,), (1,))
+
+
+def put_topic(name: str, count: int, topic_id: bytes = b"t" * 16, state: str = LIVE) -> Event:
+    return Event(
+        "put", keys.topic_key(PREFIX, name), encode_topic(Topic(name, topic_id, (), {}, False, state), count), 9
+    )
+
+
+def put_partition(name: str, index: int, topic_id: bytes = b"t" * 16, epoch: int = 0) -> Event:
+    return Event("put", keys.partition_key(PREFIX, name, index), encode_partition(topic_id, partition(index, epoch)), 9)
+
+
+def after(image: Image, *events: Event) -> Image:
+    return apply(image, WatchResponse(image.revision + 1, events))
+
+
+def with_topic(name: str, count: int, topic_id: bytes = b"t" * 16) -> list[Event]:
+    return [put_topic(name, count, topic_id), *(put_partition(name, index, topic_id) for index in range(count))]
+
+
+def test_a_listing_becomes_an_image() -> None:
+    events = [*with_topic("t", 2), Event("put", keys.broker_key(PREFIX, 1), encode_broker(BROKER), 4)]
+    entries = tuple(KeyValue(event.key, event.value, 1, event.mod_revision, 1) for event in events)
+    image = from_listing(PREFIX, Listing(entries, 12))
+    assert image.revision == 12
+    assert image.brokers == {1: BROKER}
+    assert image.topics["t"].partitions == tuple(PartitionState(n, 1, 0, (1,), (1,), 9) for n in range(2))
+    assert image.topics_by_id[b"t" * 16] is image.topics["t"]
+    assert image.partition("t", 1) == image.topics["t"].partitions[1]
+    assert image.partition("t", 2) is None
+    assert image.partition("none", 0) is None
+
+
+def test_a_change_shares_what_did_not_change() -> None:
+    image = after(empty(PREFIX), *with_topic("a", 1, b"a" * 16), *with_topic("b", 2, b"b" * 16))
+    changed = after(image, put_partition("b", 1, b"b" * 16, epoch=3))
+    assert changed.version == image.version + 1
+    assert changed.topics["a"] is image.topics["a"]
+    assert changed.topics["b"].partitions[0] is image.topics["b"].partitions[0]
+    assert changed.topics["b"].partitions[1].leader_epoch == 3
+    assert image.topics["b"].partitions[1].leader_epoch == 0
+    assert changed.brokers is image.brokers
+
+
+def test_a_topic_is_there_when_it_is_live_and_whole() -> None:
+    claimed = after(empty(PREFIX), put_topic("t", 2, state=CREATING), put_partition("t", 0))
+    assert "t" not in claimed.topics
+    assert claimed.unfinished["t"].state == CREATING
+    partial = after(claimed, put_topic("t", 2))
+    assert "t" not in partial.topics
+    whole = after(partial, put_partition("t", 1))
+    assert len(whole.topics["t"].partitions) == 2
+    assert whole.unfinished == {}
+
+
+def test_partitions_of_an_earlier_topic_of_that_name_do_not_count() -> None:
+    image = after(empty(PREFIX), put_topic("t", 1, b"n" * 16), put_partition("t", 0, b"o" * 16))
+    assert "t" not in image.topics
+
+
+def test_partitions_above_the_count_wait_for_it() -> None:
+    image = after(empty(PREFIX), *with_topic("t", 1), put_partition("t", 1))
+    assert len(image.topics["t"].partitions) == 1
+    assert len(after(image, put_topic("t", 2)).topics["t"].partitions) == 2
+
+
+def test_a_deleted_topic_and_broker_are_gone() -> None:
+    image = after(
+        empty(PREFIX), *with_topic("t", 1), Event("put", keys.broker_key(PREFIX, 1), encode_broker(BROKER), 4)
+    )
+    gone = after(
+        image,
+        Event("delete", keys.partition_key(PREFIX, "t", 0), b"", 10),
+        Event("delete", keys.topic_key(PREFIX, "t"), b"", 10),
+        Event("delete", keys.broker_key(PREFIX, 1), b"", 10),
+    )
+    assert (gone.topics, gone.topics_by_id, gone.unfinished, gone.brokers) == ({}, {}, {}, {})
+
+
+def test_settings_are_folded_for_the_cluster_and_each_broker() -> None:
+    cluster, own = keys.cluster_config_key(PREFIX), keys.broker_config_key(PREFIX, 1)
+    image = after(empty(PREFIX), Event("put", cluster, b'{"a":"1"}', 7), Event("put", own, b'{"a":"2"}', 8))
+    assert image.cluster_config == {"a": "1"}
+    assert image.broker_configs == {1: {"a": "2"}}
+    assert image.config_revisions == {cluster: 7, own: 8}
+    gone = after(image, Event("delete", own, b"", 9))
+    assert (gone.broker_configs, gone.config_revisions) == ({}, {cluster: 7})
+
+
+def test_keys_of_others_are_passed_over() -> None:
+    image = after(
+        empty(PREFIX), Event("put", "/headrace/other/topics/t", b"?", 3), Event("put", PREFIX + "new", b"?", 3)
+    )
+    assert image.topics == {}
+
+
+@pytest.mark.parametrize("value", [b"not json", b"[]", b"{}", b'{"id":"zz"}'])
+def test_a_value_that_makes_no_sense_is_named(value: bytes) -> None:
+    with pytest.raises(CoordinationError, match="/headrace/c/topics/t"):
+        after(empty(PREFIX), Event("put", keys.topic_key(PREFIX, "t"), value, 3))
