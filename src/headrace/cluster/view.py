@@ -1,0 +1,106 @@
+"""The live view of the cluster that a node holds: lists the keys, then follows the watch in one task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from headrace.cluster.image import Image, apply, empty, from_listing
+from headrace.cluster.waiting import pause
+from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.ports.clock import Clock
+from headrace.ports.coordination import Compacted, Coordination
+
+ImageListener = Callable[[Image, Image], None]
+Predicate = Callable[[Image], bool]
+
+RETRY_SECONDS_MAX: Final = 1.0
+"""Longest pause before coordination is asked again after a failure."""
+RETRY_SECONDS_FIRST: Final = 0.05
+
+
+class ClusterView:
+    """Holds `image`; calls listeners with (old, new), on the loop, after each change.
+
+    `failed` runs when the following task dies of something that it cannot mend; the node then has to stop.
+    """
+
+    def __init__(
+        self, coordination: Coordination, prefix: str, clock: Clock, failed: Callable[[BaseException], None]
+    ) -> None:
+        self.image = empty(prefix)
+        self._coordination = coordination
+        self._clock = clock
+        self._failed = failed
+        self._listeners: list[ImageListener] = []
+        self._waiting: dict[asyncio.Future[Image], Predicate] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """The first image is there when this returns; raises CoordinationError if it cannot be had."""
+        await self._list()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        self._task.add_done_callback(self._ended)
+
+    def listen(self, listener: ImageListener) -> None:
+        self._listeners.append(listener)
+
+    async def wait_for(self, predicate: Predicate, timeout_seconds: float) -> Image:
+        """The first image for which the predicate holds, or RequestTimedOut."""
+        if predicate(self.image):
+            return self.image
+        waiter: asyncio.Future[Image] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = predicate
+        timer = self._clock.call_later(timeout_seconds, lambda: _give_up(waiter, timeout_seconds))
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            del self._waiting[waiter]
+
+    async def close(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(CoordinationError("the broker is stopping"))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _list(self) -> None:
+        listing = await self._coordination.list(self.image.prefix)
+        self._replace(from_listing(self.image.prefix, listing, self.image.version))
+
+    async def _follow(self) -> None:
+        pause_seconds = RETRY_SECONDS_FIRST
+        while True:
+            try:
+                async for response in self._coordination.watch(self.image.prefix, self.image.revision + 1):
+                    pause_seconds = RETRY_SECONDS_FIRST
+                    self._replace(apply(self.image, response))
+                return
+            except Compacted:
+                await self._list()
+            except CoordinationError:
+                await pause(self._clock, pause_seconds)
+                pause_seconds = min(2 * pause_seconds, RETRY_SECONDS_MAX)
+
+    def _replace(self, image: Image) -> None:
+        old, self.image = self.image, image
+        for listener in self._listeners:
+            listener(old, image)
+        for waiter, predicate in self._waiting.items():
+            if not waiter.done() and predicate(image):
+                waiter.set_result(image)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
+
+
+def _give_up(waiter: asyncio.Future[Image], timeout_seconds: float) -> None:
+    if not waiter.done():
+        waiter.set_exception(
+            RequestTimedOut(f"the cluster's metadata did not change as awaited in {timeout_seconds:g} s")
+        )

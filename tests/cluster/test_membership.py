@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.cluster import keys
+from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.cluster.image import Broker, Endpoint, Image
+from headrace.cluster.membership import (
+    LEASE_SECONDS,
+    Membership,
+    allocate_producer_ids,
+    settle_cluster_id,
+)
+from headrace.cluster.view import ClusterView
+from headrace.errors import CoordinationError, DataFolderError, OperatorError, RequestTimedOut
+from headrace.ports.coordination import Put
+from headrace.sim.clock import VirtualClock
+from proving import proves
+
+PREFIX = "/headrace/c/"
+DEADLINE_SECONDS = 20.0
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError(error)
+
+
+def broker(number: int, incarnation: str = "i") -> Broker:
+    return Broker(number, {"inside": Endpoint("127.0.0.1", 9092)}, incarnation, 5, "rack", Endpoint("127.0.0.1", 8082))
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[tuple[EmbeddedCoordination, VirtualClock]]:
+    clock = VirtualClock()
+    coordination = EmbeddedCoordination(str(folder / "metadata.sqlite"), clock)
+    try:
+        yield coordination, clock
+    finally:
+        await coordination.close()
+
+
+async def turns(count: int = 20) -> None:
+    """Let tasks that are ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@proves("L3")
+def test_a_broker_registers_keeps_its_lease_and_leaves(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            view = ClusterView(coordination, PREFIX, clock, unexpected)
+            await view.start()
+            member = Membership(coordination, PREFIX, clock, broker(1), unexpected)
+            await member.start()
+            await asyncio.wait_for(view.wait_for(lambda image: 1 in image.brokers, 10), DEADLINE_SECONDS)
+            assert view.image.brokers[1] == broker(1)
+            for _ in range(20):
+                clock.advance(LEASE_SECONDS / 2)
+                await turns()
+                assert member.standing
+            assert 1 in view.image.brokers
+            await member.close()
+            assert not member.standing
+            await asyncio.wait_for(view.wait_for(lambda image: 1 not in image.brokers, 10), DEADLINE_SECONDS)
+            await view.close()
+
+    asyncio.run(body())
+
+
+@proves("L3")
+def test_a_broker_whose_lease_lapsed_becomes_live_again(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            view = ClusterView(coordination, PREFIX, clock, unexpected)
+            await view.start()
+            member = Membership(coordination, PREFIX, clock, broker(1), unexpected)
+            await member.start()
+            await turns()
+            before = view.image.revision
+            clock.advance(3 * LEASE_SECONDS)
+            assert not member.standing
+            again = view.wait_for(lambda image: image.revision >= before + 2 and 1 in image.brokers, 10)
+            await asyncio.wait_for(again, DEADLINE_SECONDS)
+            assert member.standing
+            await member.close()
+            await view.close()
+
+    asyncio.run(body())
+
+
+def test_a_second_live_broker_of_the_same_number_is_refused(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            first = Membership(coordination, PREFIX, clock, broker(1, "first"), unexpected)
+            await first.start()
+            second = Membership(coordination, PREFIX, clock, broker(1, "second"), unexpected)
+            starting = asyncio.ensure_future(second.start())
+            while not starting.done():
+                clock.advance(1)
+                await turns()
+            with pytest.raises(OperatorError, match=r"node\.id 1 is taken .* 127\.0\.0\.1:9092"):
+                await starting
+            await first.close()
+
+    asyncio.run(body())
+
+
+@proves("R4")
+def test_the_cluster_id_is_drawn_once_and_kept(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, _):
+            assert await settle_cluster_id(coordination, "", lambda: b"\0" * 16) == "A" * 22
+            assert await settle_cluster_id(coordination, "", lambda: b"\1" * 16) == "A" * 22
+            assert await settle_cluster_id(coordination, "A" * 22, lambda: b"\1" * 16) == "A" * 22
+            with pytest.raises(DataFolderError, match="belongs to cluster 'AAAA"):
+                await settle_cluster_id(coordination, "mine", lambda: b"\1" * 16)
+
+    asyncio.run(body())
+
+
+@proves("J10", "R4")
+def test_producer_ids_are_given_out_once_over_restarts_and_rivals(tmp_path: Path) -> None:
+    async def body() -> None:
+        ids: set[int] = set()
+        for _ in range(3):
+            async with opened(tmp_path) as (coordination, _):
+                blocks = await asyncio.gather(*(allocate_producer_ids(coordination, PREFIX) for _ in range(5)))
+                assert all(len(block) == 1000 and ids.isdisjoint(block) for block in blocks)
+                ids.update(*blocks)
+        assert ids == set(range(15_000))
+
+    asyncio.run(body())
+
+
+def test_a_view_left_behind_by_compaction_lists_again(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            view = ClusterView(coordination, PREFIX, clock, unexpected)
+            changes: list[tuple[Image, Image]] = []
+            view.listen(lambda old, new: changes.append((old, new)))
+            await view.start()
+            for number in range(5):
+                revision = await coordination.put(keys.cluster_config_key(PREFIX), b'{"n":"%d"}' % number)
+            await coordination.compact(revision)
+            image = await asyncio.wait_for(
+                view.wait_for(lambda image: image.cluster_config == {"n": "4"}, 10), DEADLINE_SECONDS
+            )
+            assert image.revision >= revision
+            assert all(new.version == old.version + 1 for old, new in changes)
+            await view.close()
+
+    asyncio.run(body())
+
+
+def test_a_wait_that_is_not_met_ends_at_its_deadline(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            view = ClusterView(coordination, PREFIX, clock, unexpected)
+            await view.start()
+            waiting = asyncio.ensure_future(view.wait_for(lambda image: "t" in image.topics, 5))
+            await turns()
+            clock.advance(6)
+            with pytest.raises(RequestTimedOut, match="5 s"):
+                await asyncio.wait_for(waiting, DEADLINE_SECONDS)
+            stopped = asyncio.ensure_future(view.wait_for(lambda image: "t" in image.topics, 5))
+            await turns()
+            await view.close()
+            with pytest.raises(CoordinationError, match="stopping"):
+                await stopped
+
+    asyncio.run(body())
+
+
+def test_the_owner_hears_of_a_view_that_cannot_go_on(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            failures: asyncio.Queue[BaseException] = asyncio.Queue()
+            view = ClusterView(coordination, PREFIX, clock, failures.put_nowait)
+
+            def refuse(_old: Image, new: Image) -> None:
+                if new.cluster_config:
+                    raise RuntimeError("listener")
+
+            view.listen(refuse)
+            await view.start()
+            await coordination.transact([], [Put(keys.cluster_config_key(PREFIX), b'{"a":"b"}')])
+            assert isinstance(await asyncio.wait_for(failures.get(), DEADLINE_SECONDS), RuntimeError)
+            await view.close()
+
+    asyncio.run(body())
