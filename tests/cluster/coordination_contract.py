@@ -122,7 +122,16 @@ class CoordinationContract:
 
     @pytest.mark.parametrize(
         ("relation", "number", "holds"),
-        [("=", 2, True), ("=", 1, False), ("!=", 1, True), ("!=", 2, False), ("<", 3, True), ("<", 2, False), (">", 1, True), (">", 2, False)],
+        [
+            ("=", 2, True),
+            ("=", 1, False),
+            ("!=", 1, True),
+            ("!=", 2, False),
+            ("<", 3, True),
+            ("<", 2, False),
+            (">", 1, True),
+            (">", 2, False),
+        ],
     )
     def test_compares_know_four_relations(self, tmp_path: Path, relation: Any, number: int, holds: bool) -> None:
         async def body(store: Store) -> None:
@@ -144,11 +153,12 @@ class CoordinationContract:
 
     def test_a_transaction_that_names_a_key_twice_is_refused_whole(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
-            for actions in (
+            refused: list[list[Put | Delete]] = [
                 [Put("/a", b"1"), Put("/a", b"2")],
                 [Put("/a", b"1"), Delete("/a")],
                 [Delete("/", prefix=True), Put("/a", b"1")],
-            ):
+            ]
+            for actions in refused:
                 with pytest.raises(CoordinationError):
                     await store.coordination.transact([], actions)
             assert await store.coordination.get("/a") is None
@@ -168,7 +178,11 @@ class CoordinationContract:
         async def body(store: Store) -> None:
             start = await store.coordination.put("/t/old", b"")
             watch = store.coordination.watch("/t/", start + 1)
-            actions = [*(Put(f"/t/{n:03}", b"x") for n in range(100)), Delete("/t/old"), Put("/else", b"")]
+            actions: list[Put | Delete] = [
+                *(Put(f"/t/{n:03}", b"x") for n in range(100)),
+                Delete("/t/old"),
+                Put("/else", b""),
+            ]
             result = await store.coordination.transact([], actions)
             response = await following(watch)
             assert response.revision >= result.revision

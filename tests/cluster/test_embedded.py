@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cluster.coordination_contract import CoordinationContract, Store
-from cluster.virtual_clock import VirtualClock
 from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.errors import CoordinationError, DataFolderError
 from headrace.ports.coordination import Compacted, Put
+from headrace.sim.clock import VirtualClock
 from proving import proves
 
 
@@ -58,7 +58,7 @@ def test_an_acknowledged_change_survives_a_killed_process(tmp_path: Path) -> Non
     program = f"""
 import asyncio, os, signal, sys
 sys.path[:0] = {sys.path!r}
-from cluster.virtual_clock import VirtualClock
+from headrace.sim.clock import VirtualClock
 from headrace.cluster.embedded import EmbeddedCoordination
 async def main():
     store = EmbeddedCoordination({str(tmp_path / "metadata.sqlite")!r}, VirtualClock())

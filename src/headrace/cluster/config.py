@@ -1,0 +1,176 @@
+"""Altering settings while the cluster runs: a topic's overrides, and broker settings for one broker or for all.
+
+An effective broker setting is, strongest first: the broker's own altered value, the cluster's, then file, environment
+and flags. Only settings in DYNAMIC can be altered; the others say that they need a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final
+
+from headrace.cluster import keys
+from headrace.cluster.image import Image, encode_topic
+from headrace.cluster.names import check_not_reserved
+from headrace.cluster.tasks import Plan, Step, Tasks, unchanged
+from headrace.errors import InvalidConfig, InvalidRequest, SettingError, UnknownPartition
+from headrace.ports.coordination import Delete, Put
+from headrace.settings import (
+    BROKER_BY_NAME,
+    DEFAULTS_FOR_TOPICS,
+    TOPIC_BY_NAME,
+    BrokerSettings,
+    Setting,
+    Value,
+    check_topic_overrides,
+)
+
+DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
+    "auto.create.topics.enable",
+    "num.partitions",
+    "partitions.max",
+    "offsets.retention.ms",
+    "log.level",
+}
+"""Broker settings that take effect without a restart."""
+
+
+class Operation(IntEnum):
+    """How one setting is altered, numbered as on the wire."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    name: str
+    operation: Operation
+    value: str | None = None
+
+
+def effective(settings: BrokerSettings, image: Image, broker: int) -> BrokerSettings:
+    """The broker's settings with what was altered while running laid over them."""
+    values, sources = dict(settings.values), dict(settings.sources)
+    for source, altered in (("cluster", image.cluster_config), ("broker", image.broker_configs.get(broker, {}))):
+        for name, text in altered.items():
+            if name in DYNAMIC:
+                values[name] = BROKER_BY_NAME[name].parse(text)
+                sources[name] = source
+    return BrokerSettings(values, sources)
+
+
+def text_of(value: Value) -> str:
+    """A setting's value as it is written on the wire and in coordination."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def changed(
+    current: Mapping[str, str],
+    changes: Sequence[ConfigChange],
+    known: Mapping[str, Setting],
+    defaults: Mapping[str, Value],
+) -> dict[str, str]:
+    """The altered values after the changes. A list is appended to, or subtracted from, as it is in effect."""
+    if len({change.name for change in changes}) != len(changes):
+        raise InvalidRequest("a setting can be altered once in a request")
+    altered = dict(current)
+    for change in changes:
+        setting = known.get(change.name)
+        if setting is None:
+            raise InvalidConfig(f"unknown setting {change.name!r}")
+        if change.operation is Operation.DELETE:
+            altered.pop(change.name, None)
+            continue
+        if change.value is None:
+            raise InvalidRequest(f"setting {change.name}: {change.operation.name} needs a value")
+        if change.operation is Operation.SET:
+            altered[change.name] = change.value
+            continue
+        if setting.kind != "list":
+            raise InvalidConfig(f"setting {change.name} is not a list: {change.operation.name} does not fit it")
+        present = altered.get(change.name, text_of(defaults.get(change.name, setting.default))).split(",")
+        given = [item.strip() for item in change.value.split(",")]
+        if change.operation is Operation.APPEND:
+            kept = present + [item for item in given if item not in present]
+        else:
+            kept = [item for item in present if item not in given]
+        altered[change.name] = ",".join(item for item in kept if item)
+    return altered
+
+
+def plan_topic(image: Image, name: str, alter: Callable[[Mapping[str, str]], Mapping[str, str]]) -> Plan:
+    check_not_reserved(name)
+    topic = image.topics.get(name)
+    if topic is None:
+        raise UnknownPartition(f"there is no topic {name!r}")
+    overrides = alter(topic.overrides)
+    check_topic_overrides(overrides)
+    key = keys.topic_key(image.prefix, name)
+    put = Put(key, encode_topic(replace(topic, overrides=overrides), len(topic.partitions)))
+    return Plan((Step((unchanged(key, topic.revision),), (put,)),))
+
+
+def plan_broker(image: Image, broker: int | None, alter: Callable[[Mapping[str, str]], Mapping[str, str]]) -> Plan:
+    """Settings of one broker, or with None of all."""
+    if broker is None:
+        key, current = keys.cluster_config_key(image.prefix), image.cluster_config
+    else:
+        key, current = keys.broker_config_key(image.prefix, broker), image.broker_configs.get(broker, {})
+    altered = alter(current)
+    _check_broker_settings(altered)
+    action = Put(key, keys.encode(dict(altered))) if altered else Delete(key)
+    return Plan((Step((unchanged(key, image.config_revisions.get(key, 0)),), (action,)),))
+
+
+def _check_broker_settings(altered: Mapping[str, str]) -> None:
+    for name, text in altered.items():
+        setting = BROKER_BY_NAME.get(name)
+        if setting is None:
+            raise InvalidConfig(f"unknown broker setting {name!r}")
+        if name not in DYNAMIC:
+            raise InvalidConfig(f"broker setting {name} cannot be altered while running: change the file and restart")
+        try:
+            setting.parse(text)
+        except SettingError as error:
+            raise InvalidConfig(str(error)) from None
+
+
+class Configs:
+    """Carries alterations out. `full` replaces all of a resource's values; `validate_only` changes nothing."""
+
+    def __init__(self, tasks: Tasks, settings: Callable[[], BrokerSettings]) -> None:
+        self._tasks = tasks
+        self._settings = settings
+
+    async def alter_topic(self, name: str, changes: Sequence[ConfigChange], *, validate_only: bool = False) -> None:
+        def alter(current: Mapping[str, str]) -> Mapping[str, str]:
+            return changed(current, changes, TOPIC_BY_NAME, self._settings().topic_defaults())
+
+        await self._run(lambda image: plan_topic(image, name, alter), validate_only)
+
+    async def replace_topic(self, name: str, full: Mapping[str, str], *, validate_only: bool = False) -> None:
+        await self._run(lambda image: plan_topic(image, name, lambda _: dict(full)), validate_only)
+
+    async def alter_broker(
+        self, broker: int | None, changes: Sequence[ConfigChange], *, validate_only: bool = False
+    ) -> None:
+        def alter(current: Mapping[str, str]) -> Mapping[str, str]:
+            return changed(current, changes, BROKER_BY_NAME, self._settings().values)
+
+        await self._run(lambda image: plan_broker(image, broker, alter), validate_only)
+
+    async def replace_broker(self, broker: int | None, full: Mapping[str, str], *, validate_only: bool = False) -> None:
+        await self._run(lambda image: plan_broker(image, broker, lambda _: dict(full)), validate_only)
+
+    async def _run(self, plan_on: Callable[[Image], Plan], validate_only: bool) -> None:
+        if validate_only:
+            plan_on(self._tasks.view.image)
+        else:
+            await self._tasks.run(plan_on)

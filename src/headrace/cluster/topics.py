@@ -1,0 +1,245 @@
+"""Topic tasks (J7): create, delete, enlarge, as plans on the image and as transactions on coordination.
+
+A topic with at most STEP_PARTITIONS partitions appears in one transaction. A larger one first claims its name with
+the state "creating", writes its partitions in parts, and turns "live" at the end; `finish_interrupted` removes what a
+crash left half made. Deletion is always one transaction, so there is no half-deleted topic. Enlarging raises the
+count last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from headrace.cluster import keys
+from headrace.cluster.image import CREATING, Image, PartitionState, Topic, encode_partition, encode_topic
+from headrace.cluster.names import check_no_collision, check_not_reserved, check_topic_name
+from headrace.cluster.placement import Site, spread
+from headrace.cluster.tasks import Plan, Step, Tasks, unchanged
+from headrace.errors import (
+    InvalidAssignment,
+    InvalidPartitions,
+    InvalidReplication,
+    InvalidRequest,
+    PolicyViolation,
+    TopicExists,
+    UnknownPartition,
+)
+from headrace.ports.coordination import Delete, Put
+from headrace.settings import check_topic_overrides
+
+STEP_PARTITIONS: Final = 100
+"""Partitions written in one transaction."""
+TOPIC_PARTITIONS_MAX: Final = 10_000
+DEFAULT: Final = -1
+"""A count that the broker chooses."""
+
+Assignments = Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """What the operator's settings say about new topics."""
+
+    num_partitions: int = 1
+    replication_factor: int = 1
+    partitions_max: int = 10_000
+    """Most partitions per live broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    name: str
+    partitions: int = DEFAULT
+    replication_factor: int = DEFAULT
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    assignments: Assignments = field(default_factory=dict)
+    internal: bool = False
+    """Made by the broker itself: a reserved name is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnlargeTopic:
+    name: str
+    partitions: int
+    """The new total."""
+    assignments: Sequence[Sequence[int]] | None = None
+    """Replicas of each added partition."""
+    internal: bool = False
+
+
+def draft_topic(image: Image, request: CreateTopic, limits: TopicLimits, topic_id: bytes) -> Topic:
+    """The topic as it would be created, or the error that refuses it."""
+    check_topic_name(request.name)
+    if not request.internal:
+        check_not_reserved(request.name)
+    if request.name in image.topics:
+        raise TopicExists(f"topic {request.name!r} is there already")
+    if request.name in image.unfinished:
+        raise TopicExists(f"topic {request.name!r} is being created")
+    check_no_collision(request.name, image.topics)
+    check_topic_overrides(request.overrides)
+    replicas = _replicas_of_new(image, request, limits)
+    _check_room(image, len(replicas), limits)
+    partitions = tuple(_fresh(index, brokers) for index, brokers in enumerate(replicas))
+    return Topic(request.name, topic_id, partitions, dict(request.overrides), request.internal)
+
+
+def plan_create(image: Image, request: CreateTopic, limits: TopicLimits, topic_id: bytes) -> Plan:
+    topic = draft_topic(image, request, limits, topic_id)
+    key = keys.topic_key(image.prefix, topic.name)
+    count = len(topic.partitions)
+    live = Put(key, encode_topic(topic, count))
+    puts = _partition_puts(image.prefix, topic, topic.partitions)
+    if count <= STEP_PARTITIONS:
+        return Plan((Step((unchanged(key, 0),), (live, *puts)),))
+    claim = Put(key, encode_topic(replace(topic, state=CREATING), count))
+    parts = [Step((), tuple(part)) for part in _parts(puts)]
+    return Plan((Step((unchanged(key, 0),), (claim,)), *parts, Step((), (live,))), claim=key)
+
+
+def plan_delete(image: Image, name: str, *, internal: bool = False) -> Plan:
+    if not internal:
+        check_not_reserved(name)
+    return _removal(image, _known(image, name))
+
+
+def plan_enlarge(image: Image, request: EnlargeTopic, limits: TopicLimits) -> Plan:
+    if not request.internal:
+        check_not_reserved(request.name)
+    topic = _known(image, request.name)
+    present = len(topic.partitions)
+    if request.partitions <= present:
+        raise InvalidPartitions(
+            f"topic {topic.name!r} has {present} partitions: the new total must be larger, not {request.partitions}"
+        )
+    if request.partitions > TOPIC_PARTITIONS_MAX:
+        raise InvalidPartitions(
+            f"{request.partitions} partitions asked for; a topic has at most {TOPIC_PARTITIONS_MAX}"
+        )
+    _check_room(image, request.partitions - present, limits)
+    fresh = [_fresh(present + n, brokers) for n, brokers in enumerate(_replicas_of_added(image, topic, request))]
+    key = keys.topic_key(image.prefix, topic.name)
+    same = (unchanged(key, topic.revision),)
+    *earlier, last = _parts(_partition_puts(image.prefix, topic, fresh))
+    raised = Put(key, encode_topic(topic, request.partitions))
+    return Plan((*(Step(same, tuple(part)) for part in earlier), Step(same, (*last, raised))))
+
+
+def plan_remove_unfinished(image: Image, name: str) -> Plan:
+    topic = image.unfinished.get(name)
+    return Plan(()) if topic is None else _removal(image, topic)
+
+
+def _known(image: Image, name: str) -> Topic:
+    topic = image.topics.get(name)
+    if topic is None:
+        raise UnknownPartition(f"there is no topic {name!r}")
+    return topic
+
+
+def _removal(image: Image, topic: Topic) -> Plan:
+    key = keys.topic_key(image.prefix, topic.name)
+    partitions = Delete(keys.partitions_prefix(image.prefix, topic.name), prefix=True)
+    return Plan((Step((unchanged(key, topic.revision),), (Delete(key), partitions)),))
+
+
+def _replicas_of_new(image: Image, request: CreateTopic, limits: TopicLimits) -> tuple[tuple[int, ...], ...]:
+    if request.assignments:
+        if request.partitions != DEFAULT or request.replication_factor != DEFAULT:
+            raise InvalidRequest("a topic is created with counts or with assignments, not with both")
+        if sorted(request.assignments) != list(range(len(request.assignments))):
+            raise InvalidAssignment("assignments must name every partition from 0 on, without a gap")
+        ordered = [tuple(request.assignments[index]) for index in range(len(request.assignments))]
+        return _checked(image, ordered, len(ordered[0]))
+    partitions = limits.num_partitions if request.partitions == DEFAULT else request.partitions
+    replicas = limits.replication_factor if request.replication_factor == DEFAULT else request.replication_factor
+    if not 1 <= partitions <= TOPIC_PARTITIONS_MAX:
+        raise InvalidPartitions(f"{partitions} partitions asked for; a topic has 1 to {TOPIC_PARTITIONS_MAX}")
+    if replicas < 1:
+        raise InvalidReplication(f"{replicas} replicas asked for; a partition has at least 1")
+    return spread(partitions, replicas, _sites(image), start=image.partition_count())
+
+
+def _replicas_of_added(image: Image, topic: Topic, request: EnlargeTopic) -> tuple[tuple[int, ...], ...]:
+    added = request.partitions - len(topic.partitions)
+    replicas = len(topic.partitions[0].replicas)
+    if request.assignments is not None:
+        if len(request.assignments) != added:
+            raise InvalidAssignment(f"{added} partitions are added, and {len(request.assignments)} have an assignment")
+        return _checked(image, [tuple(brokers) for brokers in request.assignments], replicas)
+    return spread(added, replicas, _sites(image), start=image.partition_count())
+
+
+def _checked(image: Image, assignments: Sequence[tuple[int, ...]], replicas: int) -> tuple[tuple[int, ...], ...]:
+    for brokers in assignments:
+        if not brokers or len(brokers) != replicas:
+            raise InvalidAssignment(f"every partition needs the same number of replicas, at least one: {list(brokers)}")
+        if len(set(brokers)) != len(brokers):
+            raise InvalidAssignment(f"a broker holds one replica of a partition: {list(brokers)}")
+        unknown = [broker for broker in brokers if broker not in image.brokers]
+        if unknown:
+            raise InvalidAssignment(f"no live broker has the number {unknown[0]}; live are {sorted(image.brokers)}")
+    return tuple(assignments)
+
+
+def _check_room(image: Image, added: int, limits: TopicLimits) -> None:
+    most = limits.partitions_max * len(image.brokers)
+    if image.partition_count() + added > most:
+        raise PolicyViolation(
+            f"{added} more partitions would pass the limit of {most} "
+            f"(setting partitions.max, {limits.partitions_max} a broker): delete topics or raise it"
+        )
+
+
+def _sites(image: Image) -> list[Site]:
+    return [Site(broker.id, broker.rack) for broker in image.brokers.values()]
+
+
+def _fresh(index: int, replicas: tuple[int, ...]) -> PartitionState:
+    return PartitionState(index, replicas[0], 0, replicas, replicas)
+
+
+def _partition_puts(prefix: str, topic: Topic, partitions: Iterable[PartitionState]) -> list[Put]:
+    return [
+        Put(keys.partition_key(prefix, topic.name, state.index), encode_partition(topic.id, state))
+        for state in partitions
+    ]
+
+
+def _parts(puts: Sequence[Put]) -> list[Sequence[Put]]:
+    return [puts[first : first + STEP_PARTITIONS] for first in range(0, len(puts), STEP_PARTITIONS)]
+
+
+class Topics:
+    """Carries topic tasks out. What was answered is in `view.image` of this node; `validate_only` changes nothing."""
+
+    def __init__(self, tasks: Tasks, limits: Callable[[], TopicLimits], draw_id: Callable[[], bytes]) -> None:
+        self._tasks = tasks
+        self._limits = limits
+        self._draw_id = draw_id
+
+    async def create(self, request: CreateTopic, *, validate_only: bool = False) -> Topic:
+        topic_id = self._draw_id()
+        if validate_only:
+            return draft_topic(self._tasks.view.image, request, self._limits(), topic_id)
+        image = await self._tasks.run(lambda image: plan_create(image, request, self._limits(), topic_id))
+        return _known(image, request.name)
+
+    async def delete(self, name: str) -> None:
+        await self._tasks.run(lambda image: plan_delete(image, name))
+
+    async def enlarge(self, request: EnlargeTopic, *, validate_only: bool = False) -> None:
+        if validate_only:
+            plan_enlarge(self._tasks.view.image, request, self._limits())
+        else:
+            await self._tasks.run(lambda image: plan_enlarge(image, request, self._limits()))
+
+    async def finish_interrupted(self) -> None:
+        """Remove topics whose creation a crash cut short: nobody was told that they exist. Run before topics are
+        served.
+        """
+        for name in self._tasks.view.image.unfinished:
+            await self._tasks.run(partial(plan_remove_unfinished, name=name))
