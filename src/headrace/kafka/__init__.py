@@ -1,0 +1,1 @@
+"""The Kafka front end: connections, and one file per API."""

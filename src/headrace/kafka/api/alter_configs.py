@@ -1,0 +1,77 @@
+"""AlterConfigs, versions 0 to 2 (2: compact), and IncrementalAlterConfigs, versions 0 to 1 (1: compact).
+
+AlterConfigs replaces everything a resource has; IncrementalAlterConfigs sets, deletes, appends to and subtracts from
+single settings. A broker resource without a name means all brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from headrace.cluster.config import ConfigChange, Operation
+from headrace.errors import Code, HeadraceError, InvalidRequest
+from headrace.kafka.api.describe_configs import BROKER, TOPIC
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+OPERATIONS: Final = frozenset(Operation)
+
+
+def handle(request: Request) -> None:
+    request.later(_each(request, _replace))
+
+
+def handle_incremental(request: Request) -> None:
+    request.later(_each(request, _change))
+
+
+async def _each(request: Request, alter: Callable[[Request, Message], Awaitable[None]]) -> Message:
+    responses = []
+    for asked in request.body.resources:
+        code, reason = Code.NONE, None
+        try:
+            await alter(request, asked)
+        except HeadraceError as error:
+            code, reason = error.kafka_code, str(error)
+        responses.append(
+            Message(
+                error_code=code,
+                error_message=reason,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+        )
+    return Message(throttle_time_ms=0, responses=responses)
+
+
+async def _replace(request: Request, asked: Message) -> None:
+    full = {config.name: config.value for config in asked.configs if config.value is not None}
+    configs, only = request.services.configs, request.body.validate_only
+    if asked.resource_type == TOPIC:
+        await configs.replace_topic(asked.resource_name, full, validate_only=only)
+    else:
+        await configs.replace_broker(_broker(asked), full, validate_only=only)
+
+
+async def _change(request: Request, asked: Message) -> None:
+    changes = []
+    for config in asked.configs:
+        if config.config_operation not in OPERATIONS:
+            raise InvalidRequest(f"setting {config.name}: operation {config.config_operation} is not known")
+        changes.append(ConfigChange(config.name, Operation(config.config_operation), config.value))
+    configs, only = request.services.configs, request.body.validate_only
+    if asked.resource_type == TOPIC:
+        await configs.alter_topic(asked.resource_name, changes, validate_only=only)
+    else:
+        await configs.alter_broker(_broker(asked), changes, validate_only=only)
+
+
+def _broker(asked: Message) -> int | None:
+    if asked.resource_type != BROKER:
+        raise InvalidRequest(f"resource type {asked.resource_type} has no settings here, only topics and brokers")
+    if not asked.resource_name:
+        return None
+    if not asked.resource_name.isdecimal():
+        raise InvalidRequest(f"{asked.resource_name!r} is not the number of a broker")
+    return int(asked.resource_name)

@@ -1,0 +1,27 @@
+"""CreatePartitions, versions 0 to 3. 2: compact encoding."""
+
+from __future__ import annotations
+
+from headrace.cluster.topics import EnlargeTopic
+from headrace.errors import Code, HeadraceError
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+
+def handle(request: Request) -> None:
+    request.later(_enlarge(request))
+
+
+async def _enlarge(request: Request) -> Message:
+    return Message(throttle_time_ms=0, results=[await _one(request, topic) for topic in request.body.topics])
+
+
+async def _one(request: Request, asked: Message) -> Message:
+    assignments = None if asked.assignments is None else [added.broker_ids for added in asked.assignments]
+    try:
+        await request.services.topics.enlarge(
+            EnlargeTopic(asked.name, asked.count, assignments), validate_only=request.body.validate_only
+        )
+    except HeadraceError as error:
+        return Message(name=asked.name, error_code=error.kafka_code, error_message=str(error))
+    return Message(name=asked.name, error_code=Code.NONE, error_message=None)

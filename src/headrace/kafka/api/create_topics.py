@@ -1,0 +1,66 @@
+"""CreateTopics, versions 2 to 7. 4: default counts; 5: compact, the settings come back; 7: topic ids."""
+
+from __future__ import annotations
+
+from headrace.cluster.config import text_of
+from headrace.cluster.topics import CreateTopic
+from headrace.errors import Code, HeadraceError, InvalidRequest
+from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
+from headrace.kafka.request import Request
+from headrace.settings import TOPIC_SETTINGS, log_settings
+from headrace.wire.message import Message
+
+ZERO_ID = bytes(16)
+
+
+def handle(request: Request) -> None:
+    request.later(_create(request))
+
+
+async def _create(request: Request) -> Message:
+    names = [topic.name for topic in request.body.topics]
+    twice = {name for name in names if names.count(name) > 1}
+    topics = [await _one(request, topic, topic.name in twice) for topic in request.body.topics]
+    return Message(throttle_time_ms=0, topics=topics)
+
+
+async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
+    try:
+        if named_twice:
+            raise InvalidRequest(f"topic {asked.name!r} is named twice in one request")
+        overrides = {config.name: config.value for config in asked.configs if config.value is not None}
+        log_settings(overrides=overrides)
+        topic = await request.services.topics.create(
+            CreateTopic(
+                asked.name,
+                asked.num_partitions,
+                asked.replication_factor,
+                overrides,
+                {assignment.partition_index: assignment.broker_ids for assignment in asked.assignments},
+            ),
+            validate_only=request.body.validate_only,
+        )
+    except HeadraceError as error:
+        return Message(
+            name=asked.name, topic_id=ZERO_ID, error_code=error.kafka_code, error_message=str(error), configs=[]
+        )
+    defaults = request.services.settings.topic_defaults()
+    configs = [
+        Message(
+            name=setting.name,
+            value=overrides.get(setting.name, text_of(defaults[setting.name])),
+            read_only=False,
+            config_source=SOURCE_TOPIC if setting.name in overrides else SOURCE_DEFAULT,
+            is_sensitive=False,
+        )
+        for setting in TOPIC_SETTINGS
+    ]
+    return Message(
+        name=topic.name,
+        topic_id=topic.id,
+        error_code=Code.NONE,
+        error_message=None,
+        num_partitions=len(topic.partitions),
+        replication_factor=len(topic.partitions[0].replicas),
+        configs=configs,
+    )

@@ -1,0 +1,32 @@
+"""DescribeCluster, versions 0 to 2. 1: endpoint type; 2: fenced brokers."""
+
+from __future__ import annotations
+
+from headrace.errors import Code
+from headrace.kafka.api.metadata import brokers
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+BROKERS = 1
+MISMATCHED_ENDPOINT = 114
+
+
+def handle(request: Request) -> Message:
+    services = request.services
+    if request.version >= 1 and request.body.endpoint_type != BROKERS:
+        return Message(
+            error_code=MISMATCHED_ENDPOINT,
+            error_message="this is a broker's endpoint, not a controller's",
+            endpoint_type=BROKERS,
+            cluster_id=services.cluster_id,
+            controller_id=-1,
+            brokers=[],
+        )
+    return Message(
+        throttle_time_ms=0,
+        error_code=Code.NONE,
+        endpoint_type=BROKERS,
+        cluster_id=services.cluster_id,
+        controller_id=services.broker_id,
+        brokers=brokers(services.view.image, request.connection.listener),
+    )

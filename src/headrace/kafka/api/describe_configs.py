@@ -1,0 +1,94 @@
+"""DescribeConfigs, versions 1 to 4. 3: types and documentation; 4: compact encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from headrace.cluster.config import DYNAMIC, effective, text_of
+from headrace.errors import Code, HeadraceError, InvalidRequest, UnknownPartition
+from headrace.kafka.request import Request
+from headrace.settings import BROKER_BY_NAME, TOPIC_SETTINGS, Setting
+from headrace.wire.message import Message
+
+TOPIC: Final = 2
+BROKER: Final = 4
+SOURCE_TOPIC: Final = 1
+SOURCE_BROKER: Final = 2
+SOURCE_CLUSTER: Final = 3
+SOURCE_STATIC: Final = 4
+SOURCE_DEFAULT: Final = 5
+_SOURCES: Final = {"default": SOURCE_DEFAULT, "cluster": SOURCE_CLUSTER, "broker": SOURCE_BROKER}
+_TYPES: Final = {"bool": 1, "str": 2, "choice": 2, "int": 5, "float": 6, "list": 7}
+
+Row = tuple[Setting, str, int, bool]
+"""(setting, value, source, read only)"""
+
+
+def handle(request: Request) -> Message:
+    return Message(throttle_time_ms=0, results=[_resource(request, asked) for asked in request.body.resources])
+
+
+def _resource(request: Request, asked: Message) -> Message:
+    rows: list[Row] = []
+    code, reason = Code.NONE, None
+    try:
+        if asked.resource_type == TOPIC:
+            rows = list(_topic(request, asked.resource_name))
+        elif asked.resource_type == BROKER:
+            rows = list(_broker(request, asked.resource_name))
+        else:
+            raise InvalidRequest(f"resource type {asked.resource_type} has no settings here, only topics and brokers")
+    except HeadraceError as error:
+        code, reason = error.kafka_code, str(error)
+    wanted = asked.configuration_keys
+    configs = [_config(row, request.body) for row in rows if wanted is None or row[0].name in wanted]
+    return Message(
+        error_code=code,
+        error_message=reason,
+        resource_type=asked.resource_type,
+        resource_name=asked.resource_name,
+        configs=configs,
+    )
+
+
+def _topic(request: Request, name: str) -> Iterable[Row]:
+    services = request.services
+    topic = services.view.image.topics.get(name)
+    if topic is None:
+        raise UnknownPartition(f"there is no topic {name!r}")
+    current = effective(services.settings, services.view.image, services.broker_id)
+    for setting in TOPIC_SETTINGS:
+        if setting.name in topic.overrides:
+            yield setting, topic.overrides[setting.name], SOURCE_TOPIC, False
+        else:
+            source = _SOURCES.get(current.sources["log." + setting.name], SOURCE_STATIC)
+            yield setting, text_of(current["log." + setting.name]), source, False
+
+
+def _broker(request: Request, name: str) -> Iterable[Row]:
+    services = request.services
+    if name not in ("", str(services.broker_id)):
+        raise InvalidRequest(f"this is broker {services.broker_id}: ask broker {name} itself")
+    current = effective(services.settings, services.view.image, services.broker_id)
+    for setting in BROKER_BY_NAME.values():
+        source = _SOURCES.get(current.sources[setting.name], SOURCE_STATIC)
+        if name or source == SOURCE_CLUSTER:
+            yield setting, text_of(current[setting.name]), source, setting.name not in DYNAMIC
+
+
+def _config(row: Row, asked: Message) -> Message:
+    setting, value, source, read_only = row
+    synonyms = [Message(name=setting.name, value=value, source=source)]
+    if source != SOURCE_DEFAULT:
+        synonyms.append(Message(name=setting.name, value=text_of(setting.default), source=SOURCE_DEFAULT))
+    return Message(
+        name=setting.name,
+        value=value,
+        read_only=read_only,
+        config_source=source,
+        is_sensitive=False,
+        synonyms=synonyms if asked.include_synonyms else [],
+        config_type=_TYPES[setting.kind],
+        documentation=setting.meaning if asked.include_documentation else None,
+    )

@@ -1,0 +1,161 @@
+"""Fetch, versions 4 to 18. 7: fetch sessions; 9: leader epochs; 12: compact encoding; 13: topics by id.
+
+A fetch is answered at once when it has min_bytes or an error, else when enough has been committed or its wait is over.
+The answer is encoded bytes with file slices between them; nothing is read here. A slice that is not in the page cache
+is read ahead by the disk first, so that one cold consumer does not stop the others.
+Fetch sessions (KIP-227) are declined: a full fetch gets session id 0, and a client then sends full fetches.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import Code, HeadraceError
+from headrace.kafka.connection import Connection
+from headrace.kafka.request import Slot
+from headrace.partitions.partition import Partition
+from headrace.ports.network import Part
+from headrace.wire import fetch as wire
+
+READ_COMMITTED = 1
+NO_REPLICA = -1
+
+Row = wire.FetchedPartition
+Topics = list[tuple[str | None, bytes | None, list[Row]]]
+
+
+class PendingFetch:
+    """One fetch until its answer."""
+
+    __slots__ = (
+        "_cold",
+        "_connection",
+        "_correlation_id",
+        "_grown_bytes",
+        "_request",
+        "_slot",
+        "_version",
+        "answered",
+    )
+
+    def __init__(
+        self, connection: Connection, slot: Slot, version: int, correlation_id: int, request: wire.FetchRequest
+    ) -> None:
+        self.answered = False
+        self._connection = connection
+        self._slot = slot
+        self._version = version
+        self._correlation_id = correlation_id
+        self._request = request
+        self._grown_bytes = 0
+        self._cold = 0
+
+    def start(self) -> None:
+        request = self._request
+        if request.session_id != 0 and request.session_epoch > 0:
+            self._send(Code.FETCH_SESSION_ID_NOT_FOUND, [])
+            return
+        topics, count, failed, partitions = self._collect()
+        if failed or count >= request.min_bytes or request.max_wait_ms <= 0 or not partitions:
+            self._answer(topics)
+            return
+        self._grown_bytes = count
+        for partition in partitions:
+            partition.wait_for_data(self)
+        services = self._connection.services
+        wait_ms = min(request.max_wait_ms, services.settings["request.timeout.max.ms"])
+        services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
+
+    def grew(self, count: int) -> None:
+        self._grown_bytes += count
+        if self._grown_bytes >= self._request.min_bytes:
+            self._answer(self._collect()[0])
+
+    def expire(self) -> None:
+        self._answer(self._collect()[0])
+
+    def _collect(self) -> tuple[Topics, int, bool, list[Partition]]:
+        """Rows for all partitions asked for; bytes found; whether any has an error; the partitions that could wait."""
+        request = self._request
+        services = self._connection.services
+        image = services.view.image
+        find = services.partitions.find
+        left_bytes = min(request.max_bytes, services.settings["fetch.max.bytes"])
+        total, failed = 0, False
+        waitable: list[Partition] = []
+        topics: Topics = []
+        aborted: list[tuple[int, int]] | None = [] if request.isolation_level == READ_COMMITTED else None
+        for name, topic_id, asked in request.topics:
+            rows: list[Row] = []
+            topics.append((name, topic_id, rows))
+            topic, unknown = name, Code.UNKNOWN_TOPIC_OR_PARTITION
+            if topic_id is not None:
+                known = image.topics_by_id.get(topic_id)
+                topic, unknown = (None, Code.UNKNOWN_TOPIC_ID) if known is None else (known.name, unknown)
+            for index, epoch, offset, _, _, max_bytes in asked:
+                partition = find(topic, index) if topic is not None else None
+                if partition is None:
+                    rows.append(Row(index, unknown, -1, -1, -1, aborted, NO_REPLICA, (), 0))
+                    failed = True
+                    continue
+                watermark = partition.core.high_watermark
+                start = partition.log.start_offset
+                if offset == watermark and (epoch < 0 or epoch == partition.core.epoch):
+                    rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, (), 0))
+                    waitable.append(partition)
+                    continue
+                try:
+                    partition.check_epoch(epoch)
+                    if left_bytes > 0:
+                        found = partition.read(offset, min(max_bytes, left_bytes))
+                        slices, count = found.slices, found.count
+                    else:
+                        slices, count = (), 0
+                except HeadraceError as error:
+                    rows.append(Row(index, error.kafka_code, watermark, watermark, start, aborted, NO_REPLICA, (), 0))
+                    services.metrics.error("Fetch", error.kafka_code)
+                    failed = True
+                    continue
+                left_bytes -= count
+                total += count
+                rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, slices, count))
+                waitable.append(partition)
+        return topics, total, failed, waitable
+
+    def _answer(self, topics: Topics) -> None:
+        self.answered = True
+        disk = self._connection.services.disk
+        cold = [
+            piece
+            for _, _, rows in topics
+            for row in rows
+            for piece in row.payload
+            if not piece.file.in_cache(piece.position, piece.count)
+        ]
+        if not cold:
+            self._send(Code.NONE, topics)
+            return
+        self._cold = len(cold)
+
+        def warmed() -> None:
+            self._cold -= 1
+            if not self._cold:
+                self._send(Code.NONE, topics)
+
+        for piece in cold:
+            disk.read_ahead(piece.file, piece.position, piece.count, warmed)
+
+    def _send(self, code: int, topics: Topics) -> None:
+        self.answered = True
+        parts: list[Part] = []
+        for part in wire.encode_response(self._version, self._correlation_id, 0, code, 0, topics):
+            if isinstance(part, tuple):
+                parts.extend(part)
+            else:
+                parts.append(part)
+        self._connection.fill(self._slot, parts)
+
+
+def handle(connection: Connection, slot: Slot, version: int, correlation_id: int, frame: memoryview, body: int) -> None:
+    request = wire.decode(version, frame, body, len(frame))
+    # After this turn's own appends: a client that produces and fetches on one connection sees what it sent.
+    pending = PendingFetch(connection, slot, version, correlation_id, request)
+    connection.services.partitions.at_turn_end(lambda _: pending.start())

@@ -1,0 +1,66 @@
+"""FindCoordinator, versions 0 to 6. 1: kinds of coordinators; 3: compact encoding; 4: many keys in one request.
+
+The coordinator of a group is the leader of the group's partition of __consumer_offsets, which is created when first
+asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.cluster.names import group_name_fault
+from headrace.errors import Code, HeadraceError
+from headrace.groups.coordinator import partition_of
+from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+GROUP: Final = 0
+MANY_KEYS_FROM: Final = 4
+
+
+def handle(request: Request) -> Message | None:
+    if OFFSETS_TOPIC in request.services.view.image.topics:
+        return _response(request)
+    request.later(_create_then_answer(request))
+    return None
+
+
+async def _create_then_answer(request: Request) -> Message:
+    try:
+        await request.services.creation.ensure(OFFSETS_TOPIC)
+    except HeadraceError as error:
+        return _response(request, str(error))
+    return _response(request)
+
+
+def _response(request: Request, failure: str | None = None) -> Message:
+    many = request.version >= MANY_KEYS_FROM
+    kind = request.body.key_type if request.version >= 1 else GROUP
+    keys = request.body.coordinator_keys if many else [request.body.key]
+    found = [_coordinator(request, kind, key, failure) for key in keys]
+    if many:
+        return Message(throttle_time_ms=0, coordinators=found)
+    return Message(throttle_time_ms=0, **vars(found[0]))
+
+
+def _coordinator(request: Request, kind: int, key: str, failure: str | None) -> Message:
+    services = request.services
+    if kind != GROUP:
+        return _none(key, Code.INVALID_REQUEST, f"coordinators of kind {kind} are not served, only of groups (0)")
+    if failure is not None:
+        return _none(key, Code.COORDINATOR_NOT_AVAILABLE, failure)
+    fault = group_name_fault(key)
+    if fault is not None:
+        return _none(key, Code.INVALID_GROUP_ID, fault)
+    image = services.view.image
+    states = image.topics[OFFSETS_TOPIC].partitions
+    broker = image.brokers.get(states[partition_of(key, len(states))].leader)
+    if broker is None or request.connection.listener not in broker.listeners:
+        return _none(key, Code.COORDINATOR_NOT_AVAILABLE, "the partition of this group has no leader now")
+    end = broker.listeners[request.connection.listener]
+    return Message(key=key, node_id=broker.id, host=end.host, port=end.port, error_code=Code.NONE, error_message=None)
+
+
+def _none(key: str, code: int, reason: str) -> Message:
+    return Message(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=reason)

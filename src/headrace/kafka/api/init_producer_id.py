@@ -1,0 +1,35 @@
+"""InitProducerId, versions 0 to 6. 2: compact; 3: a producer can ask for its next epoch; 6: two-phase commit.
+
+Idempotent producers get an id of their own. A producer that names its id and epoch gets the same id with the next
+epoch, or a new id when the epochs are used up. Transactional ids are refused: transactions are not served yet.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.errors import Code
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+LAST_EPOCH: Final = 32_766
+TRANSACTIONAL_ID_REFUSED: Final = 53
+
+
+def handle(request: Request) -> Message | None:
+    body = request.body
+    if body.transactional_id is not None:
+        return _response(TRANSACTIONAL_ID_REFUSED, -1, -1)
+    known, epoch = (body.producer_id, body.producer_epoch) if request.version >= 3 else (-1, -1)
+    if known >= 0 and 0 <= epoch < LAST_EPOCH:
+        return _response(Code.NONE, known, epoch + 1)
+    request.later(_fresh(request))
+    return None
+
+
+async def _fresh(request: Request) -> Message:
+    return _response(Code.NONE, await request.services.producer_ids.next(), 0)
+
+
+def _response(code: int, producer_id: int, epoch: int) -> Message:
+    return Message(throttle_time_ms=0, error_code=code, producer_id=producer_id, producer_epoch=epoch)

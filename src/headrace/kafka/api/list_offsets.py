@@ -1,0 +1,56 @@
+"""ListOffsets, versions 1 to 11. 4: epochs; 6: compact; 7: greatest timestamp; 8, 9, 11: tiers; 10: timeout.
+
+-1 is the end that consumers see, -2 the start, -3 the record with the greatest timestamp, other numbers the first
+record not older than that time. Nothing is tiered: -4 is the start, and -5 and -6 have no answer.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import Code, HeadraceError
+from headrace.kafka.request import Request
+from headrace.partitions.partition import Partition
+from headrace.storage.log import TimedOffset
+from headrace.wire.message import Message
+
+LATEST = -1
+EARLIEST = -2
+GREATEST_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+NONE = TimedOffset(-1, -1)
+
+
+def handle(request: Request) -> Message:
+    topics = [
+        Message(name=topic.name, partitions=[_partition(request, topic.name, asked) for asked in topic.partitions])
+        for topic in request.body.topics
+    ]
+    return Message(throttle_time_ms=0, topics=topics)
+
+
+def _partition(request: Request, topic: str, asked: Message) -> Message:
+    index: int = asked.partition_index
+    code, found, epoch = Code.NONE, NONE, -1
+    try:
+        partition = request.services.partitions.get(topic, index)
+        partition.check_epoch(asked.current_leader_epoch)
+        found = _find(partition, asked.timestamp)
+        epoch = partition.epoch if found.offset >= 0 else -1
+    except HeadraceError as error:
+        code = error.kafka_code
+    return Message(
+        partition_index=index, error_code=code, timestamp=found.timestamp_ms, offset=found.offset, leader_epoch=epoch
+    )
+
+
+def _find(partition: Partition, timestamp_ms: int) -> TimedOffset:
+    if timestamp_ms == LATEST:
+        return TimedOffset(partition.high_watermark, -1)
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        return TimedOffset(partition.log.start_offset, -1)
+    if timestamp_ms == GREATEST_TIMESTAMP:
+        found = partition.log.greatest_timestamp()
+    elif timestamp_ms < 0:
+        return NONE
+    else:
+        found = partition.log.offset_for_time(timestamp_ms)
+    return found if found is not None and found.offset < partition.high_watermark else NONE

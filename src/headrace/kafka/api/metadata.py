@@ -1,0 +1,103 @@
+"""Metadata, versions 0 to 13. 1: racks; 4: creation can be declined; 9: compact; 10: topic ids; 12: asked by id.
+
+A broker is told by the address of the listener that was asked. A topic that is not there is created first, where both
+the broker and the client allow it, so that the answer is complete.
+"""
+
+from __future__ import annotations
+
+from headrace.cluster.image import NO_LEADER, Image, Topic
+from headrace.errors import Code, HeadraceError
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+ZERO_ID = bytes(16)
+CREATED_A_REQUEST_MAX = 100
+
+
+def handle(request: Request) -> Message | None:
+    asked = request.body.topics
+    image = request.services.view.image
+    everything = asked is None or (request.version == 0 and not asked)
+    if everything:
+        return _response(request, [_topic(topic) for topic in image.topics.values()])
+    names = [topic.name for topic in asked if topic.name is not None]
+    missing = [name for name in dict.fromkeys(names) if name not in image.topics]
+    may_create = request.version < 4 or request.body.allow_auto_topic_creation
+    if missing and may_create and request.services.settings["auto.create.topics.enable"]:
+        request.later(_create_then_answer(request, missing[:CREATED_A_REQUEST_MAX]))
+        return None
+    return _response(request, _asked(request, {}))
+
+
+async def _create_then_answer(request: Request, missing: list[str]) -> Message:
+    errors: dict[str, int] = {}
+    for name in missing:
+        try:
+            await request.services.creation.ensure(name)
+        except HeadraceError as error:
+            errors[name] = error.kafka_code
+    return _response(request, _asked(request, errors))
+
+
+def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
+    image = request.services.view.image
+    found = []
+    for asked in request.body.topics:
+        if asked.name is not None:
+            topic = image.topics.get(asked.name)
+            code = errors.get(asked.name, Code.UNKNOWN_TOPIC_OR_PARTITION)
+            found.append(_topic(topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
+        else:
+            topic = image.topics_by_id.get(asked.topic_id)
+            code = Code.UNKNOWN_TOPIC_ID
+            found.append(_topic(topic) if topic is not None else _unknown(None, asked.topic_id, code))
+    return found
+
+
+def _unknown(name: str | None, topic_id: bytes, code: int) -> Message:
+    return Message(error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=[])
+
+
+def _topic(topic: Topic) -> Message:
+    partitions = [
+        Message(
+            error_code=Code.NONE if state.leader != NO_LEADER else 5,
+            partition_index=state.index,
+            leader_id=state.leader,
+            leader_epoch=state.leader_epoch,
+            replica_nodes=list(state.replicas),
+            isr_nodes=list(state.isr),
+            offline_replicas=[],
+        )
+        for state in topic.partitions
+    ]
+    return Message(
+        error_code=Code.NONE, name=topic.name, topic_id=topic.id, is_internal=topic.internal, partitions=partitions
+    )
+
+
+def brokers(image: Image, listener: str) -> list[Message]:
+    """Every broker that has a listener of this name."""
+    return [
+        Message(
+            node_id=broker.id,
+            broker_id=broker.id,
+            host=broker.listeners[listener].host,
+            port=broker.listeners[listener].port,
+            rack=broker.rack or None,
+        )
+        for broker in image.brokers.values()
+        if listener in broker.listeners
+    ]
+
+
+def _response(request: Request, topics: list[Message]) -> Message:
+    services = request.services
+    return Message(
+        throttle_time_ms=0,
+        brokers=brokers(services.view.image, request.connection.listener),
+        cluster_id=services.cluster_id,
+        controller_id=services.broker_id,
+        topics=topics,
+    )

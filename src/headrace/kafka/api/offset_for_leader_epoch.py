@@ -1,0 +1,34 @@
+"""OffsetForLeaderEpoch, versions 2 to 4. 3: replica id; 4: compact encoding.
+
+Tells where an epoch ended, so that a consumer can see whether what it read still stands (KIP-320).
+"""
+
+from __future__ import annotations
+
+from headrace.errors import Code, HeadraceError
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+
+def handle(request: Request) -> Message:
+    topics = [
+        Message(topic=topic.topic, partitions=[_partition(request, topic.topic, asked) for asked in topic.partitions])
+        for topic in request.body.topics
+    ]
+    return Message(throttle_time_ms=0, topics=topics)
+
+
+def _partition(request: Request, topic: str, asked: Message) -> Message:
+    code, epoch, end = Code.NONE, -1, -1
+    try:
+        partition = request.services.partitions.get(topic, asked.partition)
+        partition.check_epoch(asked.current_leader_epoch)
+        if asked.leader_epoch == partition.epoch:
+            epoch, end = partition.epoch, partition.high_watermark
+        else:
+            found = partition.log.epoch_end(asked.leader_epoch)
+            if found is not None:
+                epoch, end = found.epoch, min(found.end_offset, partition.high_watermark)
+    except HeadraceError as error:
+        code = error.kafka_code
+    return Message(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end)

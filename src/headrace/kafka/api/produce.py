@@ -1,0 +1,170 @@
+"""Produce, versions 3 to 13. 9: compact encoding; 10: where the leader is; 13: topics by id.
+
+The records stay as they came: checked, stamped in place, staged, written at the end of the turn. acks=0 is never
+answered, and an error then closes the connection, as clients expect. acks=1 waits for the leader's own copy to be as
+durable as the topic asks, acks=-1 for the high watermark. Versions 0 to 2 carry a format that is not stored here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.errors import Code, HeadraceError, InvalidRecord, RequestTimedOut
+from headrace.kafka.connection import Connection
+from headrace.kafka.request import Slot
+from headrace.partitions.partition import Appended, Partition
+from headrace.partitions.partitions import Failures
+from headrace.storage.log import TopicPartition
+from headrace.wire import produce as wire
+
+TRANSACTIONAL_ID_REFUSED: Final = 53
+
+Row = tuple[int, int, int, int, int, str | None]
+"""(partition, error code, base offset, append time, log start offset, error message)"""
+
+
+class PendingProduce:
+    """One request until its answer: which rows still wait, and what they say."""
+
+    __slots__ = (
+        "_acks",
+        "_connection",
+        "_correlation_id",
+        "_slot",
+        "_staged",
+        "_timeout_ms",
+        "_topics",
+        "_version",
+        "_waiting",
+        "answered",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        slot: Slot,
+        version: int,
+        correlation_id: int,
+        acks: int,
+        timeout_ms: int,
+    ) -> None:
+        self.answered = False
+        self._connection = connection
+        self._slot = slot
+        self._version = version
+        self._correlation_id = correlation_id
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._topics: list[tuple[str | None, bytes | None, list[Row]]] = []
+        self._staged: list[tuple[Partition, Appended, list[Row], int]] = []
+        self._waiting = 0
+
+    def add_topic(self, name: str | None, topic_id: bytes | None, parts: list[tuple[int, memoryview | None]]) -> None:
+        rows: list[Row] = []
+        self._topics.append((name, topic_id, rows))
+        services = self._connection.services
+        topic, error = name, Code.UNKNOWN_TOPIC_OR_PARTITION
+        if topic_id is not None:
+            known = services.view.image.topics_by_id.get(topic_id)
+            topic, error = (known.name if known is not None else None), Code.UNKNOWN_TOPIC_ID
+        elif topic is not None and topic.startswith("__") and topic in services.view.image.topics:
+            known = services.view.image.topics[topic]
+            if known.internal:
+                topic, error = None, Code.INVALID_TOPIC
+        partitions = services.partitions
+        for index, records in parts:
+            partition = partitions.find(topic, index) if topic is not None else None
+            if partition is None:
+                rows.append((index, error, -1, -1, -1, None))
+                continue
+            try:
+                if records is None:
+                    raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
+                appended = partition.append(records, self._acks)
+            except HeadraceError as refused:
+                rows.append((index, refused.kafka_code, -1, -1, partition.log.start_offset, str(refused)))
+                continue
+            partitions.touch(partition)
+            self._staged.append((partition, appended, rows, len(rows)))
+            rows.append((index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset, None))
+
+    def written(self, failures: Failures) -> None:
+        """What was staged is in the log, or has failed."""
+        acks = self._acks
+        for partition, appended, rows, at in self._staged:
+            error = failures.get(partition.topic_partition) if failures else None
+            if error is not None:
+                rows[at] = _refused(rows[at], error)
+            elif acks and not partition.reached(appended.needed_offset, acks):
+                self._waiting += 1
+                partition.wait(appended.needed_offset, acks, self)
+        if not self._waiting:
+            self._answer()
+            return
+        services = self._connection.services
+        timeout_ms = min(max(self._timeout_ms, 0), services.settings["request.timeout.max.ms"])
+        services.partitions.deadlines.add(services.clock.now() + timeout_ms / 1000, self)
+
+    def passed(self) -> None:
+        self._waiting -= 1
+        if not self._waiting and not self.answered:
+            self._answer()
+
+    def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
+        for partition, _, rows, at in self._staged:
+            if partition.topic_partition == topic_partition:
+                rows[at] = _refused(rows[at], error)
+        self.passed()
+
+    def expire(self) -> None:
+        """Rows that did not get there in time say so; they may get there later."""
+        for partition, appended, rows, at in self._staged:
+            if rows[at][1] == 0 and not partition.reached(appended.needed_offset, self._acks):
+                where = partition.topic_partition
+                rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: not committed in {self._timeout_ms} ms"))
+        self._answer()
+
+    def _answer(self) -> None:
+        self.answered = True
+        connection = self._connection
+        if self._acks:
+            connection.fill(self._slot, (wire.encode_response(self._version, self._correlation_id, self._topics),))
+            for _, _, rows in self._topics:
+                for row in rows:
+                    if row[1]:
+                        connection.services.metrics.error("Produce", row[1])
+            return
+        connection.skip(self._slot)
+        for _, _, rows in self._topics:
+            for row in rows:
+                if row[1]:
+                    connection.refuse(
+                        f"an acks=0 produce failed with error {row[1]}: {row[5] or 'see the table of codes'}"
+                    )
+                    return
+
+
+def _refused(row: Row, error: HeadraceError) -> Row:
+    return (row[0], error.kafka_code, -1, -1, row[4], str(error))
+
+
+def handle(connection: Connection, slot: Slot, version: int, correlation_id: int, frame: memoryview, body: int) -> None:
+    request = wire.decode(version, frame, body, len(frame))
+    acks = request.acks
+    pending = PendingProduce(connection, slot, version, correlation_id, acks, request.timeout_ms)
+    if acks not in (1, -1, 0):
+        _refuse_all(pending, connection, request, Code.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
+    elif request.transactional_id is not None:
+        _refuse_all(pending, connection, request, TRANSACTIONAL_ID_REFUSED, "transactions are not served yet")
+    else:
+        for name, topic_id, parts in request.topics:
+            pending.add_topic(name, topic_id, parts)
+    connection.services.metrics.batches_in += 1
+    connection.services.partitions.at_turn_end(pending.written)
+
+
+def _refuse_all(
+    pending: PendingProduce, connection: Connection, request: wire.ProduceRequest, code: int, reason: str
+) -> None:
+    for name, topic_id, parts in request.topics:
+        pending._topics.append((name, topic_id, [(index, code, -1, -1, -1, reason) for index, _ in parts]))

@@ -1,0 +1,215 @@
+"""One Kafka connection: frames in, handlers run, responses out in request order.
+
+A handler fills its slot at once or later; the ready prefix of the queue of slots is sent in one vectored write. What
+was appended in one read is written to the log once, at its end. A peer that has too many requests open, or does not
+read its responses, is not read any more until it has caught up: its frames stay in its socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import HeadraceError, ProtocolError
+from headrace.kafka.request import Request, Slot
+from headrace.ports.network import Address, Channel, Part
+from headrace.wire.api import API, API_VERSIONS
+from headrace.wire.codec import decode_request
+from headrace.wire.header import read_request_header
+from headrace.wire.message import Message
+
+if TYPE_CHECKING:
+    from headrace.kafka.services import Services
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Message | None]
+RawHandler = Callable[["Connection", Slot, int, int, memoryview, int], None]
+"""(connection, slot, version, correlation id, frame, where the body begins)"""
+
+_length = struct.Struct(">i").unpack_from
+LENGTH_BYTES: Final = 4
+NOWHERE: Final = Address("", 0)
+
+
+class Connection:
+    def __init__(
+        self,
+        services: Services,
+        listener: str,
+        handlers: dict[int, Handler],
+        raw_handlers: dict[int, RawHandler],
+    ) -> None:
+        self.services = services
+        self.listener = listener
+        self.peer = NOWHERE
+        self.last_heard = services.clock.now()
+        self._handlers = handlers
+        self._raw_handlers = raw_handlers
+        self._partitions = services.partitions
+        self._metrics = services.metrics
+        self._now = services.clock.now
+        settings = services.settings
+        self._frame_max_bytes: int = settings["frame.max.bytes"]
+        self._requests_max: int = settings["connection.requests.max"]
+        self._queued_max_bytes: int = settings["connection.queued.bytes"]
+        self._channel: Channel | None = None
+        self._slots: deque[Slot] = deque()
+        self._paused = False
+        self._receiving = False
+
+    # Session.
+
+    def opened(self, channel: Channel) -> None:
+        self._channel = channel
+        self.peer = channel.peer
+
+    def received(self, data: memoryview) -> int:
+        channel = self._channel
+        assert channel is not None
+        self._receiving = True
+        self.last_heard = started = self._now()
+        used, end = 0, len(data)
+        try:
+            while end - used >= LENGTH_BYTES:
+                (length,) = _length(data, used)
+                if not 0 < length <= self._frame_max_bytes:
+                    raise ProtocolError(f"a frame of {length} bytes; frame.max.bytes is {self._frame_max_bytes}")
+                frame_end = used + LENGTH_BYTES + length
+                if frame_end > end:
+                    channel.want_bytes = LENGTH_BYTES + length
+                    break
+                if len(self._slots) >= self._requests_max or channel.queued_bytes() > self._queued_max_bytes:
+                    self._hold()
+                    break
+                self._frame(data[used + LENGTH_BYTES : frame_end], started)
+                used = frame_end
+        except HeadraceError as error:
+            self._metrics.protocol_errors += 1
+            self._partitions.end_turn()
+            self.refuse(str(error))
+            return end
+        finally:
+            self._receiving = False
+        self._metrics.bytes_in += used
+        self._partitions.end_turn()
+        self._send_ready()
+        return used
+
+    def drained(self) -> None:
+        self._maybe_resume()
+
+    def closed(self, reason: str) -> None:
+        self._channel = None
+        self._slots.clear()
+        if self._paused:
+            self._metrics.paused_connections -= 1
+        self._metrics.connections_open -= 1
+        self.services.connections.discard(self)
+        log.debug("connection from %s ended: %s", self.peer, reason)
+
+    # Requests.
+
+    def _frame(self, frame: memoryview, started: float) -> None:
+        header = read_request_header(frame)
+        api_key, version, correlation_id, client_id, body = header
+        api = API.get(api_key)
+        if api is None:
+            raise ProtocolError(f"API {api_key} is not served")
+        slot = Slot(api.name, started)
+        if not api.min_version <= version <= api.max_version:
+            if api_key == API_VERSIONS:
+                self._slots.append(slot)
+                request = Request(self, slot, api_key, 0, correlation_id, client_id, Message(unsupported=True))
+                self._answer(request)
+                return
+            raise ProtocolError(f"{api.name} v{version} is not served, only v{api.min_version} to v{api.max_version}")
+        self._slots.append(slot)
+        raw = self._raw_handlers.get(api_key)
+        if raw is not None:
+            raw(self, slot, version, correlation_id, frame, body)
+            return
+        message = decode_request(api_key, version, frame, body)
+        self._answer(Request(self, slot, api_key, version, correlation_id, client_id, message))
+
+    def _answer(self, request: Request) -> None:
+        try:
+            message = self._handlers[request.api_key](request)
+        except HeadraceError:
+            raise
+        except Exception as error:  # the request boundary: one request may not take the broker down
+            log.exception("%s v%d from %s failed", request.slot.api, request.version, self.peer)
+            raise ProtocolError(f"{request.slot.api} v{request.version} failed: {error!r}") from None
+        if message is not None:
+            request.reply(message)
+
+    def skip(self, slot: Slot) -> None:
+        """A request that gets no answer at all: acks=0."""
+        slot.parts = ()
+
+    def fill(self, slot: Slot, parts: Sequence[Part]) -> None:
+        """A response is known."""
+        slot.parts = parts
+        if not self._receiving:
+            self._send_ready()
+
+    def _send_ready(self) -> None:
+        slots = self._slots
+        if not slots or slots[0].parts is None or self._channel is None:
+            self._maybe_resume()
+            return
+        out: list[Part] = []
+        now = self._now()
+        observe = self._metrics.observe
+        api, started, count = "", 0.0, 0
+        while slots and (parts := slots[0].parts) is not None:
+            slot = slots.popleft()
+            out.extend(parts)
+            if slot.started == started and slot.api == api:
+                count += 1
+            else:
+                if count:
+                    observe(api, now - started, count)
+                api, started, count = slot.api, slot.started, 1
+        observe(api, now - started, count)
+        if out:
+            queued = self._channel.queued_bytes()
+            self._metrics.bytes_out += sum(map(len, out))
+            self._channel.send(out)
+            if queued:
+                return
+        self._maybe_resume()
+
+    # Pace.
+
+    def _hold(self) -> None:
+        if not self._paused and self._channel is not None:
+            self._paused = True
+            self._metrics.paused_connections += 1
+            self._channel.pause()
+
+    def _maybe_resume(self) -> None:
+        channel = self._channel
+        if (
+            self._paused
+            and channel is not None
+            and len(self._slots) < self._requests_max
+            and channel.queued_bytes() <= self._queued_max_bytes
+        ):
+            self._paused = False
+            self._metrics.paused_connections -= 1
+            channel.resume()
+
+    def refuse(self, reason: str) -> None:
+        """End the connection: the peer cannot be answered in a way it would understand."""
+        if self._channel is not None:
+            log.warning("closing the connection from %s: %s", self.peer, reason)
+            channel = self._channel
+            channel.close() if not self._slots else channel.abort()
+
+    def abort(self) -> None:
+        if self._channel is not None:
+            self._channel.abort()

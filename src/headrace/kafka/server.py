@@ -1,0 +1,80 @@
+"""The Kafka listeners of a broker: accepts connections up to the limit, closes silent ones."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.kafka.connection import Connection
+from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
+from headrace.kafka.services import Services
+from headrace.ports.clock import Timer
+from headrace.ports.network import Address, Listener, Network
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """One listener as the operator names it, and the address that clients are told."""
+
+    name: str
+    address: Address
+    tls: ssl.SSLContext | None = None
+
+
+class KafkaServer:
+    def __init__(self, network: Network, services: Services) -> None:
+        self._network = network
+        self._services = services
+        self._listeners: dict[str, Listener] = {}
+        self._connections_max: int = services.settings["connections.max"]
+        self._idle_seconds: float = services.settings["connection.idle.ms"] / 1000
+        self._sweeper: Timer | None = None
+
+    @property
+    def addresses(self) -> Mapping[str, Address]:
+        return {name: listener.address for name, listener in self._listeners.items()}
+
+    def bind(self, listening: Listening) -> Address:
+        """Listen; the real address, with the port that was chosen if 0 was asked for."""
+        listener = self._network.listen(listening.address, lambda: self._accept(listening.name), listening.tls)
+        self._listeners[listening.name] = listener
+        if self._sweeper is None:
+            self._sweeper = self._services.clock.call_later(SWEEP_SECONDS, self._sweep)
+        return listener.address
+
+    def _accept(self, listener: str) -> Connection | None:
+        services = self._services
+        metrics = services.metrics
+        if len(services.connections) >= self._connections_max:
+            metrics.connections_refused += 1
+            log.warning("a connection on %s was refused: connections.max is %d", listener, self._connections_max)
+            return None
+        connection = Connection(services, listener, HANDLERS, RAW_HANDLERS)
+        services.connections.add(connection)
+        metrics.connections_open += 1
+        metrics.connections_accepted += 1
+        return connection
+
+    def _sweep(self) -> None:
+        """Close what has been silent for too long."""
+        self._sweeper = self._services.clock.call_later(SWEEP_SECONDS, self._sweep)
+        limit = self._services.clock.now() - self._idle_seconds
+        for connection in list(self._services.connections):
+            if isinstance(connection, Connection) and connection.last_heard < limit:
+                connection.abort()
+
+    def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for listener in self._listeners.values():
+            listener.close()
+        for connection in list(self._services.connections):
+            if isinstance(connection, Connection):
+                connection.abort()

@@ -1,0 +1,40 @@
+"""What the handlers of the Kafka front end may use; node.py fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.cluster.config import Configs
+from headrace.cluster.topics import Topics
+from headrace.cluster.view import ClusterView
+from headrace.groups.coordinator import GroupCoordinator
+from headrace.kafka.producer_ids import ProducerIds
+from headrace.kafka.topic_creation import TopicCreation
+from headrace.metrics import Metrics
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk
+from headrace.settings import BrokerSettings
+
+
+@dataclass(slots=True)
+class Services:
+    settings: BrokerSettings
+    clock: Clock
+    disk: Disk
+    data_folder: str
+    metrics: Metrics
+    broker_id: int
+    cluster_id: str
+    view: ClusterView
+    topics: Topics
+    configs: Configs
+    creation: TopicCreation
+    partitions: Partitions
+    groups: GroupCoordinator
+    producer_ids: ProducerIds
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    """Run a coroutine in a task that the node owns."""
+    connections: set[object] = field(default_factory=set)
