@@ -1,0 +1,152 @@
+"""Runs the load programs and reads their one line of JSON.
+
+The programs are C on each broker's usual client library (librdkafka, the NATS C client, hiredis), compiled on first use
+into the git-ignored `.work/bench`: on a small machine a Python client would take more processor time than the broker.
+Without a C compiler or librdkafka, Kafka's protocol is loaded by `load_confluent.py`, which says so.
+"""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.contestants import CACHE, HOST, Missing, Running
+from bench.processes import machine_cpu_seconds
+
+HERE = Path(__file__).resolve().parent
+LOAD_TIMEOUT_S = 120.0
+LIBRARIES = {
+    "kafka": ("rdkafka", "librdkafka-dev"),
+    "nats": ("nats", "libnats-dev"),
+    "redis": ("hiredis", "libhiredis-dev"),
+}
+
+
+class Invalid(Exception):
+    """The load did not do what it counts as done; its figures must not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Answers of a producing load. Latencies are zero where they were not measured."""
+
+    on_topic: int
+    messages: int
+    seconds: float
+    cpu_s: float
+    others_cpu_s: float
+    p50_us: float = 0.0
+    p99_us: float = 0.0
+    p999_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Records of a consuming load, each counted, offsets dense."""
+
+    messages: int
+    bytes: int
+    seconds: float
+    cpu_s: float
+    others_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    partitions: int
+    message_bytes: int
+
+
+def program(load: str) -> tuple[str, ...]:
+    """The command that begins a load of this kind, compiled if need be."""
+    library, package = LIBRARIES[load]
+    source, binary = HERE / f"load_{load}.c", CACHE / "bench" / f"load_{load}"
+    newest = max(source.stat().st_mtime, (HERE / "load.h").stat().st_mtime)
+    if binary.exists() and binary.stat().st_mtime > newest:
+        return (str(binary),)
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    trouble = "there is no C compiler: apt-get install gcc libc6-dev"
+    if compiler is not None:
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        command = (compiler, "-O2", "-Wall", "-o", str(binary), str(source), f"-l{library}", "-lpthread")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return (str(binary),)
+        trouble = f"{source.name} does not compile (apt-get install {package}): {done.stderr.strip()[:300]}"
+    if load != "kafka":
+        raise Missing(trouble)
+    print(f"!! {trouble}\n!! loading by the Python client instead: it costs more than the broker", file=sys.stderr)
+    if subprocess.run((sys.executable, "-c", "import confluent_kafka"), capture_output=True, check=False).returncode:
+        subprocess.run((sys.executable, "-m", "pip", "install", "-q", "confluent-kafka"), check=True)
+    return (sys.executable, str(HERE / "load_confluent.py"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a load program printed, and the processor time used meanwhile by the broker and by everyone else but the
+    program itself: figures taken while others were busy are the machine's, not the broker's."""
+
+    values: dict[str, float]
+    cpu_s: float
+    others_cpu_s: float
+
+
+def _client_cpu_seconds() -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
+def _run(broker: Running, mode: str, topic: Topic, count: int = 0, window: int = 1) -> Answer:
+    """Runs a load program against the broker, with the costs of everyone around it."""
+    words = (mode, HOST, broker.port, topic.name, topic.partitions, count, topic.message_bytes, window)
+    command = (*program(broker.recipe.load), *(str(word) for word in words))
+    everyone_s, client_s, broker_s = machine_cpu_seconds(), _client_cpu_seconds(), broker.cpu_seconds()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOAD_TIMEOUT_S)
+    except subprocess.TimeoutExpired as late:
+        raise Invalid(f"{mode}: not done in {LOAD_TIMEOUT_S:.0f} s") from late
+    cpu_s = broker.cpu_seconds() - broker_s
+    others_cpu_s = machine_cpu_seconds() - everyone_s - cpu_s - (_client_cpu_seconds() - client_s)
+    if done.returncode != 0:
+        raise Invalid(f"{mode}: {done.stderr.strip()[-300:]}")
+    return Answer(json.loads(done.stdout), cpu_s, max(0.0, others_cpu_s))
+
+
+def create(broker: Running, topic: Topic) -> None:
+    _run(broker, "create", topic)
+
+
+def delete(broker: Running, topic: Topic) -> None:
+    _run(broker, "delete", topic)
+
+
+def send(broker: Running, mode: str, topic: Topic, count: int, window: int = 1) -> Sent:
+    """Loads by `produce`, `pipelined` or `sync`; every message must be acknowledged."""
+    run = _run(broker, mode, topic, count, window)
+    answer = run.values
+    if answer["delivered"] != count or answer["failed"]:
+        raise Invalid(f"{mode}: {answer['delivered']} of {count} acknowledged, {answer['failed']} refused")
+    return Sent(
+        on_topic=count + int(answer["warmed"]),
+        messages=count,
+        seconds=answer["seconds"],
+        cpu_s=run.cpu_s,
+        others_cpu_s=run.others_cpu_s,
+        p50_us=answer.get("p50_us", 0.0),
+        p99_us=answer.get("p99_us", 0.0),
+        p999_us=answer.get("p999_us", 0.0),
+    )
+
+
+def receive(broker: Running, topic: Topic, expected: int) -> Received:
+    """Reads the whole topic; what comes out must be what went in, by count, by bytes and by offsets."""
+    run = _run(broker, "consume", topic, expected)
+    answer = run.values
+    received, size = int(answer["received"]), int(answer["bytes"])
+    if received != expected or answer["gaps"] or size != expected * topic.message_bytes:
+        raise Invalid(f"consume: {received} records of {expected} came out, {size} bytes, {answer['gaps']} gaps")
+    return Received(received, size, answer["seconds"], run.cpu_s, run.others_cpu_s)
