@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.kafka.request import Request, Slot
+from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
 from headrace.wire.api import API, API_VERSIONS
 from headrace.wire.codec import decode_request
-from headrace.wire.header import read_request_header
+from headrace.wire.header import read_request_header, skip_request_header
 from headrace.wire.message import Message
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Request], Message | None]
 RawHandler = Callable[["Connection", Slot, int, int, memoryview, int], None]
 """(connection, slot, version, correlation id, frame, where the body begins)"""
+
+LoneProduce = tuple[Slot, int, int, int, int, str | None, bytes | None, int, Partition, Appended]
+"""A produce of one batch in this turn: slot, version, correlation id, acks, timeout ms, topic, topic id, index, ..."""
 
 _length = struct.Struct(">i").unpack_from
 LENGTH_BYTES: Final = 4
@@ -60,6 +64,7 @@ class Connection:
         self._slots: deque[Slot] = deque()
         self._paused = False
         self._receiving = False
+        self.lone_produces: list[LoneProduce] = []
 
     # Session.
 
@@ -90,12 +95,12 @@ class Connection:
         except HeadraceError as error:
             self._metrics.protocol_errors += 1
             self._partitions.end_turn()
+            self._receiving = False
             self.refuse(str(error))
             return end
-        finally:
-            self._receiving = False
         self._metrics.bytes_in += used
         self._partitions.end_turn()
+        self._receiving = False
         self._send_ready()
         return used
 
@@ -114,24 +119,24 @@ class Connection:
     # Requests.
 
     def _frame(self, frame: memoryview, started: float) -> None:
-        header = read_request_header(frame)
-        api_key, version, correlation_id, client_id, body = header
+        api_key, version, correlation_id, body = skip_request_header(frame)
         api = API.get(api_key)
         if api is None:
             raise ProtocolError(f"API {api_key} is not served")
         slot = Slot(api.name, started)
-        if not api.min_version <= version <= api.max_version:
-            if api_key == API_VERSIONS:
-                self._slots.append(slot)
-                request = Request(self, slot, api_key, 0, correlation_id, client_id, Message(unsupported=True))
-                self._answer(request)
-                return
-            raise ProtocolError(f"{api.name} v{version} is not served, only v{api.min_version} to v{api.max_version}")
         self._slots.append(slot)
+        if not api.min_version <= version <= api.max_version:
+            if api_key != API_VERSIONS:
+                raise ProtocolError(
+                    f"{api.name} v{version} is not served, only v{api.min_version} to v{api.max_version}"
+                )
+            self._answer(Request(self, slot, api_key, 0, correlation_id, None, Message(unsupported=True)))
+            return
         raw = self._raw_handlers.get(api_key)
         if raw is not None:
             raw(self, slot, version, correlation_id, frame, body)
             return
+        client_id = read_request_header(frame).client_id
         message = decode_request(api_key, version, frame, body)
         self._answer(Request(self, slot, api_key, version, correlation_id, client_id, message))
 

@@ -1,8 +1,8 @@
 """What a leader decides, without I/O: the in-sync set, each replica's position, the high watermark.
 
 A position is the offset below which a replica holds everything in the way the topic's durability asks for: written to
-the page cache, or flushed to disk. The high watermark is the least position over the in-sync set. It never falls within an
-epoch, and it stands still while the set is smaller than the minimum. One node alone is a set of one.
+the page cache, or flushed to disk. The high watermark is the least position over the in-sync set. It never falls within
+an epoch, and it stands still while the set is smaller than the minimum. One node alone is a set of one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from headrace.errors import (
     UnknownEpoch,
 )
 from headrace.partitions.core import LeaderCore
-from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
+from headrace.records.batch import check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
 
 NOTHING_READ = ReadResult((), 0)
@@ -49,15 +49,8 @@ class FetchWaiter(Protocol):
         ...
 
 
-class Appended:
-    """What an append answers: where the batch went, and from which position on it counts."""
-
-    __slots__ = ("append_time_ms", "base_offset", "needed_offset")
-
-    def __init__(self, base_offset: int, needed_offset: int, append_time_ms: int) -> None:
-        self.base_offset = base_offset
-        self.needed_offset = needed_offset
-        self.append_time_ms = append_time_ms
+Appended = tuple[int, int, int]
+"""What an append answers: base offset, the position from which on it counts, append time in ms or -1."""
 
 
 class Partition:
@@ -109,10 +102,7 @@ class Partition:
             raise NotEnoughReplicas(
                 f"{self.topic_partition}: {len(core.in_sync)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
             )
-        return self._append_one(records, check_produced(records))
-
-    def _append_one(self, batch: memoryview, header: BatchHeader) -> Appended:
-        log = self.log
+        header = check_produced(records)
         settings = log.settings
         if header.size_bytes > settings.max_message_bytes:
             raise BatchTooLarge(
@@ -122,14 +112,14 @@ class Partition:
         if header.producer_id >= 0:
             duplicate_at = log.producers.check(header)
             if duplicate_at is not None:
-                return Appended(duplicate_at, duplicate_at + header.record_count, -1)
+                return duplicate_at, duplicate_at + header.record_count, -1
         append_time_ms = -1
         if settings.append_time:
             append_time_ms = self.wall_ms()
-            stamp_append_time(batch, append_time_ms)
-            header = read_header(batch)
-        base_offset = log.append(batch, header, self.core.epoch)
-        return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms)
+            stamp_append_time(records, append_time_ms)
+            header = read_header(records)
+        base_offset = log.append(records, header, core.epoch)
+        return base_offset, base_offset + header.record_count, append_time_ms
 
     def local_position(self) -> int:
         """Below this the leader's own copy is as durable as the topic asks."""

@@ -43,10 +43,10 @@ class Submission:
         error = failures.get(self._partition.topic_partition)
         if error is not None or self._acks == 0:
             self._answer(error)
-        elif self._partition.reached(self._appended.needed_offset, self._acks):
+        elif self._partition.reached(self._appended[1], self._acks):
             self._answer(None)
         else:
-            self._partition.wait(self._appended.needed_offset, self._acks, self)
+            self._partition.wait(self._appended[1], self._acks, self)
             deadlines = self._partitions.deadlines
             deadlines.add(self._partitions.clock.now() + self._timeout_ms / 1000, self)
 
@@ -63,7 +63,7 @@ class Submission:
     def _answer(self, error: HeadraceError | None) -> None:
         if not self.answered:
             self.answered = True
-            self._done(error, self._appended.base_offset if self._appended is not None else -1)
+            self._done(error, self._appended[0] if self._appended is not None else -1)
 
 
 def submit(

@@ -7,6 +7,7 @@ durable as the topic asks, acks=-1 for the high watermark. Versions 0 to 2 carry
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from headrace.errors import Code, HeadraceError, InvalidRecord, RequestTimedOut
@@ -86,7 +87,19 @@ class PendingProduce:
                 continue
             partitions.touch(partition)
             self._staged.append((partition, appended, rows, len(rows)))
-            rows.append((index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset, None))
+            rows.append((index, 0, appended[0], appended[2], partition.log.start_offset, None))
+
+    def add_staged(
+        self, name: str | None, topic_id: bytes | None, index: int, partition: Partition, appended: Appended
+    ) -> None:
+        """A row whose batch is staged already."""
+        rows: list[Row] = [(index, 0, appended[0], appended[2], partition.log.start_offset, None)]
+        self._topics.append((name, topic_id, rows))
+        self._staged.append((partition, appended, rows, 0))
+
+    def refuse_all(self, topics: list[wire.RequestTopic], code: int, reason: str) -> None:
+        for name, topic_id, parts in topics:
+            self._topics.append((name, topic_id, [(index, code, -1, -1, -1, reason) for index, _ in parts]))
 
     def written(self, failures: Failures) -> None:
         """What was staged is in the log, or has failed."""
@@ -95,9 +108,9 @@ class PendingProduce:
             error = failures.get(partition.topic_partition) if failures else None
             if error is not None:
                 rows[at] = _refused(rows[at], error)
-            elif acks and not partition.reached(appended.needed_offset, acks):
+            elif acks and not partition.reached(appended[1], acks):
                 self._waiting += 1
-                partition.wait(appended.needed_offset, acks, self)
+                partition.wait(appended[1], acks, self)
         if not self._waiting:
             self._answer()
             return
@@ -119,7 +132,7 @@ class PendingProduce:
     def expire(self) -> None:
         """Rows that did not get there in time say so; they may get there later."""
         for partition, appended, rows, at in self._staged:
-            if rows[at][1] == 0 and not partition.reached(appended.needed_offset, self._acks):
+            if rows[at][1] == 0 and not partition.reached(appended[1], self._acks):
                 where = partition.topic_partition
                 rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: not committed in {self._timeout_ms} ms"))
         self._answer()
@@ -149,22 +162,57 @@ def _refused(row: Row, error: HeadraceError) -> Row:
 
 
 def handle(connection: Connection, slot: Slot, version: int, correlation_id: int, frame: memoryview, body: int) -> None:
-    request = wire.decode(version, frame, body, len(frame))
-    acks = request.acks
-    pending = PendingProduce(connection, slot, version, correlation_id, acks, request.timeout_ms)
+    transactional_id, acks, timeout_ms, topics = wire.decode(version, frame, body, len(frame))
+    services = connection.services
+    services.metrics.batches_in += 1
+    if transactional_id is None and (acks in (1, -1)) and len(topics) == 1 and len(topics[0][2]) == 1:
+        name, topic_id, ((index, records),) = topics[0]
+        if name is not None and records is not None and not name.startswith("__"):
+            partition = services.partitions.find(name, index)
+            if partition is not None and _stage_lone(
+                connection, (slot, version, correlation_id, acks, timeout_ms, name, topic_id, index, partition), records
+            ):
+                return
+    pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
     if acks not in (1, -1, 0):
-        _refuse_all(pending, connection, request, Code.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
-    elif request.transactional_id is not None:
-        _refuse_all(pending, connection, request, TRANSACTIONAL_ID_REFUSED, "transactions are not served yet")
+        pending.refuse_all(topics, Code.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
+    elif transactional_id is not None:
+        pending.refuse_all(topics, TRANSACTIONAL_ID_REFUSED, "transactions are not served yet")
     else:
-        for name, topic_id, parts in request.topics:
+        for name, topic_id, parts in topics:
             pending.add_topic(name, topic_id, parts)
-    connection.services.metrics.batches_in += 1
-    connection.services.partitions.at_turn_end(pending.written)
+    services.partitions.at_turn_end(pending.written)
 
 
-def _refuse_all(
-    pending: PendingProduce, connection: Connection, request: wire.ProduceRequest, code: int, reason: str
-) -> None:
-    for name, topic_id, parts in request.topics:
-        pending._topics.append((name, topic_id, [(index, code, -1, -1, -1, reason) for index, _ in parts]))
+# One batch for one partition is what most producers send, so it gets a road without an object per request.
+
+LoneHead = tuple[Slot, int, int, int, int, str, bytes | None, int, Partition]
+
+
+def _stage_lone(connection: Connection, head: LoneHead, records: memoryview) -> bool:
+    """False when it was refused: then the long road words the error."""
+    partition = head[8]
+    try:
+        appended = partition.append(records, head[3])
+    except HeadraceError:
+        return False
+    partitions = connection.services.partitions
+    partitions.touch(partition)
+    lone = connection.lone_produces
+    if not lone:
+        partitions.at_turn_end(partial(_finish_lone, connection))
+    lone.append((*head, appended))
+    return True
+
+
+def _finish_lone(connection: Connection, failures: Failures) -> None:
+    produces, connection.lone_produces = connection.lone_produces, []
+    encode = wire.encode_response
+    for slot, version, correlation_id, acks, timeout_ms, name, topic_id, index, partition, appended in produces:
+        if failures or not partition.reached(appended[1], acks):
+            pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
+            pending.add_staged(name, topic_id, index, partition, appended)
+            pending.written(failures)
+            continue
+        row = (index, 0, appended[0], appended[2], partition.log.start_offset, None)
+        connection.fill(slot, (encode(version, correlation_id, [(name, topic_id, [row])]),))
