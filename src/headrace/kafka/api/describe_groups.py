@@ -1,0 +1,44 @@
+"""DescribeGroups, versions 0 to 6. 4: static members; 5: compact encoding; 6: a group that is not there is an error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.errors import Code
+from headrace.groups.messages import DescribedGroup
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+NOT_FOUND_FROM: Final = 6
+DEAD: Final = "Dead"
+
+
+def handle(request: Request) -> Message:
+    groups = [_group(request, request.services.groups.describe(group)) for group in request.body.groups]
+    return Message(throttle_time_ms=0, groups=groups)
+
+
+def _group(request: Request, group: DescribedGroup) -> Message:
+    code, reason = group.error_code, None
+    if code == Code.GROUP_ID_NOT_FOUND or (not code and group.group_state == DEAD):
+        code = Code.GROUP_ID_NOT_FOUND if request.version >= NOT_FOUND_FROM else Code.NONE
+        reason = f"there is no group {group.group_id!r}" if code else None
+    return Message(
+        error_code=code,
+        error_message=reason,
+        group_id=group.group_id,
+        group_state=group.group_state or DEAD,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol_data,
+        members=[
+            Message(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.member_metadata,
+                member_assignment=member.member_assignment,
+            )
+            for member in group.members
+        ],
+    )

@@ -1,0 +1,23 @@
+"""ListGroups, versions 0 to 5. 3: compact encoding; 4: filter by state; 5: filter by type."""
+
+from __future__ import annotations
+
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+
+def handle(request: Request) -> Message:
+    states = {state.lower() for state in request.body.states_filter or ()}
+    types = {kind.lower() for kind in request.body.types_filter or ()}
+    reply = request.services.groups.list()
+    groups = [
+        Message(
+            group_id=group.group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.group_state,
+            group_type=group.group_type,
+        )
+        for group in reply.groups
+        if (not states or group.group_state.lower() in states) and (not types or group.group_type.lower() in types)
+    ]
+    return Message(throttle_time_ms=0, error_code=reply.error_code, groups=groups)

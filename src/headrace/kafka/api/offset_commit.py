@@ -1,0 +1,65 @@
+"""OffsetCommit, versions 2 to 10. 2 to 4: retention time; 6: epochs; 7: static members; 8: compact; 10: topics by id.
+
+Answered when the offsets are committed to __consumer_offsets. A partition that is not there is refused, the others
+count.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.errors import Code
+from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
+from headrace.kafka.request import Request
+from headrace.wire.message import Message
+
+BY_ID_FROM: Final = 10
+RETENTION_UNTIL: Final = 4
+
+
+def handle(request: Request) -> None:
+    body = request.body
+    image = request.services.view.image
+    offsets: list[OffsetToCommit] = []
+    refused: list[PartitionResult] = []
+    ids: dict[str, bytes] = {}
+    for topic in body.topics:
+        known = (
+            image.topics_by_id.get(topic.topic_id) if request.version >= BY_ID_FROM else image.topics.get(topic.name)
+        )
+        name = known.name if known is not None else getattr(topic, "name", None) or topic.topic_id.hex()
+        if request.version >= BY_ID_FROM:
+            ids[name] = topic.topic_id
+        unknown = Code.UNKNOWN_TOPIC_ID if request.version >= BY_ID_FROM else Code.UNKNOWN_TOPIC_OR_PARTITION
+        for part in topic.partitions:
+            index = part.partition_index
+            if known is None or not 0 <= index < len(known.partitions):
+                code = unknown if known is None else Code.UNKNOWN_TOPIC_OR_PARTITION
+                refused.append(PartitionResult(name, index, code))
+            else:
+                epoch, metadata = part.committed_leader_epoch, part.committed_metadata or ""
+                offsets.append(OffsetToCommit(name, index, part.committed_offset, epoch, metadata))
+    request.services.groups.commit(
+        body.group_id,
+        CommitRequest(
+            tuple(offsets),
+            body.member_id,
+            body.generation_id_or_member_epoch,
+            body.group_instance_id,
+            body.retention_time_ms if request.version <= RETENTION_UNTIL else -1,
+        ),
+        lambda results: request.reply(_response([*results, *refused], ids)),
+    )
+
+
+def _response(results: list[PartitionResult], ids: dict[str, bytes]) -> Message:
+    topics: dict[str, list[Message]] = {}
+    for result in results:
+        row = Message(partition_index=result.partition_index, error_code=result.error_code)
+        topics.setdefault(result.topic, []).append(row)
+    return Message(
+        throttle_time_ms=0,
+        topics=[
+            Message(name=name, topic_id=ids.get(name, bytes(16)), partitions=rows) for name, rows in topics.items()
+        ],
+    )

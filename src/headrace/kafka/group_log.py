@@ -1,0 +1,45 @@
+"""Groups and their log: records go to a partition of __consumer_offsets as one batch, and are replayed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from headrace.errors import Code, HeadraceError
+from headrace.groups.offsets import OFFSETS_TOPIC, Record
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.partitions.submission import submit
+from headrace.records import kernel
+
+ALL_IN_SYNC = -1
+TIMEOUT_MS = 5000
+
+
+class GroupLog:
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+
+    def append(self, index: int, records: list[Record], done: Callable[[int], None]) -> None:
+        """`done(error code)` runs when the high watermark has passed the records, or they cannot be had."""
+        partition = self._partitions.find(OFFSETS_TOPIC, index)
+        if partition is None:
+            done(Code.NOT_COORDINATOR)
+            return
+        now_ms = self._partitions.clock.wall_ms()
+        batch = kernel.build([(now_ms, key, value, ()) for key, value in records])
+
+        def answered(error: HeadraceError | None, _base_offset: int) -> None:
+            done(Code.NONE if error is None else Code.COORDINATOR_NOT_AVAILABLE)
+
+        submit(self._partitions, partition, bytearray(batch), ALL_IN_SYNC, TIMEOUT_MS, answered)
+        self._partitions.clock.call_soon(self._partitions.end_turn)
+
+    def replay(self, partition: Partition) -> Iterator[Record]:
+        """Every record of the partition, oldest first."""
+        for header, piece in partition.log.headers(partition.log.start_offset):
+            if header.is_control:
+                continue
+            data = piece.file.pread(piece.count, piece.position)
+            for record in kernel.records(memoryview(data)):
+                if record.key is not None:
+                    yield record.key, record.value

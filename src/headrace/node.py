@@ -1,0 +1,252 @@
+"""The composition root: builds the real ports and every room on top of them, in order, and takes them down again.
+
+Start: folder and coordination, the image, the logs, partitions, groups, then listeners, last the registration: nobody is
+sent here before everything behind the listeners stands. Stop goes the other way; the logs are synced and marked clean last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import uvloop
+
+from headrace import __version__, logs
+from headrace.cluster import keys
+from headrace.cluster.assignment import Assignment
+from headrace.cluster.config import Configs, effective
+from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.cluster.image import Broker, Endpoint, Image
+from headrace.cluster.leadership import plan_new_epochs
+from headrace.cluster.membership import Membership, settle_cluster_id
+from headrace.cluster.tasks import Tasks
+from headrace.cluster.topics import TopicLimits, Topics
+from headrace.cluster.view import ClusterView
+from headrace.errors import OperatorError
+from headrace.groups.coordinator import GroupCoordinator
+from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.kafka import listeners
+from headrace.kafka.group_log import GroupLog
+from headrace.kafka.producer_ids import ProducerIds
+from headrace.kafka.server import KafkaServer, Listening
+from headrace.kafka.services import Services
+from headrace.kafka.topic_creation import TopicCreation
+from headrace.metrics import Metrics
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Timer
+from headrace.ports.network import Address
+from headrace.settings import BrokerSettings, Value
+from headrace.storage.log import TopicPartition
+from headrace.storage.store import PartitionedStore
+from headrace.system.clock import LoopClock
+from headrace.system.disk import SystemDisk
+from headrace.system.network import SocketNetwork
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 0.1
+STOP_SECONDS: Final = 30.0
+
+
+class Node:
+    """One broker. `failed` is called when a part that must run has died."""
+
+    def __init__(
+        self, settings: BrokerSettings, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]
+    ) -> None:
+        self.settings = settings
+        self.started_ms = 0
+        self.ready = False
+        self._loop = loop
+        self._failed = failed
+        self._broker_id: int = settings["node.id"]
+        self._folder = os.path.abspath(settings["data"])
+        self._specs = listeners.parse(settings["listen"], settings["advertise"])
+        self._tasks_under_way: set[asyncio.Task[None]] = set()
+        self._ticker: Timer | None = None
+        self.metrics = Metrics()
+        self.clock = LoopClock(loop)
+
+    async def start(self) -> None:
+        settings = self.settings
+        tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
+        self.disk = SystemDisk(self._loop, sync_helper=settings["sync.helper"])
+        self.store = PartitionedStore(
+            self.disk,
+            self.clock,
+            self._folder,
+            retention_check_ms=settings["retention.check.ms"],
+            checkpoint_ms=settings["checkpoint.ms"],
+            producer_expire_ms=settings["producer.expire.ms"],
+        )
+        self.coordination = EmbeddedCoordination(f"{self._folder}/coordination.sqlite", self.clock)
+        self.cluster_id = await settle_cluster_id(
+            self.coordination, settings["cluster.id"], lambda: secrets.token_bytes(16)
+        )
+        prefix = keys.cluster_prefix(self.cluster_id)
+        self.view = ClusterView(self.coordination, prefix, self.clock, self._failed)
+        await self.view.start()
+        tasks = Tasks(self.coordination, self.view)
+        self.topics = Topics(tasks, self._limits, lambda: secrets.token_bytes(16))
+        await self.topics.finish_interrupted()
+        self._open_logs()
+        if not self.store.was_clean:
+            await tasks.run(lambda image: plan_new_epochs(image, self._broker_id))
+        self._serve_partitions()
+        creation = TopicCreation(self.view, self.topics, self.effective_settings)
+        self.services = Services(
+            settings=settings,
+            clock=self.clock,
+            disk=self.disk,
+            data_folder=self._folder,
+            metrics=self.metrics,
+            broker_id=self._broker_id,
+            cluster_id=self.cluster_id,
+            view=self.view,
+            topics=self.topics,
+            configs=Configs(tasks, self.effective_settings),
+            creation=creation,
+            partitions=self.partitions,
+            groups=self.groups,
+            producer_ids=ProducerIds(self.coordination, prefix),
+            spawn=self.spawn,
+        )
+        self.server = KafkaServer(SocketNetwork(self._loop, settings["receive.buffer.total.bytes"]), self.services)
+        endpoints = {}
+        for spec in self._specs:
+            real = self.server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
+            told = spec.advertised or real
+            endpoints[spec.name] = Endpoint(told.host, told.port or real.port)
+        self.started_ms = self.clock.wall_ms()
+        broker = Broker(self._broker_id, endpoints, secrets.token_hex(8), self.started_ms, settings["rack"])
+        self.membership = Membership(self.coordination, prefix, self.clock, broker, self._failed)
+        await self.membership.start()
+        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
+        self.ready = True
+
+    def effective_settings(self) -> BrokerSettings:
+        return effective(self.settings, self.view.image, self._broker_id)
+
+    def _limits(self) -> TopicLimits:
+        settings = self.effective_settings()
+        return TopicLimits(num_partitions=settings["num.partitions"], partitions_max=settings["partitions.max"])
+
+    def _topic_defaults(self, image: Image) -> dict[str, Value]:
+        return effective(self.settings, image, self._broker_id).topic_defaults()
+
+    def _open_logs(self) -> None:
+        self.partitions = Partitions(self.store, self.clock, self._broker_id)
+        self.assignment = Assignment(
+            self._broker_id, self.store, self.partitions, self._topic_defaults, self._serving, self._dropping
+        )
+        self.store.open(self.assignment.expected(self.view.image))
+
+    def _serve_partitions(self) -> None:
+        self.group_log = GroupLog(self.partitions)
+        self.groups = GroupCoordinator(self.clock, self.settings, self.group_log.append)
+        self.assignment.start(self.view.image)
+        self.view.listen(self.assignment.follow)
+
+    def _serving(self, partition: Partition) -> None:
+        where = partition.topic_partition
+        if where.topic == OFFSETS_TOPIC:
+            self.groups.load(where.partition, self.group_log.replay(partition))
+
+    def _dropping(self, where: TopicPartition) -> None:
+        if where.topic == OFFSETS_TOPIC:
+            self.groups.unload(where.partition)
+        else:
+            self.groups.forget_topic(where.topic)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks_under_way.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks_under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    def _tick(self) -> None:
+        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
+        self.store.tick()
+        self.assignment.retry()
+
+    async def stop(self) -> None:
+        """Take down what has been built, in reverse; safe at any point of a start that failed."""
+        self.ready = False
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if hasattr(self, "membership"):
+            await self.membership.close()
+        if hasattr(self, "server"):
+            self.server.close()
+        for task in list(self._tasks_under_way):
+            task.cancel()
+        if hasattr(self, "groups"):
+            self.groups.close()
+        if hasattr(self, "view"):
+            await self.view.close()
+        if hasattr(self, "store"):
+            self.store.close()
+        if hasattr(self, "coordination"):
+            await self.coordination.close()
+        if hasattr(self, "disk"):
+            self.disk.close()
+
+    def addresses(self) -> dict[str, Address]:
+        return dict(self.server.addresses)
+
+
+def run(settings: BrokerSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    logs.setup(settings["log.format"], settings["log.level"])
+    gc.freeze()
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: BrokerSettings) -> int:
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[BaseException | None] = loop.create_future()
+
+    def stop(error: BaseException | None = None) -> None:
+        if not stopping.done():
+            stopping.set_result(error)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    node = Node(settings, loop, stop)
+    try:
+        await node.start()
+        _say_ready(node)
+        error = await stopping
+        if error is not None:
+            log.error("stopping: a part of the broker failed: %r", error, exc_info=error)
+    finally:
+        await asyncio.wait_for(node.stop(), STOP_SECONDS)
+    return 0 if error is None else 1
+
+
+def _say_ready(node: Node) -> None:
+    """One line on standard output for people and scripts: where to connect."""
+    where = [
+        ("kafka=" if name == listeners.DEFAULT_NAME else f"kafka.{name}=") + str(address)
+        for name, address in node.addresses().items()
+    ]
+    print("ready", *where, f"pid={os.getpid()}", flush=True)
+    log.info("headrace %s on %s, cluster %s", __version__, socket.gethostname(), node.cluster_id)
+
+
+def fail(error: OperatorError) -> int:
+    print(f"headrace: {error}", file=sys.stderr)
+    return 1
