@@ -83,10 +83,10 @@ def free_port() -> int:
         return port
 
 
-def start(recipe_of: Callable[[Path, int], Recipe], folder: Path) -> Running:
+def start(recipe_of: Callable[[Path, int], Recipe], folder: Path, port: int | None = None) -> Running:
     """Starts a contestant in an empty folder and waits for its first successful answer in its own protocol."""
     folder.mkdir(parents=True)
-    port = free_port()
+    port = port or free_port()
     recipe = recipe_of(folder, port)
     log = folder / "output.log"
     with log.open("wb") as output:

@@ -1,7 +1,9 @@
 /* What the load programs share: a clock, percentiles, a payload, and the arguments.
  *
  * Every program is called as  PROGRAM MODE HOST PORT TOPIC PARTITIONS COUNT SIZE WINDOW
- * and prints one line of JSON. MODE is create, delete, produce, pipelined, sync or consume.
+ * and prints one line of JSON. MODE is create, delete, produce, pipelined, sync or consume. The last four print `ready`
+ * once they are connected and wait for a line on their input, so that the caller can read the broker's clocks at the
+ * very ends of the load: the birth of a topic or a connection is no part of it.
  * WINDOW is how many sends may be unanswered at once in the pipelined mode.
  */
 #ifndef LOAD_H
@@ -58,6 +60,15 @@ static inline struct load parse_load(int argc, char **argv) {
     return load;
 }
 
+/* Tells the caller that the load can begin, waits for its word, and answers when that was. */
+static inline int64_t begin_load(void) {
+    char line[16];
+    printf("ready\n");
+    fflush(stdout);
+    if (!fgets(line, sizeof line, stdin)) fail("start", "the caller is gone");
+    return now_ns();
+}
+
 static inline int compare_ns(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
@@ -81,12 +92,14 @@ static inline void print_sent(const struct load *load, int64_t warmed, int64_t d
                percentile_us(latencies_ns, delivered, 0.99), percentile_us(latencies_ns, delivered, 0.999));
     }
     printf("}\n");
+    fflush(stdout);
 }
 
 static inline void print_received(const struct load *load, int64_t received, int64_t bytes, int64_t gaps,
                                   double seconds) {
     printf("{\"mode\": \"%s\", \"received\": %" PRId64 ", \"bytes\": %" PRId64 ", \"gaps\": %" PRId64
            ", \"seconds\": %.6f}\n", load->mode, received, bytes, gaps, seconds);
+    fflush(stdout);
 }
 
 #endif

@@ -17,6 +17,13 @@ from confluent_kafka.cimpl import NewTopic
 STALL_S = 30.0
 
 
+def begin_load() -> float:
+    """Tells the caller that the load can begin, waits for its word, and answers when that was."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    return time.perf_counter()
+
+
 def administer(mode: str, bootstrap: str, topic: str, partitions: int) -> dict[str, Any]:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if mode == "create":
@@ -68,7 +75,7 @@ def produce(
         raise SystemExit("load: no delivery report for 30 s")
     latencies_s.clear()
     answered[:] = [0, 0]
-    began_s = time.perf_counter()
+    began_s = begin_load()
     for i in range(count):
         send(i)
         if not throughput:
@@ -90,7 +97,7 @@ def produce(
 def consume(bootstrap: str, topic: str, partitions: int) -> dict[str, Any]:
     config = {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False}
     consumer = Consumer(config | {"enable.partition.eof": True})
-    began_s = time.perf_counter()
+    began_s = begin_load()
     consumer.assign([TopicPartition(topic, i, OFFSET_BEGINNING) for i in range(partitions)])
     next_offset = [0] * partitions
     received = size = gaps = ended = 0
@@ -123,7 +130,7 @@ def main() -> None:
         answer = consume(bootstrap, topic, partitions)
     else:
         answer = produce(mode, bootstrap, topic, partitions, count, size, window)
-    print(json.dumps(answer))
+    print(json.dumps(answer), flush=True)
     if answer.get("failed"):
         raise SystemExit(1)
 

@@ -123,7 +123,7 @@ static void produce(const struct load *load) {
 
     if (strcmp(load->mode, "sync") == 0) window = 1;
     if (!throughput) latencies_ns = calloc((size_t)load->count + 1, sizeof *latencies_ns);
-    int64_t start_ns = now_ns();
+    int64_t start_ns = begin_load();
     for (int64_t i = 0; i < load->count; i++) {
         send_one(topic, rk, load, i);
         if (!throughput) await_answers(rk, i + 2 - window);
@@ -146,7 +146,7 @@ static void consume(const struct load *load) {
     rd_kafka_topic_partition_list_t *all = rd_kafka_topic_partition_list_new(load->partitions);
     for (int i = 0; i < load->partitions; i++) rd_kafka_topic_partition_list_add(all, load->topic, i)->offset = 0;
 
-    int64_t received = 0, bytes = 0, gaps = 0, start_ns = now_ns(), last_ns = start_ns;
+    int64_t received = 0, bytes = 0, gaps = 0, start_ns = begin_load(), last_ns = start_ns;
     int ended = 0;
     static rd_kafka_message_t *messages[10000];
     if (rd_kafka_assign(rk, all)) fail("consume", "assign refused");
@@ -174,7 +174,6 @@ static void consume(const struct load *load) {
         last_ns = now_ns();
     }
     print_received(load, received, bytes, gaps, (double)(last_ns - start_ns) / 1e9);
-    fflush(stdout);
     _Exit(0); /* leaving the group politely would only add to the broker's bill */
 }
 

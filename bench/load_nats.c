@@ -102,7 +102,7 @@ static void produce(jsCtx *js, const struct load *load) {
         sent_ns = calloc((size_t)load->count + 1, sizeof *sent_ns);
         window = load->window;
     }
-    int64_t start_ns = now_ns();
+    int64_t start_ns = begin_load();
     if (sync) produce_sync(js, load);
     else produce_async(js, load);
     print_sent(load, 0, answered - failed, failed, seconds_since(start_ns), sent_ns);
@@ -111,7 +111,7 @@ static void produce(jsCtx *js, const struct load *load) {
 static void consume(jsCtx *js, const struct load *load) {
     jsStreamInfo *info;
     check(js_GetStreamInfo(&info, js, load->topic, NULL, NULL), "stream info");
-    int64_t stored = (int64_t)info->State.Msgs, start_ns = now_ns();
+    int64_t stored = (int64_t)info->State.Msgs, start_ns = begin_load();
     char subjects[128];
     snprintf(subjects, sizeof subjects, "%s.*", load->topic);
     jsSubOptions options;

@@ -51,7 +51,7 @@ static void produce(const struct load *load) {
     int64_t window = throughput ? PIPELINE_COMMANDS : strcmp(load->mode, "sync") == 0 ? 1 : load->window;
     int64_t *sent_ns = throughput ? NULL : calloc((size_t)load->count + 1, sizeof *sent_ns);
     redisContext *c = connect_to(load);
-    int64_t answered = 0, delivered = 0, start_ns = now_ns();
+    int64_t answered = 0, delivered = 0, start_ns = begin_load();
     for (int64_t i = 0; i < load->count; i++) {
         append_xadd(c, load, i);
         if (sent_ns) {
@@ -98,7 +98,7 @@ static void consume(const struct load *load) {
         argv[4 + i] = keys[i];
         argv[4 + parts + i] = last_ids[i];
     }
-    int64_t received = 0, bytes = 0, start_ns = now_ns();
+    int64_t received = 0, bytes = 0, start_ns = begin_load();
     for (;;) {
         redisReply *reply = redisCommandArgv(c, parts * 2 + 4, argv, NULL);
         if (!reply) fail("XREAD", c->errstr);

@@ -6,18 +6,23 @@ Without a C compiler or librdkafka, Kafka's protocol is loaded by `load_confluen
 """
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import processes
 from bench.contestants import CACHE, HOST, Missing, Running
-from bench.processes import machine_cpu_seconds
 
 HERE = Path(__file__).resolve().parent
 LOAD_TIMEOUT_S = 120.0
+# A broker is quiet when it uses less than this share of one core over the window.
+QUIET_CPU_SHARE = 0.15
+QUIET_WINDOW_S = 0.1
+QUIET_TIMEOUT_S = 6.0
 LIBRARIES = {
     "kafka": ("rdkafka", "librdkafka-dev"),
     "nats": ("nats", "libnats-dev"),
@@ -95,33 +100,79 @@ class Answer:
     others_cpu_s: float
 
 
-def _client_cpu_seconds() -> float:
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime
-
-
-def _run(broker: Running, mode: str, topic: Topic, count: int = 0, window: int = 1) -> Answer:
-    """Runs a load program against the broker, with the costs of everyone around it."""
+def _command(broker: Running, mode: str, topic: Topic, count: int = 0, window: int = 1) -> tuple[str, ...]:
     words = (mode, HOST, broker.port, topic.name, topic.partitions, count, topic.message_bytes, window)
-    command = (*program(broker.recipe.load), *(str(word) for word in words))
-    everyone_s, client_s, broker_s = machine_cpu_seconds(), _client_cpu_seconds(), broker.cpu_seconds()
+    return (*program(broker.recipe.load), *(str(word) for word in words))
+
+
+def await_quiet(broker: Running) -> None:
+    """Waits until the broker has done what earlier steps left it to do: compiling, deleting, collecting garbage."""
+    deadline = time.monotonic() + QUIET_TIMEOUT_S
+    used_s = broker.cpu_seconds()
+    while time.monotonic() < deadline:
+        time.sleep(QUIET_WINDOW_S)
+        before_s, used_s = used_s, broker.cpu_seconds()
+        if used_s - before_s < QUIET_CPU_SHARE * QUIET_WINDOW_S:
+            return
+
+
+def _run(broker: Running, mode: str, topic: Topic, count: int, window: int = 1) -> Answer:
+    """Runs a load program against the broker; the clocks are read when it is told to begin and when it answers."""
+    load = subprocess.Popen(
+        _command(broker, mode, topic, count, window),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert load.stdin is not None
+    assert load.stdout is not None
+    assert load.stderr is not None
+    watchdog = threading.Timer(LOAD_TIMEOUT_S, load.kill)
+    watchdog.start()
+    line = ""
+    cpu_s = others_cpu_s = 0.0
+    try:
+        if load.stdout.readline() == "ready\n":
+            await_quiet(broker)
+            before = _clocks(broker, load)
+            load.stdin.write("\n")
+            load.stdin.flush()
+            line = load.stdout.readline()
+            everyone_s, cpu_s, client_s = (b - a for a, b in zip(before, _clocks(broker, load), strict=True))
+            others_cpu_s = max(0.0, everyone_s - cpu_s - client_s)
+        trouble = load.stderr.read()
+        status = load.wait()
+    finally:
+        watchdog.cancel()
+        load.kill()
+        for pipe in (load.stdin, load.stdout, load.stderr):
+            pipe.close()
+    if status != 0 or not line:
+        raise Invalid(f"{mode}: status {status}, at most {LOAD_TIMEOUT_S:.0f} s allowed: {trouble.strip()[-300:]}")
+    return Answer(json.loads(line), cpu_s, others_cpu_s)
+
+
+def _clocks(broker: Running, load: subprocess.Popen[str]) -> tuple[float, float, float]:
+    return processes.machine_cpu_seconds(), broker.cpu_seconds(), processes.cpu_seconds(load.pid)
+
+
+def _administer(broker: Running, mode: str, topic: Topic) -> None:
+    command = _command(broker, mode, topic)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOAD_TIMEOUT_S)
     except subprocess.TimeoutExpired as late:
         raise Invalid(f"{mode}: not done in {LOAD_TIMEOUT_S:.0f} s") from late
-    cpu_s = broker.cpu_seconds() - broker_s
-    others_cpu_s = machine_cpu_seconds() - everyone_s - cpu_s - (_client_cpu_seconds() - client_s)
     if done.returncode != 0:
         raise Invalid(f"{mode}: {done.stderr.strip()[-300:]}")
-    return Answer(json.loads(done.stdout), cpu_s, max(0.0, others_cpu_s))
 
 
 def create(broker: Running, topic: Topic) -> None:
-    _run(broker, "create", topic)
+    _administer(broker, "create", topic)
 
 
 def delete(broker: Running, topic: Topic) -> None:
-    _run(broker, "delete", topic)
+    _administer(broker, "delete", topic)
 
 
 def send(broker: Running, mode: str, topic: Topic, count: int, window: int = 1) -> Sent:

@@ -174,9 +174,10 @@ def reach_table(results: Results, entrant: Entrant) -> str:
     return table(["reach", "target", "measured", "verdict"], rows)
 
 
-def as_json(results: Results) -> list[dict[str, object]]:
+def as_json(taken: Mapping[Cell, Mapping[str, Sequence[Figures] | None]]) -> list[dict[str, object]]:
+    """Every round of every cell; the median is for the reader to take again, with the spread in sight."""
     return [
-        {**asdict(cell), "contestant": name, "figures": asdict(figures) if figures else None}
-        for cell in sorted(results)
-        for name, figures in results[cell].items()
+        {**asdict(cell), "contestant": name, "valid": bool(rounds), "rounds": [asdict(f) for f in rounds or ()]}
+        for cell, row in sorted(taken.items())
+        for name, rounds in row.items()
     ]

@@ -45,9 +45,11 @@ SYNC_SENDS = 2_000
 PIPELINED_SENDS = 10_000
 WINDOW = 256
 SETTLE_S = 3.0
-WARM_CELLS = (Cell(100, 4), Cell(10240, 4))
+Taken = dict[Cell, dict[str, list[Figures] | None]]
+"""Figures of every round by cell and contestant; None once a record was lost, doubled or refused there."""
+WARM_CELLS = (Cell(100, 256), Cell(10240, 4))
 WARM_VOLUME = 0.4
-WARM_TIMEOUT_S = 75.0
+WARM_TIMEOUT_S = 120.0
 # A pass that is not this much cheaper than the cheapest before it brought nothing; two in a row end the warming.
 WARM_GAIN = 0.05
 
@@ -166,37 +168,39 @@ def warm(broker: Running) -> str:
     return outcome
 
 
-def run_cells(brokers: Sequence[Running], cells: Sequence[Cell], rounds: int) -> dict[Cell, dict[str, Figures | None]]:
+def run_cells(brokers: Sequence[Running], cells: Sequence[Cell], rounds: int) -> Taken:
     """Every cell, every round, the contestants taking turns, another one first in each round."""
-    taken: dict[tuple[Cell, str], list[Figures]] = {}
-    invalid: set[tuple[Cell, str]] = set()
+    taken: Taken = {cell: {broker.recipe.name: [] for broker in brokers} for cell in cells}
     for round_number in range(rounds):
         first = round_number % len(brokers)
         order = [*brokers[first:], *brokers[:first]]
         for cell in cells:
             for broker in order:
-                key = (cell, broker.recipe.name)
-                if key in invalid:
+                name = broker.recipe.name
+                rounds_so_far = taken[cell][name]
+                if rounds_so_far is None:
                     continue
                 try:
                     figures = measure(broker, cell, f"{cell}-{round_number}")
                 except Invalid as trouble:
-                    say(f"!!! INVALID {broker.recipe.name} {cell} round {round_number + 1}: {trouble}")
-                    invalid.add(key)
+                    say(f"!!! INVALID {name} {cell} round {round_number + 1}: {trouble}")
+                    taken[cell][name] = None
                     continue
-                taken.setdefault(key, []).append(figures)
+                rounds_so_far.append(figures)
                 say(
-                    f"round {round_number + 1} {cell} {broker.recipe.name}: {figures.produce_msg_per_s:,.0f} msg/s, "
+                    f"round {round_number + 1} {cell} {name}: {figures.produce_msg_per_s:,.0f} msg/s, "
                     f"{figures.produce_cpu_s_per_million:.3f} CPU-s/M, "
-                    f"fetch {figures.fetch_gb_per_cpu_s:.2f} GB/CPU-s, others used {figures.others_cpu_percent:.0f} % of the machine"
+                    f"{figures.pipelined_cpu_us:.1f} CPU-us/request, fetch {figures.fetch_gb_per_cpu_s:.2f} GB/CPU-s; "
+                    f"others used {figures.others_cpu_percent:.0f} % of the machine"
                 )
-    results: dict[Cell, dict[str, Figures | None]] = {}
-    for cell in cells:
-        results[cell] = {}
-        for broker in brokers:
-            key = (cell, broker.recipe.name)
-            results[cell][broker.recipe.name] = None if key in invalid else median_of(taken[key])
-    return results
+    return taken
+
+
+def medians(taken: Taken) -> dict[Cell, dict[str, Figures | None]]:
+    return {
+        cell: {name: median_of(rounds) if rounds else None for name, rounds in row.items()}
+        for cell, row in taken.items()
+    }
 
 
 def parse_cells(text: str) -> list[Cell]:
@@ -234,11 +238,12 @@ def main() -> int:
             raise SystemExit("no contestant could be had")
         entrants = observe_idle(brokers, start_s)
         warmed = {broker.recipe.name: warm(broker) for broker in brokers}
-        results = run_cells(brokers, cells, rounds)
+        taken = run_cells(brokers, cells, rounds)
     finally:
         for broker in brokers:
             broker.stop()
         shutil.rmtree(folder, ignore_errors=True)
+    results = medians(taken)
     print_report(where, entrants, missing, warmed, results, rounds, time.monotonic() - began)
     if options.json:
         whole = {
@@ -248,7 +253,7 @@ def main() -> int:
             "warmed": warmed,
             "entrants": [asdict(e) for e in entrants],
         }
-        whole["cells"] = as_json(results)
+        whole["cells"] = as_json(taken)
         options.json.write_text(json.dumps(whole, indent=1) + "\n")
     return 1 if any(figures is None for row in results.values() for figures in row.values()) else 0
 
