@@ -67,9 +67,21 @@ class FileSlice:
 class Disk(Protocol):
     """A file system. Paths are absolute strings."""
 
-    def open(self, path: str, *, create: bool = False, writable: bool = False) -> File: ...
+    def open(self, path: str, *, create: bool = False, writable: bool = False) -> File:
+        """A file, or a folder to be synced: syncing it does what `sync_folder` does.
+
+        A file that nobody refers to any more is closed by itself, so a slice keeps its file open as long as it lives.
+        """
+        ...
+
+    def lock(self, path: str) -> File:
+        """Open the file, created if need be, and hold it for this process alone until it is closed.
+        BlockingIOError: another process holds it."""
+        ...
 
     def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
 
     def list(self, folder: str) -> list[str]: ...
 

@@ -1,21 +1,23 @@
 """What a log is to everything above storage. A layout (files per partition, or one shared log) implements it.
 
-A log is a sequence of record batches with rising offsets. `append` stages a batch: it gets its offsets and is visible in
-`end_offset` at once, but it is written by `LogStore.write_staged`, one vectored write per turn for all that was staged.
-Staged views are only used until then. Reads answer file slices, never bytes, and never go beyond `written_offset`.
-Nothing here says that a partition has a file of its own.
+A log is a sequence of record batches with rising offsets. `append` stages a batch: it gets its offsets and is visible
+in `end_offset` at once, but it is written by `LogStore.write_staged`, one vectored write per turn for all that was
+staged. Staged views are only used until then. Reads answer file slices, never bytes, and never go beyond
+`written_offset`. Nothing here says that a partition has a file of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
+
+TICK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,15 @@ class Log(Protocol):
     topic_partition: TopicPartition
     topic_id: bytes
     settings: LogSettings
-    producers: ProducerStates
     start_offset: int
     end_offset: int
     written_offset: int
     durable_offset: int
     size_bytes: int
     offline: HeadraceError | None
+
+    @property
+    def producers(self) -> ProducerStates: ...
 
     def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
         """Stage one checked batch as leader: stamp base offset and epoch in place; answers the base offset."""
@@ -85,7 +89,8 @@ class Log(Protocol):
         ...
 
     def read(self, offset: int, max_bytes: int, limit_offset: int) -> ReadResult:
-        """Batches from `offset` up to, not including, `limit_offset`. Raises OffsetOutOfRange below the start or above the end."""
+        """Batches from `offset` up to, not including, `limit_offset`, which is the boundary of a batch or at the end.
+        Raises OffsetOutOfRange below the start or above the end, CorruptBatch where the log is damaged."""
         ...
 
     def truncate(self, offset: int) -> None:
@@ -137,7 +142,8 @@ class LogStore(Protocol):
         ...
 
     def tick(self) -> None:
-        """Periodic work, on the loop, in short steps: flush intervals, rolling by age, retention, checkpoints, compaction."""
+        """Periodic work, on the loop, in short steps: flush intervals, rolling by age, retention, checkpoints,
+        compaction. Call it at least every TICK_SECONDS."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Fakes for the four ports: a virtual clock, a fault-injecting disk, a network in memory."""

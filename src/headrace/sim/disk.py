@@ -1,0 +1,426 @@
+"""A disk in memory that loses what was not synced, fills up, flips bytes and fails a sync when told to.
+
+Each file keeps its content, the image that is safe on the platter, and the writes between the two. A crash keeps a
+random part of those writes, one of them perhaps torn; of the changes to a folder it keeps those up to a random one.
+A failed sync loses its writes for good, though they can still be read: that is what Linux does.
+Mapped memory is not journalled: a crash takes each sector of a mapped file from before or after.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Buffer, File, SyncDone
+
+SECTOR_BYTES: Final = 512
+UNLIMITED_BYTES: Final = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    position: int
+    data: bytes
+
+    def apply(self, image: bytearray) -> None:
+        end = self.position + len(self.data)
+        if len(image) < end:
+            image.extend(bytes(end - len(image)))
+        image[self.position : end] = self.data
+
+
+@dataclass(frozen=True, slots=True)
+class _Resize:
+    size: int
+
+    def apply(self, image: bytearray) -> None:
+        if len(image) > self.size:
+            del image[self.size :]
+        else:
+            image.extend(bytes(self.size - len(image)))
+
+
+@dataclass(slots=True)
+class _FileNode:
+    content: bytearray = field(default_factory=bytearray)
+    safe: bytearray = field(default_factory=bytearray)
+    changes: deque[_Write | _Resize] = field(default_factory=deque)
+    changes_taken: int = 0
+    mapped: bool = False
+    cold: bool = False
+
+    def change(self, change: _Write | _Resize) -> None:
+        change.apply(self.content)
+        self.changes.append(change)
+
+    def moment(self) -> tuple[int, bytes | None]:
+        """What a sync that is asked for now makes safe."""
+        return self.changes_taken + len(self.changes), bytes(self.content) if self.mapped else None
+
+    def settle(self, moment: tuple[int, bytes | None], *, lost: bool) -> None:
+        upto, mapped = moment
+        while self.changes_taken < upto:
+            change = self.changes.popleft()
+            self.changes_taken += 1
+            if not lost:
+                change.apply(self.safe)
+        if mapped is not None and not lost:
+            self.safe = bytearray(mapped)
+
+    def crash(self, chance: random.Random) -> None:
+        image = self.safe
+        if self.mapped:
+            image = _mix(self.safe, self.content, chance)
+        else:
+            kept = chance.random()
+            for change in self.changes:
+                if chance.random() >= kept:
+                    continue
+                if isinstance(change, _Write) and chance.random() < 0.2:
+                    change = _Write(change.position, change.data[: chance.randrange(len(change.data) + 1)])
+                change.apply(image)
+        self.safe = image
+        self.content = bytearray(image)
+        self.changes_taken += len(self.changes)
+        self.changes.clear()
+        self.mapped = False
+
+
+def _mix(old: bytearray, new: bytearray, chance: random.Random) -> bytearray:
+    image = bytearray(chance.choice((old, new)))
+    for at in range(0, len(image), SECTOR_BYTES):
+        source = chance.choice((old, new))[at : at + SECTOR_BYTES]
+        image[at : at + len(source)] = source
+    return image
+
+
+@dataclass(slots=True)
+class _Folder:
+    entries: dict[str, _FileNode | _Folder] = field(default_factory=dict)
+    safe: dict[str, _FileNode | _Folder] = field(default_factory=dict)
+    steps: list[dict[str, _FileNode | _Folder]] = field(default_factory=list)
+
+    def stepped(self) -> None:
+        """Remember the entries as they are after one more change."""
+        self.steps.append(dict(self.entries))
+
+    def settle(self, steps: int) -> None:
+        if steps:
+            self.safe = self.steps[steps - 1]
+            del self.steps[:steps]
+
+    def crash(self, chance: random.Random) -> None:
+        keep = chance.randrange(len(self.steps) + 1)
+        self.settle(keep)
+        self.steps.clear()
+        self.entries = dict(self.safe)
+        for node in self.entries.values():
+            node.crash(chance)
+
+
+class SimFile:
+    def __init__(self, disk: SimDisk, path: str, node: _FileNode | _Folder, *, writable: bool) -> None:
+        self.path = path
+        self._disk = disk
+        self._node: _FileNode | _Folder | None = node
+        self._writable = writable
+        self._age = disk.age
+
+    @property
+    def node(self) -> _FileNode | _Folder:
+        if self._node is None or self._age != self._disk.age:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
+        return self._node
+
+    def _file(self, *, write: bool = False) -> _FileNode:
+        node = self.node
+        if isinstance(node, _Folder):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+        if write and not self._writable:
+            raise OSError(errno.EBADF, "not open for writing", self.path)
+        return node
+
+    def fileno(self) -> int:
+        return -1
+
+    def size(self) -> int:
+        return len(self._file().content)
+
+    def pwritev(self, parts: Sequence[Buffer], position: int) -> int:
+        node = self._file(write=True)
+        self._disk.check_write(self.path)
+        data = b"".join(parts)
+        room = self._disk.room(len(node.content), position + len(data))
+        if room < 0:
+            fits = max(0, len(data) + room)
+            if fits:
+                node.change(_Write(position, data[:fits]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        if data:
+            node.change(_Write(position, data))
+        return len(data)
+
+    def pread(self, count: int, position: int) -> bytes:
+        return bytes(self._file().content[position : position + count])
+
+    def truncate(self, size: int) -> None:
+        self._file(write=True).change(_Resize(size))
+
+    def allocate(self, size: int) -> None:
+        node = self._file(write=True)
+        if size > len(node.content):
+            if self._disk.room(len(node.content), size) < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            node.change(_Resize(size))
+
+    def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
+        node = self._file()
+        if size > len(node.content) or size == 0:
+            raise ValueError("mapping is larger than the file")
+        if not writable:
+            return memoryview(node.content)[:size].toreadonly()
+        node.mapped = True
+        return memoryview(node.content)[:size]
+
+    def sync(self) -> None:
+        self._disk.finish_sync([self])
+
+    def in_cache(self, position: int, count: int) -> bool:
+        return not self._file().cold
+
+    def close(self) -> None:
+        self._node = None
+
+
+class SimDisk:
+    """Paths are absolute; the root folder is there from the start."""
+
+    def __init__(self, clock: Clock, *, capacity_bytes: int = UNLIMITED_BYTES) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.age = 0
+        self.syncs = 0
+        self.synced_files = 0
+        self._clock = clock
+        self._root = _Folder()
+        self._failing_syncs: dict[str, int] = {}
+        self._failing_writes: dict[str, int] = {}
+        self._locked: set[str] = set()
+        self._held: builtins.list[Callable[[], None]] | None = None
+
+    # What a test does to the disk.
+
+    def crash(self, seed: int) -> None:
+        """Lose power: open files are gone, and so is a random part of what was not synced."""
+        self.age += 1
+        self._locked.clear()
+        self._held = None
+        self._root.crash(random.Random(seed))
+
+    def fail_sync(self, path: str, number: int = errno.EIO) -> None:
+        """The next sync of that file fails, and what it should have saved is lost."""
+        self._failing_syncs[path] = number
+
+    def fail_write(self, path: str, number: int = errno.EIO) -> None:
+        self._failing_writes[path] = number
+
+    def flip(self, path: str, position: int, mask: int = 0x01) -> None:
+        """Damage a byte on the platter."""
+        node = self._find(path)
+        assert isinstance(node, _FileNode)
+        node.content[position] ^= mask
+        if position < len(node.safe):
+            node.safe[position] ^= mask
+
+    def evict(self, path: str) -> None:
+        """Drop a file from the page cache."""
+        node = self._find(path)
+        assert isinstance(node, _FileNode)
+        node.cold = True
+
+    def hold_syncs(self) -> None:
+        """Let asked-for syncs wait until `release_syncs`."""
+        self._held = self._held or []
+
+    def release_syncs(self) -> None:
+        held, self._held = self._held or [], None
+        for finish in held:
+            self._clock.call_soon(finish)
+
+    # The port.
+
+    def open(self, path: str, *, create: bool = False, writable: bool = False) -> SimFile:
+        parent, name = self._parent(path)
+        node = parent.entries.get(name)
+        if node is None:
+            if not create:
+                raise _missing(path)
+            node = parent.entries[name] = _FileNode()
+            parent.stepped()
+        return SimFile(self, path, node, writable=writable)
+
+    def lock(self, path: str) -> SimFile:
+        if path in self._locked:
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
+        self._locked.add(path)
+        return _LockedFile(self, path, self.open(path, create=True, writable=True).node, writable=True)
+
+    def unlock(self, path: str) -> None:
+        self._locked.discard(path)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._find(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, path: str) -> int:
+        node = self._find(path)
+        return len(node.content) if isinstance(node, _FileNode) else 0
+
+    def list(self, folder: str) -> builtins.list[str]:
+        return [*self._folder(folder).entries]
+
+    def make_folder(self, path: str) -> None:
+        folder = self._root
+        for name in path.strip("/").split("/"):
+            node = folder.entries.get(name)
+            if node is None:
+                node = folder.entries[name] = _Folder()
+                folder.stepped()
+            if not isinstance(node, _Folder):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            folder = node
+
+    def remove(self, path: str) -> None:
+        parent, name = self._parent(path)
+        if not isinstance(parent.entries.get(name), _FileNode):
+            raise _missing(path)
+        del parent.entries[name]
+        parent.stepped()
+
+    def remove_folder(self, path: str) -> None:
+        self._folder(path)
+        parent, name = self._parent(path)
+        del parent.entries[name]
+        parent.stepped()
+
+    def rename(self, source: str, target: str) -> None:
+        parent, name = self._parent(source)
+        target_parent, target_name = self._parent(target)
+        if name not in parent.entries:
+            raise _missing(source)
+        node = parent.entries.pop(name)
+        target_parent.entries[target_name] = node
+        parent.stepped()
+        if target_parent is not parent:
+            target_parent.stepped()
+
+    def sync_folder(self, path: str) -> None:
+        folder = self._folder(path)
+        folder.settle(len(folder.steps))
+
+    def free_bytes(self, path: str) -> int:
+        return max(0, self.capacity_bytes - self._used(self._root))
+
+    def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
+        chosen = [file for file in files if isinstance(file, SimFile)]
+        nodes = [(file.path, file.node) for file in chosen]
+        moments = [node.moment() if isinstance(node, _FileNode) else len(node.steps) for _, node in nodes]
+        age = self.age
+
+        def finish() -> None:
+            if age != self.age:
+                return
+            error: OSError | None = None
+            for (path, node), moment in zip(nodes, moments, strict=True):
+                error = self._settle(path, node, moment) or error
+            self.syncs += 1
+            self.synced_files += len(nodes)
+            done(error)
+
+        if self._held is not None:
+            self._held.append(finish)
+        else:
+            self._clock.call_soon(finish)
+
+    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
+        assert isinstance(file, SimFile)
+        node = file.node
+        assert isinstance(node, _FileNode)
+        node.cold = False
+        self._clock.call_soon(done)
+
+    def close(self) -> None:
+        self._held = None
+
+    # What files ask of their disk.
+
+    def finish_sync(self, files: Sequence[SimFile]) -> None:
+        for file in files:
+            node = file.node
+            error = self._settle(file.path, node, node.moment() if isinstance(node, _FileNode) else len(node.steps))
+            if error is not None:
+                raise error
+
+    def check_write(self, path: str) -> None:
+        number = self._failing_writes.pop(path, None)
+        if number is not None:
+            raise OSError(number, os.strerror(number), path)
+
+    def room(self, size: int, wanted: int) -> int:
+        """Free bytes after growing a file from `size` to `wanted`; below zero: that many are missing."""
+        if wanted <= size:
+            return 0
+        return self.capacity_bytes - self._used(self._root) - (wanted - size)
+
+    def _settle(self, path: str, node: _FileNode | _Folder, moment: tuple[int, bytes | None] | int) -> OSError | None:
+        number = self._failing_syncs.pop(path, None)
+        if isinstance(node, _Folder):
+            assert isinstance(moment, int)
+            if number is None:
+                node.settle(min(moment, len(node.steps)))
+        else:
+            assert isinstance(moment, tuple)
+            node.settle(moment, lost=number is not None)
+        return OSError(number, os.strerror(number), path) if number is not None else None
+
+    def _find(self, path: str) -> _FileNode | _Folder:
+        node: _FileNode | _Folder = self._root
+        for name in path.strip("/").split("/"):
+            if not isinstance(node, _Folder) or name not in node.entries:
+                raise _missing(path)
+            node = node.entries[name]
+        return node
+
+    def _folder(self, path: str) -> _Folder:
+        node = self._find(path)
+        if not isinstance(node, _Folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return node
+
+    def _parent(self, path: str) -> tuple[_Folder, str]:
+        folder, _, name = path.rpartition("/")
+        return (self._folder(folder) if folder else self._root), name
+
+    def _used(self, folder: _Folder) -> int:
+        return sum(
+            len(node.content) if isinstance(node, _FileNode) else self._used(node) for node in folder.entries.values()
+        )
+
+
+class _LockedFile(SimFile):
+    def close(self) -> None:
+        super().close()
+        self._disk.unlock(self.path)
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -1,0 +1,72 @@
+"""One file for the whole store, `@checkpoint`: what is safe of each log, so that a start reads no more than it must.
+
+Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 1, "clean": bool, "logs": [[topic, partition, recovery
+point, start offset, end offset, active segment, its bytes, wall ms of its first append, compacted up to], ...]}.
+
+It is replaced whole; a crash leaves the old or the new one. `clean` is true only between a clean stop and the next
+start. An old one costs time, never data: more is read again. Without one every log is read. What only stands here is
+a start offset inside a segment (DeleteRecords); it is written at once, and without it the segment's first offset
+counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from headrace.ports.disk import Disk, read_whole
+from headrace.storage.log import TopicPartition
+
+FILE_NAME: Final = "@checkpoint"
+VERSION: Final = 1
+
+
+class LogPoint(NamedTuple):
+    """What one log was like when the checkpoint was taken; `recovery_offset` and everything before it is safe."""
+
+    topic: str
+    partition: int
+    recovery_offset: int
+    start_offset: int
+    end_offset: int
+    active_base: int
+    active_bytes: int
+    began_ms: int
+    cleaned_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    clean: bool = False
+    points: dict[TopicPartition, LogPoint] = field(default_factory=dict)
+
+
+def encode(points: Iterable[LogPoint], *, clean: bool) -> bytes:
+    body = json.dumps({"version": VERSION, "clean": clean, "logs": list(points)}, separators=(",", ":")).encode()
+    return b"%08x\n%b\n" % (crc32c(body), body)
+
+
+def decode(data: bytes) -> Checkpoint | None:
+    """None if it is not whole."""
+    crc, _, body = data.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    try:
+        if int(crc, 16) != crc32c(body):
+            return None
+    except ValueError:
+        return None
+    content = json.loads(body)
+    if content["version"] != VERSION:
+        return None
+    points = [LogPoint(*point) for point in content["logs"]]
+    return Checkpoint(content["clean"], {TopicPartition(p.topic, p.partition): p for p in points})
+
+
+def read(disk: Disk, folder: str) -> Checkpoint | None:
+    """An empty one if there is none; None if it is damaged."""
+    path = f"{folder}/{FILE_NAME}"
+    return decode(read_whole(disk, path)) if disk.exists(path) else Checkpoint()

@@ -1,0 +1,78 @@
+"""Group commit: one sync serves every log that asked while the last one ran.
+
+A log's durable offset rises to what was written when the sync was asked for, not to what was when it came back.
+A sync that failed is not tried again, because the kernel forgets what it could not write: its logs go offline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk, File
+from headrace.storage.log import Log
+from headrace.storage.partitioned import PartitionedLog
+
+Listener = Callable[[Log], None]
+
+
+class GroupCommit:
+    def __init__(self, disk: Disk, clock: Clock) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._asked: dict[PartitionedLog, None] = {}
+        self._running = False
+        self._closed = False
+        self.listeners: list[Listener] = []
+        self.syncs = 0
+        self.last_sync_seconds = 0.0
+
+    def ask(self, log: PartitionedLog) -> None:
+        """Have the log in the next sync, which `start` begins."""
+        self._asked[log] = None
+
+    def start(self) -> None:
+        """Begin a sync of all that asked, unless one is running: its end begins the next."""
+        if self._running or not self._asked or self._closed:
+            return
+        asked, self._asked = self._asked, {}
+        files: list[File] = []
+        targets: list[tuple[PartitionedLog, int, int]] = []
+        for log in asked:
+            if log.offline is not None:
+                continue
+            try:
+                files += log.take_unsynced()
+            except OSError as error:
+                log.fail(error)
+                self._tell(log)
+                continue
+            targets.append((log, log.written_offset, log.truncations))
+        self._running = True
+        began = self._clock.now()
+        self._disk.request_sync(files, lambda error: self._done(targets, error, began))
+
+    def _done(self, targets: list[tuple[PartitionedLog, int, int]], error: OSError | None, began: float) -> None:
+        self._running = False
+        if self._closed:
+            return
+        self.syncs += 1
+        self.last_sync_seconds = self._clock.now() - began
+        for log, written_offset, truncations in targets:
+            if error is not None:
+                log.fail(error)
+            elif truncations != log.truncations:
+                self._asked[log] = None  # it was cut meanwhile, and what the offsets mean has changed
+                continue
+            else:
+                log.durable_offset = max(log.durable_offset, written_offset)
+            self._tell(log)
+        self.start()
+
+    def _tell(self, log: PartitionedLog) -> None:
+        for listener in self.listeners:
+            listener(log)
+
+    def close(self) -> None:
+        """Answers of syncs under way are not listened to any more."""
+        self._closed = True

@@ -1,0 +1,113 @@
+"""The data folder: who holds it, which partitions are in it, and whose they are.
+
+    <data>/@lock                       flock'ed by the running broker; holds its process id as text
+    <data>/@checkpoint                 see `checkpoint`
+    <data>/<topic>/<topic>-<n>/        a partition (see `partitioned`)
+    <data>/<topic>/<topic>-<n>/partition   one line: `headrace <format version> <topic id in hex>`
+    ....stray-<k>                      a partition folder that is not served: another topic's id, or no topic's
+    ....deleted-<k>                    a partition folder about to be removed
+
+`@` cannot be in a topic's name. A folder is set aside by renaming and never removed: a person decides about it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import DataFolderError
+from headrace.ports.disk import Disk, File, read_whole
+from headrace.storage.log import TopicPartition
+
+LOCK_FILE: Final = "@lock"
+PARTITION_FILE: Final = "partition"
+FORMAT_VERSION: Final = 1
+STRAY: Final = ".stray-"
+DELETED: Final = ".deleted-"
+ASIDE_MAX: Final = 10_000
+
+_CONTENT = re.compile(rb"headrace (\d+) ([0-9a-f]{32})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A partition folder that was set aside at start, and why."""
+
+    path: str
+    reason: str
+
+
+def lock(disk: Disk, folder: str) -> File:
+    """Hold the data folder for this process; DataFolderError names the one that has it."""
+    path = f"{folder}/{LOCK_FILE}"
+    try:
+        disk.make_folder(folder)
+        file = disk.lock(path)
+    except BlockingIOError:
+        holder = read_whole(disk, path).decode(errors="replace").strip() or "unknown"
+        raise DataFolderError(
+            f"data folder {folder} is in use by the broker with process id {holder}: stop it, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise DataFolderError(
+            f"data folder {folder} cannot be used: {error.strerror}: check that it exists and may be written"
+        ) from error
+    file.truncate(0)
+    file.pwritev([b"%d\n" % os.getpid()], 0)
+    return file
+
+
+def partition_folder(data: str, topic_partition: TopicPartition) -> str:
+    return f"{data}/{topic_partition.topic}/{topic_partition}"
+
+
+def partitions(disk: Disk, data: str) -> Iterator[tuple[TopicPartition, str]]:
+    """Every partition folder that is not set aside, in order."""
+    for topic in sorted(disk.list(data)):
+        if topic.startswith("@"):
+            continue
+        try:
+            names = disk.list(f"{data}/{topic}")
+        except NotADirectoryError:
+            continue
+        for name in sorted(names):
+            number = name.removeprefix(topic + "-")
+            if number != name and number.isdigit():
+                yield TopicPartition(topic, int(number)), f"{data}/{topic}/{name}"
+
+
+def write_partition_file(disk: Disk, folder: str, topic_id: bytes) -> str:
+    path = f"{folder}/{PARTITION_FILE}"
+    file = disk.open(path, create=True, writable=True)
+    try:
+        file.truncate(0)
+        file.pwritev([b"headrace %d %b\n" % (FORMAT_VERSION, topic_id.hex().encode())], 0)
+    finally:
+        file.close()
+    return path
+
+
+def read_topic_id(disk: Disk, folder: str) -> bytes | str:
+    """The id of the topic that the folder belongs to; or what is wrong, in words."""
+    path = f"{folder}/{PARTITION_FILE}"
+    if not disk.exists(path):
+        return f"it has no file {PARTITION_FILE!r}"
+    match = _CONTENT.fullmatch(read_whole(disk, path))
+    if match is None:
+        return f"its file {PARTITION_FILE!r} is not readable"
+    if int(match[1]) != FORMAT_VERSION:
+        return f"its format is version {int(match[1])}, and this is version {FORMAT_VERSION}"
+    return bytes.fromhex(match[2].decode())
+
+
+def set_aside(disk: Disk, folder: str, ending: str) -> str:
+    """Rename a partition folder so that it is not a partition's any more; answers the new path."""
+    for number in range(ASIDE_MAX):
+        target = f"{folder}{ending}{number}"
+        if not disk.exists(target):
+            disk.rename(folder, target)
+            return target
+    raise DataFolderError(f"{folder}: {ASIDE_MAX} folders are set aside beside it: remove those not needed any more")

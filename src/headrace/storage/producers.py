@@ -1,0 +1,194 @@
+"""What a log knows of its idempotent producers: epoch, and sequence and offset of their last five batches.
+
+A snapshot `<20-digit offset>.snapshot` stands beside the segments and holds the state of everything before its offset.
+It is written when a segment is closed and on a clean stop, big-endian:
+
+    version uint16, count uint32, then per producer: id int64, epoch int16, last use in wall ms int64, batches uint8,
+    then per batch: first sequence int32, last sequence int32, base offset int64; at the end CRC-32C of all uint32
+
+After a crash the newest whole snapshot is taken and the headers behind it are read. Without one all headers are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from headrace.errors import DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.records.batch import BatchHeader
+
+KEPT_BATCHES: Final = 5
+SEQUENCES: Final = 1 << 31
+VERSION: Final = 1
+
+_HEAD = struct.Struct(">HI")
+_PRODUCER = struct.Struct(">qhqB")
+_BATCH = struct.Struct(">iiq")
+
+
+class SequencedBatch(NamedTuple):
+    first: int
+    last: int
+    base_offset: int
+
+
+class ProducerState(NamedTuple):
+    epoch: int
+    batches: tuple[SequencedBatch, ...]
+    used_ms: int
+
+
+class ProducerTable:
+    """Loaded at first use. Changes of a turn can be taken back until they are `settled`."""
+
+    __slots__ = ("_load", "_states", "_undo", "_wall_ms")
+
+    def __init__(self, wall_ms: Callable[[], int], load: Callable[[], dict[int, ProducerState]]) -> None:
+        self._wall_ms = wall_ms
+        self._load = load
+        self._states: dict[int, ProducerState] | None = None
+        self._undo: list[tuple[int, ProducerState | None]] = []
+
+    @property
+    def states(self) -> dict[int, ProducerState]:
+        if self._states is None:
+            self._states = self._load()
+        return self._states
+
+    def load(self) -> None:
+        if self._states is None:
+            self._states = self._load()
+
+    @property
+    def loaded(self) -> bool:
+        return self._states is not None
+
+    def check(self, header: BatchHeader) -> int | None:
+        """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
+        state = self.states.get(header.producer_id)
+        if state is None:
+            return None
+        first = header.base_sequence
+        if header.producer_epoch != state.epoch:
+            _check_new_epoch(header, state)
+            return None
+        if not state.batches:
+            return None
+        last = (first + header.record_count - 1) % SEQUENCES
+        expected = (state.batches[-1].last + 1) % SEQUENCES
+        if first == expected:
+            return None
+        for batch in state.batches:
+            if batch.first == first and batch.last == last:
+                return batch.base_offset
+        if (state.batches[0].first - last - 1) % SEQUENCES < SEQUENCES // 2:
+            raise DuplicateSequence(
+                f"producer {header.producer_id} sent sequence {first} again, which is older than its last "
+                f"{len(state.batches)} batches: it was written, but its offset is not known any more"
+            )
+        raise OutOfOrderSequence(
+            f"producer {header.producer_id} sent sequence {first}, but {expected} comes next: a batch is missing"
+        )
+
+    def appended(self, header: BatchHeader, base_offset: int) -> None:
+        """A batch of this producer was staged at the offset."""
+        states = self.states
+        old = states.get(header.producer_id)
+        self._undo.append((header.producer_id, old))
+        states[header.producer_id] = _after(old, header, base_offset, self._wall_ms())
+
+    def drop(self, header: BatchHeader) -> None:
+        """Forget the producer's newest batch if it is this one, because it was not kept after all."""
+        state = self.states.get(header.producer_id)
+        if state and state.batches and state.batches[-1].first == header.base_sequence:
+            self.states[header.producer_id] = state._replace(batches=state.batches[:-1])
+
+    def settled(self) -> None:
+        if self._undo:
+            self._undo.clear()
+
+    def take_back(self) -> None:
+        for producer_id, old in reversed(self._undo):
+            if old is None:
+                self.states.pop(producer_id, None)
+            else:
+                self.states[producer_id] = old
+        self._undo.clear()
+
+    def replace(self, states: dict[int, ProducerState]) -> None:
+        self._states = states
+        self._undo.clear()
+
+    def forget(self) -> None:
+        """Load again at next use."""
+        self._states = None
+        self._undo.clear()
+
+    def expire(self, before_ms: int) -> None:
+        if self._states:
+            for producer_id in [id_ for id_, state in self._states.items() if state.used_ms < before_ms]:
+                del self._states[producer_id]
+
+
+def replay(states: dict[int, ProducerState], headers: Iterable[BatchHeader], now_ms: int) -> None:
+    """Take what the headers of a log say; the log is right, so nothing is checked."""
+    for header in headers:
+        if header.producer_id >= 0:
+            old = states.get(header.producer_id)
+            states[header.producer_id] = _after(old, header, header.base_offset, now_ms)
+
+
+def _check_new_epoch(header: BatchHeader, state: ProducerState) -> None:
+    if header.producer_epoch < state.epoch:
+        raise InvalidProducerEpoch(
+            f"producer {header.producer_id} sent epoch {header.producer_epoch}, but epoch {state.epoch} was seen: "
+            "another instance has taken over"
+        )
+    if header.base_sequence != 0:
+        raise OutOfOrderSequence(
+            f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence {header.base_sequence}, "
+            "not with 0"
+        )
+
+
+def _after(old: ProducerState | None, header: BatchHeader, base_offset: int, now_ms: int) -> ProducerState:
+    first = header.base_sequence
+    kept: tuple[SequencedBatch, ...] = ()
+    if old is not None and old.epoch == header.producer_epoch:
+        kept = old.batches
+    if first < 0:
+        return ProducerState(header.producer_epoch, kept, now_ms)
+    # A compacted batch may hold fewer records than it had; its last offset still tells how many there were.
+    last = (first + header.last_offset_delta) % SEQUENCES
+    batch = SequencedBatch(first, last, base_offset)
+    return ProducerState(header.producer_epoch, (*kept[1 - KEPT_BATCHES :], batch), now_ms)
+
+
+def encode(states: dict[int, ProducerState]) -> bytes:
+    parts = [_HEAD.pack(VERSION, len(states))]
+    for producer_id, (epoch, batches, used_ms) in states.items():
+        parts.append(_PRODUCER.pack(producer_id, epoch, used_ms, len(batches)))
+        parts.extend(_BATCH.pack(*batch) for batch in batches)
+    body = b"".join(parts)
+    return body + crc32c(body).to_bytes(4, "big")
+
+
+def decode(data: bytes) -> dict[int, ProducerState] | None:
+    """None if the snapshot is not whole."""
+    if len(data) < _HEAD.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "big"):
+        return None
+    version, count = _HEAD.unpack_from(data, 0)
+    if version != VERSION:
+        return None
+    states: dict[int, ProducerState] = {}
+    at = _HEAD.size
+    for _ in range(count):
+        producer_id, epoch, used_ms, batches = _PRODUCER.unpack_from(data, at)
+        at += _PRODUCER.size
+        found = tuple(SequencedBatch(*_BATCH.unpack_from(data, at + i * _BATCH.size)) for i in range(batches))
+        at += batches * _BATCH.size
+        states[producer_id] = ProducerState(epoch, found, used_ms)
+    return states

@@ -1,0 +1,235 @@
+"""Opening a partition's folder.
+
+After a clean stop the checkpoint says where the log ends and how large its active segment is; if the file agrees,
+nothing is read. Otherwise every batch from the segment that holds the recovery point on is read and checked, and
+indexes are built anew. What is broken is judged by where it lies:
+
+- at or above the recovery point it is a torn tail: nothing there was synced, so everything from it on is cut, even if
+  whole batches follow, because a hole in the offsets must not be served;
+- below it, it was synced and has been damaged since: it stays where it is and is never served, and what is whole before
+  and after it is. Only when nothing whole follows, the damage is cut, so that the log can go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from headrace.settings import LogSettings
+from headrace.storage import swap
+from headrace.storage.checkpoint import LogPoint
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.log import TopicPartition
+from headrace.storage.partitioned import DELETED, Found, PartitionedLog, Surroundings
+from headrace.storage.scan import Broken, Chain, scan
+from headrace.storage.segment import INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment
+
+log = logging.getLogger(__name__)
+
+LEFTOVERS = (DELETED, ".tmp", swap.CLEANED)
+DIGITS = 20
+
+
+def open_log(
+    around: Surroundings,
+    folder: str,
+    topic_partition: TopicPartition,
+    topic_id: bytes,
+    settings: LogSettings,
+    point: LogPoint | None,
+    *,
+    clean: bool,
+) -> PartitionedLog:
+    """The log in a folder that is known to be this partition's."""
+    names = _tidy(around, folder)
+    bases = _offsets(names, LOG)
+    found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT))
+    if point is not None:
+        found.cleaned_to, found.began_ms = point.cleaned_to, point.began_ms
+    if not bases:
+        _nothing_there(around, folder, settings, found, point)
+    else:
+        cleaned = {int(name[:DIGITS]) for name in names if name.endswith(SUM)}
+        ends = [*bases[1:], point.end_offset if point else bases[-1]]
+        found.segments = [
+            _segment(around, folder, settings, base, end, base in cleaned)
+            for base, end in zip(bases, ends, strict=True)
+        ]
+        found.end_offset = max(ends[-1], bases[-1])
+        active = found.segments[-1]
+        if not (clean and point and point.active_base == active.base_offset and point.active_bytes == active.size):
+            _Recovery(around, folder, topic_partition, found, point).run()
+    found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
+    opened = PartitionedLog(around, folder, topic_partition, topic_id, settings, found)
+    if found.start_offset > found.end_offset:
+        opened.restart_at(found.start_offset)
+    return opened
+
+
+def _tidy(around: Surroundings, folder: str) -> list[str]:
+    """Finish or forget what a crash interrupted; answers the names that are left."""
+    names = around.disk.list(folder)
+    if any(name.endswith(swap.SWAP) for name in names):
+        swap.finish_all(around.disk, folder)
+        names = around.disk.list(folder)
+    for name in names:
+        if name.endswith(LEFTOVERS):
+            around.disk.remove(f"{folder}/{name}")
+    names = [name for name in names if not name.endswith(LEFTOVERS)]
+    logs = {name[:DIGITS] for name in names if name.endswith(LOG)}
+    for name in names:
+        if name.endswith((INDEX, TIME_INDEX, SUM)) and name[:DIGITS] not in logs:
+            around.disk.remove(f"{folder}/{name}")
+    return names
+
+
+def _offsets(names: Iterable[str], ending: str) -> list[int]:
+    return sorted(int(name[:DIGITS]) for name in names if name.endswith(ending) and name[:DIGITS].isdigit())
+
+
+def _segment(
+    around: Surroundings, folder: str, settings: LogSettings, base_offset: int, next_offset: int, cleaned: bool
+) -> Segment:
+    segment = Segment(
+        around.disk,
+        around.open_segments,
+        folder,
+        base_offset,
+        next_offset=next_offset,
+        size=0,
+        index_bytes=settings.segment_index_bytes,
+        interval_bytes=settings.index_interval_bytes,
+        cleaned=cleaned,
+    )
+    segment.found_bytes(around.disk.size(segment.path))
+    return segment
+
+
+def _nothing_there(
+    around: Surroundings, folder: str, settings: LogSettings, found: Found, point: LogPoint | None
+) -> None:
+    base = max(point.recovery_offset, point.start_offset) if point else 0
+    if base:
+        log.error("%s: the segments that the checkpoint tells of are gone; the log goes on at offset %d", folder, base)
+    found.segments = [
+        Segment(
+            around.disk,
+            around.open_segments,
+            folder,
+            base,
+            next_offset=base,
+            size=0,
+            index_bytes=settings.segment_index_bytes,
+            interval_bytes=settings.index_interval_bytes,
+            fresh=True,
+        )
+    ]
+    found.end_offset = base
+
+
+class _Recovery:
+    """One pass over the segments that may not be whole."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        folder: str,
+        topic_partition: TopicPartition,
+        found: Found,
+        point: LogPoint | None,
+    ) -> None:
+        self._disk = around.disk
+        self._topic_partition = topic_partition
+        self._found = found
+        self._safe_to = point.recovery_offset if point else 0
+        self._epochs = EpochHistory(around.disk, folder, fresh=False)
+
+    def run(self) -> None:
+        segments = self._found.segments
+        first = len(segments) - 1
+        while first > 0 and segments[first].base_offset > self._safe_to:
+            first -= 1
+        for at in range(first, len(segments)):
+            segment = segments[at]
+            is_last = at == len(segments) - 1
+            torn = self._check(segment, is_last)
+            if torn and not is_last:
+                self._drop(segments[at + 1 :])
+                del segments[at + 1 :]
+            if torn:
+                break
+        active = segments[-1]
+        self._found.end_offset = active.next_offset
+        self._epochs.truncate(active.next_offset)
+        self._save_epochs()
+        for segment in segments[first:]:
+            segment.file.sync()
+        self._found.epochs = self._epochs
+
+    def _check(self, segment: Segment, is_last: bool) -> bool:
+        """Read one segment; True if its tail was cut."""
+        limit = segment.next_offset
+        expected, epoch, position = segment.base_offset, -1, 0
+        damage: list[Damage] = []
+        segment.begin_indexes()
+        torn: Broken | None = None
+        for found in scan(segment.file, segment.size, expected, Chain(dense=not segment.cleaned)):
+            if isinstance(found, Broken):
+                if found.expected_offset >= self._safe_to or (found.next_offset is None and is_last):
+                    torn = found
+                    break
+                next_offset = limit if found.next_offset is None else found.next_offset
+                damage.append(Damage(found.position, found.end, found.expected_offset, next_offset, found.reason))
+                expected, position = next_offset, found.end
+                continue
+            header = found.header
+            segment.index_batch(header.base_offset, found.position)
+            segment.greatest_ms = max(segment.greatest_ms, header.max_timestamp_ms)
+            if header.leader_epoch > epoch:
+                epoch = header.leader_epoch
+                self._epochs.begin(epoch, header.base_offset)
+            expected, position = header.next_offset, found.position + header.size_bytes
+        short = not is_last and not torn and expected < limit and not segment.cleaned
+        if short and expected < self._safe_to:
+            damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
+            short = False
+        if torn is not None:
+            self._cut(segment, torn)
+        if is_last or torn or short:
+            segment.next_offset = expected
+        segment.damage = tuple(damage)
+        for bad in damage:
+            log.error("%s: %s", self._topic_partition, segment.damaged(bad))
+        segment.end_indexes()
+        segment.trust_all()
+        return torn is not None or short
+
+    def _cut(self, segment: Segment, torn: Broken) -> None:
+        lost = segment.size - torn.position
+        say = log.error if torn.expected_offset < self._safe_to else log.warning
+        say(
+            "%s: %s is cut at byte %d, offset %d: %d bytes behind it are not whole (%s)%s",
+            self._topic_partition,
+            segment.path,
+            torn.position,
+            torn.expected_offset,
+            lost,
+            torn.reason,
+            f"; offsets up to {self._safe_to - 1} had been synced" if torn.expected_offset < self._safe_to else "",
+        )
+        segment.file.truncate(torn.position)
+        segment.found_bytes(torn.position)
+
+    def _drop(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            log.warning("%s: %s follows a torn tail and is removed", self._topic_partition, segment.path)
+            segment.close()
+            for ending in (INDEX, TIME_INDEX, SUM, LOG):
+                if self._disk.exists(segment.stem + ending):
+                    self._disk.remove(segment.stem + ending)
+
+    def _save_epochs(self) -> None:
+        file = self._epochs.save()
+        if file is not None:
+            file.sync()
+            file.close()

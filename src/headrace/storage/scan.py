@@ -1,0 +1,159 @@
+"""Reading a segment file batch by batch: `walk` believes the bytes and reads headers only, `scan` checks everything.
+
+Base offset, batch length, leader epoch and magic lie outside a batch's CRC. A wrong length fails the CRC; a wrong base
+offset breaks the chain, because a segment that was never compacted holds its offsets without a gap; a wrong epoch
+falls, or differs from the partition's epoch history, which `scan` is given as a function when it is known to be whole.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import CorruptBatch, InvalidRecord
+from headrace.ports.disk import File
+from headrace.records.batch import HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchHeader, check, read_header
+
+WALK_WINDOW_BYTES: Final = 1 << 16
+WALK_LARGE_BATCH_BYTES: Final = 1 << 13
+SCAN_WINDOW_BYTES: Final = 1 << 20
+SEARCH_TAIL_BYTES: Final = HEADER_BYTES
+
+_LENGTH = struct.Struct(">i")
+_PLACE = re.compile(r"batch at byte \d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch that is as it should be."""
+
+    position: int
+    header: BatchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Bytes that are no whole batch. `next_offset` is where the chain goes on behind them; None: it does not."""
+
+    position: int
+    end: int
+    expected_offset: int
+    next_offset: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the offsets and epochs of a segment must look like."""
+
+    dense: bool = True
+    epoch_at: Callable[[int], int | None] | None = None
+
+
+def walk(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Headers from a position that is known to be a batch's. CorruptBatch says where they stop making sense."""
+    window, window_at, size_bytes = b"", position, 0
+    while position < end:
+        at = position - window_at
+        if at + HEADER_BYTES > len(window):
+            count = HEADER_BYTES if size_bytes > WALK_LARGE_BATCH_BYTES else WALK_WINDOW_BYTES
+            window, window_at, at = file.pread(min(count, end - position), position), position, 0
+        try:
+            header = read_header(window, at)
+        except (CorruptBatch, InvalidRecord) as error:
+            raise CorruptBatch(f"{file.path} at byte {position}: {_because(error)}") from None
+        size_bytes = header.size_bytes
+        if position + size_bytes > end:
+            raise CorruptBatch(f"{file.path} at byte {position}: batch of {size_bytes} bytes goes beyond byte {end}")
+        yield position, header
+        position += size_bytes
+
+
+def scan(
+    file: File, size: int, expected_offset: int, chain: Chain, position: int = 0, epoch: int = -1
+) -> Iterator[Whole | Broken]:
+    """Every batch with its CRC, place in the chain and epoch checked; behind broken bytes it goes on where it can."""
+    window, window_at = b"", position
+    while position < size:
+        at = position - window_at
+        need = _size_at(window, at)
+        if need is None or at + need > len(window):
+            wanted = max(SCAN_WINDOW_BYTES, need or 0)
+            window, window_at, at = file.pread(min(wanted, size - position), position), position, 0
+            need = _size_at(window, 0)
+            if need is not None and len(window) < need <= size - position:
+                window = file.pread(need, position)
+        found = _check(window, at, expected_offset, chain, epoch)
+        if isinstance(found, BatchHeader):
+            yield Whole(position, found)
+            position += found.size_bytes
+            expected_offset, epoch = found.next_offset, found.leader_epoch
+            continue
+        after = _search(file, position, size, expected_offset, chain, epoch)
+        if after is None:
+            yield Broken(position, size, expected_offset, None, found)
+            return
+        yield Broken(position, after.position, expected_offset, after.header.base_offset, found)
+        position, expected_offset = after.position, after.header.base_offset
+
+
+def _check(window: bytes, at: int, expected_offset: int, chain: Chain, epoch: int) -> BatchHeader | str:
+    try:
+        header = check(window, at)
+    except (CorruptBatch, InvalidRecord) as error:
+        return _because(error)
+    base = header.base_offset
+    if base != expected_offset and (chain.dense or base < expected_offset):
+        return f"base offset is {base}, but {expected_offset} comes next"
+    if header.leader_epoch < epoch:
+        return f"leader epoch falls from {epoch} to {header.leader_epoch}"
+    right = chain.epoch_at(base) if chain.epoch_at is not None else None
+    if right is not None and header.leader_epoch != right:
+        return f"leader epoch is {header.leader_epoch}, but offset {base} was written in epoch {right}"
+    return header
+
+
+def _search(file: File, position: int, size: int, expected_offset: int, chain: Chain, epoch: int) -> Whole | None:
+    """The next whole batch behind broken bytes, with an offset that can follow."""
+    after = position + 1
+    while size - after >= HEADER_BYTES:
+        window = file.pread(min(SCAN_WINDOW_BYTES, size - after), after)
+        for at in _candidates(window, expected_offset):
+            need = _size_at(window, at)
+            if need is None or need > size - after - at:
+                continue
+            batch = window[at : at + need] if at + need <= len(window) else file.pread(need, after + at)
+            found = _check(batch, 0, expected_offset, Chain(False, chain.epoch_at), epoch)
+            if isinstance(found, BatchHeader):
+                return Whole(after + at, found)
+        after += max(1, len(window) - SEARCH_TAIL_BYTES)
+    return None
+
+
+def _candidates(window: bytes, expected_offset: int) -> Iterator[int]:
+    """Places where a base offset not far above the expected one could begin."""
+    prefixes = {(high >> 24).to_bytes(5, "big") for high in (expected_offset, expected_offset + (1 << 24))}
+    starts: list[int] = []
+    for prefix in prefixes:
+        at = window.find(prefix)
+        while at >= 0:
+            if at + MAGIC_AT < len(window) and window[at + MAGIC_AT] == MAGIC:
+                starts.append(at)
+            at = window.find(prefix, at + 1)
+    yield from sorted(starts)
+
+
+def _size_at(window: bytes, at: int) -> int | None:
+    """Size of the batch at that place, if its length field is there and can be true."""
+    if at + HEADER_BYTES > len(window):
+        return None
+    size_bytes = int(_LENGTH.unpack_from(window, at + 8)[0]) + LENGTH_END
+    return size_bytes if size_bytes >= HEADER_BYTES else None
+
+
+def _because(error: Exception) -> str:
+    """The reason without its place, which is relative to a window and would mislead."""
+    return _PLACE.sub("batch", str(error))

@@ -1,0 +1,364 @@
+"""One segment of a partition's log: `<20-digit first offset>.log` with its `.index` and `.timeindex`.
+
+The `.log` file is the record batches as clients sent them, one behind the other and nothing else. Only the newest
+segment is written. A segment that was compacted has a `.sum` file (see `sums`); its offsets may have gaps and its
+index has an entry for every batch. Files are opened at first use and dropped when too many are open; a slice keeps
+its file alive.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import CorruptBatch
+from headrace.ports.disk import Disk, File
+from headrace.records.batch import BatchHeader
+from headrace.storage.index import OFFSET_ENTRY_BYTES, TIME_ENTRY, OffsetIndex, TimeIndex
+from headrace.storage.scan import walk
+
+log = logging.getLogger(__name__)
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+SUM: Final = ".sum"
+SNAPSHOT: Final = ".snapshot"
+NO_TIMESTAMP: Final = -1
+NEVER: Final = 1 << 62
+RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+OPEN_SEGMENTS_MAX: Final = 2000
+
+
+def stem(folder: str, base_offset: int) -> str:
+    return f"{folder}/{base_offset:020d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes of a segment that must not be served, and the offsets that were in them."""
+
+    position: int
+    end: int
+    first_offset: int
+    next_offset: int
+    reason: str
+
+
+class OpenSegments:
+    """Bounds how many segments have open files: the longest open is dropped first, unless it is being written."""
+
+    def __init__(self, most: int = OPEN_SEGMENTS_MAX) -> None:
+        self._most = most
+        self._open: deque[Segment] = deque()
+
+    def opened(self, segment: Segment) -> None:
+        self._open.append(segment)
+        for _ in range(len(self._open) - self._most):
+            oldest = self._open.popleft()
+            if oldest.written < oldest.size:
+                self._open.append(oldest)
+            else:
+                oldest.release()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def closed(self, segment: Segment) -> None:
+        if segment in self._open:
+            self._open.remove(segment)
+
+
+class Segment:
+    """`size` counts staged bytes too, `written` only those in the file; `next_offset` follows the last staged batch."""
+
+    __slots__ = (
+        "_checked",
+        "_disk",
+        "_file",
+        "_fresh",
+        "_greatest_ms",
+        "_index_doubted",
+        "_interval_bytes",
+        "_open_segments",
+        "_own_from",
+        "base_offset",
+        "cleaned",
+        "damage",
+        "index",
+        "next_index_at",
+        "next_offset",
+        "size",
+        "stem",
+        "times",
+        "written",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        open_segments: OpenSegments,
+        folder: str,
+        base_offset: int,
+        *,
+        next_offset: int,
+        size: int,
+        index_bytes: int,
+        interval_bytes: int,
+        cleaned: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        self._disk = disk
+        self._open_segments = open_segments
+        self._file: File | None = None
+        self._interval_bytes = interval_bytes
+        self.stem = stem(folder, base_offset)
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.size = self.written = size
+        self.cleaned = cleaned
+        self.damage: tuple[Damage, ...] = ()
+        self.index = OffsetIndex(disk, self.stem + INDEX, index_bytes, 0 if fresh else -1)
+        self.times = TimeIndex(disk, self.stem + TIME_INDEX, index_bytes, 0 if fresh else -1)
+        self.next_index_at = interval_bytes if fresh else 0
+        self._greatest_ms: int | None = NO_TIMESTAMP if fresh else None
+        # What this process wrote or checked itself; header chains elsewhere are checked when they are first read.
+        self._own_from = 0 if fresh else size
+        self._checked = (0, 0)
+        self._fresh = fresh
+        self._index_doubted = False
+
+    @property
+    def path(self) -> str:
+        return self.stem + LOG
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=self._fresh, writable=True)
+            self._fresh = False
+            self._open_segments.opened(self)
+        return self._file
+
+    def found_bytes(self, size: int) -> None:
+        """The file has this size on opening it."""
+        self.size = self.written = self._own_from = size
+
+    def load_indexes(self) -> None:
+        """Learn from the files how many entries there are; an index that cannot be true is rebuilt."""
+        if self.index.count >= 0:
+            return
+        if not self._count_entries():
+            log.warning("%s: index is missing or does not fit its log: rebuilt", self.index.path)
+            self.rebuild_indexes()
+        last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
+        self.next_index_at = last + self._interval_bytes
+
+    def _count_entries(self) -> bool:
+        for index, entry_bytes in ((self.index, OFFSET_ENTRY_BYTES), (self.times, TIME_ENTRY.size)):
+            if not self._disk.exists(index.path):
+                return self.size <= self._interval_bytes and self._no_entries()
+            size = self._disk.size(index.path)
+            if size % entry_bytes:
+                return False
+            index.count = size // entry_bytes
+        if self.index.count:
+            relative_offset, position = self.index.entry(self.index.count - 1)
+            return 0 < position < self.size and relative_offset < self.next_offset - self.base_offset
+        return True
+
+    def _no_entries(self) -> bool:
+        self.index.count = self.times.count = 0
+        return True
+
+    def rebuild_indexes(self) -> None:
+        self.begin_indexes()
+        for position, header in self.headers(0, self.base_offset, NEVER):
+            self.index_batch(header.base_offset, position)
+            self.greatest_ms = max(self.greatest_ms, header.max_timestamp_ms)
+        self.end_indexes()
+
+    def begin_indexes(self) -> None:
+        """Empty indexes, to be filled by `index_batch` for every batch in turn."""
+        self.index.unmap()
+        self.times.unmap()
+        self.index.count = self.times.count = 0
+        self.next_index_at = self._interval_bytes
+        self._greatest_ms = NO_TIMESTAMP
+
+    def index_batch(self, base_offset: int, position: int) -> None:
+        """Make an entry if enough bytes have passed since the last; comes before the batch's own timestamp counts."""
+        if position >= self.next_index_at and position and not self.index.full:
+            self.add_entry(base_offset - self.base_offset, position)
+
+    def add_entry(self, relative_offset: int, position: int) -> None:
+        self.index.make_room()
+        self.times.make_room()
+        self.index.append(relative_offset, position)
+        self.times.append(self.greatest_ms, relative_offset)
+        self.next_index_at = position + self._interval_bytes
+
+    def end_indexes(self) -> None:
+        """Say the segment's greatest timestamp in a last time entry, and cut both files to their size."""
+        if self.greatest_ms != NO_TIMESTAMP:
+            self.times.append(self.greatest_ms, self.next_offset - self.base_offset)
+        self.index.cut()
+        self.times.cut()
+
+    @property
+    def greatest_ms(self) -> int:
+        """Greatest timestamp of any batch; from the last time entry when the segment was not written by us."""
+        if self._greatest_ms is None:
+            self.load_indexes()
+            self._greatest_ms = NO_TIMESTAMP
+            position = 0
+            if self.times.count:
+                timestamp_ms, relative_offset = self.times.entry(self.times.count - 1)
+                self._greatest_ms = timestamp_ms
+                position = self.locate(self.base_offset + relative_offset)
+            for _, header in walk(self.file, position, self.written):
+                self._greatest_ms = max(self._greatest_ms, header.max_timestamp_ms)
+        return self._greatest_ms
+
+    @greatest_ms.setter
+    def greatest_ms(self, timestamp_ms: int) -> None:
+        self._greatest_ms = timestamp_ms
+
+    def locate(self, offset: int) -> int:
+        """Position of the first batch that ends at or after the offset; the segment's end if there is none."""
+        if offset >= self.next_offset:
+            return self.written
+        self.load_indexes()
+        try:
+            return self._locate(offset)
+        except CorruptBatch:
+            if self._index_doubted:
+                raise
+            # The index may have led to a place where no batch begins: the log itself decides.
+            self._index_doubted = True
+            log.warning("%s: does not lead to a batch for offset %d: rebuilt", self.index.path, offset)
+            self.rebuild_indexes()
+            return self._locate(offset)
+
+    def _locate(self, offset: int) -> int:
+        relative_offset, position = self.index.at_or_before(offset - self.base_offset)
+        for found_at, header in self.headers(position, self.base_offset + relative_offset, offset):
+            if header.base_offset + header.last_offset_delta >= offset:
+                return found_at
+        return self.written
+
+    def headers(
+        self, position: int, expected_offset: int, wanted_offset: int = -1
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """Headers in order, their chain checked. Damage is skipped while it lies below the wanted offset, else
+        raised."""
+        end = self.written
+        for damage in self.damage:
+            if damage.position < position:
+                continue
+            yield from self._chained(position, damage.position, expected_offset)
+            if wanted_offset < damage.next_offset:
+                raise self.damaged(damage)
+            position, expected_offset = damage.end, damage.next_offset
+        yield from self._chained(position, end, expected_offset)
+
+    def _chained(self, position: int, end: int, expected_offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        dense = not self.cleaned
+        for found_at, header in walk(self.file, position, end):
+            base = header.base_offset
+            if base != expected_offset and (dense or base < expected_offset or self._unlike_index(base, found_at)):
+                raise CorruptBatch(
+                    f"{self.path} at byte {found_at}: base offset is {base}, but {expected_offset} comes next; "
+                    "`headrace log verify` says more"
+                )
+            yield found_at, header
+            expected_offset = base + header.last_offset_delta + 1
+
+    def _unlike_index(self, base_offset: int, position: int) -> bool:
+        """A compacted segment may jump, but only to where its index, which has every batch, says."""
+        self.load_indexes()
+        return position > 0 and self.index.at_or_below_position(position) != (base_offset - self.base_offset, position)
+
+    def sound_end(self, position: int, end: int, offset: int) -> int:
+        """How far from `position`, where the batch that holds `offset` begins, bytes up to `end` can be served."""
+        for damage in self.damage:
+            if damage.position <= position < damage.end:
+                raise self.damaged(damage)
+            if position < damage.position < end:
+                end = damage.position
+        start, stop = self._checked
+        if position >= self._own_from or (start <= position and (end <= stop or self._own_from <= stop)):
+            return end
+        sound = position
+        try:
+            for found_at, header in self._walk_slice(position, end, offset):
+                sound = found_at + header.size_bytes
+        except CorruptBatch as error:
+            if sound == position:
+                raise
+            log.error("%s", error)
+            return sound
+        self._trust(position, min(sound, end))
+        return end
+
+    def _walk_slice(self, position: int, end: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Headers of a slice whose last batch may be cut."""
+        expected: int | None = None
+        for found_at, header in walk(self.file, position, self.written):
+            if expected is None:
+                expected = header.base_offset if header.base_offset <= offset else offset
+            base = header.base_offset
+            if base != expected and (not self.cleaned or base < expected or self._unlike_index(base, found_at)):
+                raise CorruptBatch(
+                    f"{self.path} at byte {found_at}: base offset is {base}, but {expected} comes next; "
+                    "`headrace log verify` says more"
+                )
+            yield found_at, header
+            expected = base + header.last_offset_delta + 1
+            if found_at + header.size_bytes >= end:
+                return
+
+    def _trust(self, position: int, end: int) -> None:
+        start, stop = self._checked
+        if position <= stop and end >= start:
+            position, end = min(start, position), max(stop, end)
+        self._checked = (position, end)
+
+    def trust_all(self) -> None:
+        """Everything was checked just now."""
+        self._own_from = 0
+
+    def damaged(self, damage: Damage) -> CorruptBatch:
+        return CorruptBatch(
+            f"{self.path} at byte {damage.position}: offsets {damage.first_offset} to {damage.next_offset - 1} are "
+            f"damaged and not served ({damage.reason}); `headrace log verify` says more"
+        )
+
+    def cut(self, position: int, next_offset: int) -> None:
+        """Drop everything from the position on."""
+        self.load_indexes()
+        self.index.count = self.index.entries_below(position)
+        self.times.count = self.times.entries_upto(next_offset - self.base_offset)
+        self.index.cut()
+        self.times.cut()
+        self.file.truncate(position)
+        self._own_from = min(self._own_from, position)
+        self.size = self.written = position
+        self.next_offset = next_offset
+        self.damage = tuple(damage for damage in self.damage if damage.end <= position)
+        last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
+        self.next_index_at = last + self._interval_bytes
+        self._greatest_ms = None
+
+    def release(self) -> None:
+        """Let go of files and maps; they come back at next use."""
+        self._file = None
+        self.index.unmap()
+        self.times.unmap()
+
+    def close(self) -> None:
+        self._open_segments.closed(self)
+        self.release()

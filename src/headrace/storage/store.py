@@ -1,0 +1,355 @@
+"""All logs of one data folder in the `partitioned` layout, and the work that they need from time to time.
+
+The store holds the folder's lock from its construction to `close`. `open` is called once, with the partitions that the
+cluster's metadata gives this broker; folders of others are set aside.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from headrace.errors import HeadraceError
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk, write_atomically
+from headrace.settings import LogSettings
+from headrace.storage import checkpoint, folder, recovery, retention
+from headrace.storage.checkpoint import Checkpoint, LogPoint
+from headrace.storage.commit import GroupCommit
+from headrace.storage.folder import Stray
+from headrace.storage.log import Log, TopicPartition
+from headrace.storage.partitioned import PartitionedLog, Surroundings
+from headrace.storage.segment import OpenSegments
+
+log = logging.getLogger(__name__)
+
+LOGS_PER_TICK: Final = 200
+
+Expected = Mapping[TopicPartition, tuple[bytes, LogSettings]]
+
+
+class PartitionedStore:
+    """See `storage.log.LogStore`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        data: str,
+        *,
+        retention_check_ms: int = 300_000,
+        checkpoint_ms: int = 60_000,
+        producer_expire_ms: int = 86_400_000,
+    ) -> None:
+        self.data = data
+        self._disk = disk
+        self._clock = clock
+        self._retention_check_ms = retention_check_ms
+        self._checkpoint_ms = checkpoint_ms
+        self._producer_expire_ms = producer_expire_ms
+        self._lock = folder.lock(disk, data)
+        self._logs: dict[TopicPartition, PartitionedLog] = {}
+        self._staged: dict[PartitionedLog, None] = {}
+        self.commit = GroupCommit(disk, clock)
+        self._around = Surroundings(
+            disk=disk,
+            clock=clock,
+            open_segments=OpenSegments(),
+            staged=self._staged,
+            checkpoint_soon=self._checkpoint_soon,
+            segment_began=self._segment_began,
+            discarded=self._discard_later,
+        )
+        self._flushes: list[tuple[float, int, PartitionedLog]] = []
+        self._flush_due: set[PartitionedLog] = set()
+        self._rolls: list[tuple[int, int, PartitionedLog, int]] = []
+        self._trash: list[tuple[float, int, list[str]]] = []
+        self._order = 0
+        self._checking: deque[PartitionedLog] = deque()
+        self._next_check = clock.now() + retention_check_ms / 1000
+        self._next_checkpoint = clock.now() + checkpoint_ms / 1000
+        self._checkpoint_wanted = False
+        self._checkpoint_running = False
+        self._closed = False
+        self.was_clean = True
+        """Whether the last stop was: if not, the logs may have lost what only the page cache held."""
+
+    def open(self, expected: Expected) -> list[Stray]:
+        """Open the logs of the expected partitions; answers the folders that were set aside."""
+        found = checkpoint.read(self._disk, self.data)
+        if found is None:
+            log.error("%s/%s is damaged: every log is read and checked", self.data, checkpoint.FILE_NAME)
+            found = Checkpoint()
+        self.was_clean = found.clean
+        strays: list[Stray] = []
+        for topic_partition, path in list(folder.partitions(self._disk, self.data)):
+            reason = self._why_stray(path, expected.get(topic_partition))
+            if reason is not None:
+                strays.append(Stray(folder.set_aside(self._disk, path, folder.STRAY), reason))
+                log.warning("%s set aside as %s: %s", path, strays[-1].path, reason)
+                continue
+            topic_id, settings = expected[topic_partition]
+            self._open_log(path, topic_partition, topic_id, settings, found)
+        for topic_partition, (topic_id, settings) in expected.items():
+            if topic_partition not in self._logs:
+                self._create(topic_partition, topic_id, settings, found.points.get(topic_partition))
+        # From here on the folder is in use: a crash must not look like a clean stop.
+        self._write_checkpoint(clean=False)
+        return strays
+
+    def _why_stray(self, path: str, expected: tuple[bytes, LogSettings] | None) -> str | None:
+        if expected is None:
+            return "no topic of this cluster has this partition here"
+        topic_id = folder.read_topic_id(self._disk, path)
+        if isinstance(topic_id, str):
+            return topic_id
+        if topic_id != expected[0]:
+            return f"it belongs to the topic with id {topic_id.hex()}, not to {expected[0].hex()} of the same name"
+        return None
+
+    def _open_log(
+        self,
+        path: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        settings: LogSettings,
+        found: Checkpoint,
+    ) -> None:
+        point = found.points.get(topic_partition)
+        opened = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point, clean=found.clean)
+        self._logs[topic_partition] = opened
+        if opened.active.written:
+            self._segment_began(opened)
+
+    def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> PartitionedLog:
+        return self._create(topic_partition, topic_id, settings, None)
+
+    def _create(
+        self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings, point: LogPoint | None
+    ) -> PartitionedLog:
+        assert topic_partition not in self._logs, f"{topic_partition} is there"
+        path = folder.partition_folder(self.data, topic_partition)
+        if self._disk.exists(path):
+            aside = folder.set_aside(self._disk, path, folder.STRAY)
+            log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
+        self._disk.make_folder(path)
+        partition_file = folder.write_partition_file(self._disk, path, topic_id)
+        created = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point, clean=True)
+        for unsynced in (partition_file, path, path.rpartition("/")[0], self.data):
+            created.must_sync_too(unsynced)
+        self._logs[topic_partition] = created
+        return created
+
+    def get(self, topic_partition: TopicPartition) -> PartitionedLog | None:
+        return self._logs.get(topic_partition)
+
+    def logs(self) -> Iterator[PartitionedLog]:
+        return iter(self._logs.values())
+
+    def delete(self, topic_partition: TopicPartition) -> None:
+        deleted = self._logs.pop(topic_partition, None)
+        if deleted is None:
+            return
+        self._staged.pop(deleted, None)
+        deleted.close_files()
+        aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
+        self._discard_later([aside], deleted.settings.file_delete_delay_ms)
+        self._checkpoint_soon()
+
+    # Every turn of the loop.
+
+    def write_staged(self) -> list[tuple[Log, HeadraceError]]:
+        failures: list[tuple[Log, HeadraceError]] = []
+        if not self._staged:
+            return failures
+        commit = self.commit
+        for staged in self._staged:
+            error = staged.write()
+            if error is not None:
+                failures.append((staged, error))
+                continue
+            settings = staged.settings
+            if (
+                settings.durability == "disk"
+                or staged.written_offset - staged.sync_asked_offset >= settings.flush_messages
+            ):
+                commit.ask(staged)
+            elif settings.durability == "os" and staged not in self._flush_due:
+                self._flush_due.add(staged)
+                self._order += 1
+                due = self._clock.now() + settings.flush_ms / 1000
+                heapq.heappush(self._flushes, (due, self._order, staged))
+        self._staged.clear()
+        commit.start()
+        return failures
+
+    def on_durable(self, listener: Callable[[Log], None]) -> None:
+        self.commit.listeners.append(listener)
+
+    # From time to time.
+
+    def tick(self) -> None:
+        now, now_ms = self._clock.now(), self._clock.wall_ms()
+        self._flush(now)
+        self._roll(now_ms)
+        self._empty_trash(now)
+        if now >= self._next_check:
+            self._next_check = now + self._retention_check_ms / 1000
+            self._checking = deque(self._logs.values())
+        self._check_some(now_ms)
+        if now >= self._next_checkpoint:
+            self._checkpoint_soon()
+
+    def _flush(self, now: float) -> None:
+        while self._flushes and self._flushes[0][0] <= now:
+            due = heapq.heappop(self._flushes)[2]
+            self._flush_due.discard(due)
+            if due.durable_offset < due.written_offset:
+                self.commit.ask(due)
+        self.commit.start()
+
+    def _segment_began(self, began: PartitionedLog) -> None:
+        self._order += 1
+        due_ms = began.began_ms + began.settings.segment_ms
+        heapq.heappush(self._rolls, (due_ms, self._order, began, began.active.base_offset))
+
+    def _roll(self, now_ms: int) -> None:
+        while self._rolls and self._rolls[0][0] <= now_ms:
+            _, _, old, base_offset = heapq.heappop(self._rolls)
+            if old.active.base_offset != base_offset or old.active.size == 0 or old.offline is not None:
+                continue
+            due_ms = old.began_ms + old.settings.segment_ms
+            if due_ms > now_ms:  # the setting was changed meanwhile
+                self._segment_began(old)
+            else:
+                self.roll(old)
+
+    def roll(self, old: PartitionedLog) -> None:
+        """Close the active segment; what was staged is written first by the turn that staged it."""
+        if old in self._staged:
+            return
+        try:
+            old.roll()
+        except OSError as error:
+            log.warning("%s: segment %s stays open: %s", old.topic_partition, old.active.path, error)
+
+    def _check_some(self, now_ms: int) -> None:
+        for _ in range(min(LOGS_PER_TICK, len(self._checking))):
+            checked = self._checking.popleft()
+            if checked.offline is None and self._logs.get(checked.topic_partition) is checked:
+                checked.producers.expire(now_ms - self._producer_expire_ms)
+                retention.apply(checked, now_ms, self.roll)
+
+    def _discard_later(self, paths: list[str], delay_ms: int) -> None:
+        if paths:
+            self._order += 1
+            heapq.heappush(self._trash, (self._clock.now() + delay_ms / 1000, self._order, paths))
+
+    def _empty_trash(self, now: float) -> None:
+        while self._trash and self._trash[0][0] <= now:
+            for path in heapq.heappop(self._trash)[2]:
+                try:
+                    if folder.DELETED in path:
+                        self._disk.remove_folder(path)
+                    else:
+                        self._disk.remove(path)
+                except FileNotFoundError:
+                    continue  # its partition was deleted meanwhile
+                except OSError as error:
+                    log.error("%s cannot be removed: %s", path, error.strerror)
+
+    # Checkpoints.
+
+    def _checkpoint_soon(self) -> None:
+        """Write one after this turn; several wishes give one checkpoint."""
+        if not self._checkpoint_wanted and not self._closed:
+            self._checkpoint_wanted = True
+            self._clock.call_soon(self._begin_checkpoint)
+
+    def _begin_checkpoint(self) -> None:
+        if self._checkpoint_running or self._closed:
+            return  # the end of the running one looks again
+        self._checkpoint_wanted = False
+        self._checkpoint_running = True
+        self._next_checkpoint = self._clock.now() + self._checkpoint_ms / 1000
+        path = f"{self.data}/{checkpoint.FILE_NAME}"
+        try:
+            file = self._disk.open(path + ".tmp", create=True, writable=True)
+            file.truncate(0)
+            file.pwritev([checkpoint.encode(self._points(), clean=False)], 0)
+        except OSError as error:
+            self._checkpoint_failed(error)
+            return
+
+        def synced(error: OSError | None) -> None:
+            if self._closed:
+                return
+            if error is not None:
+                self._checkpoint_failed(error)
+                return
+            # The name need not be synced: an old checkpoint is as true as a new one.
+            self._disk.rename(path + ".tmp", path)
+            self._checkpoint_running = False
+            if self._checkpoint_wanted:
+                self._begin_checkpoint()
+
+        self._disk.request_sync([file], synced)
+
+    def _checkpoint_failed(self, error: OSError) -> None:
+        log.warning("checkpoint not written, the old one stays: %s", error)
+        self._checkpoint_running = False
+
+    def _points(self) -> Iterator[LogPoint]:
+        for each in self._logs.values():
+            yield LogPoint(
+                each.topic_partition.topic,
+                each.topic_partition.partition,
+                each.durable_offset,
+                each.start_offset,
+                each.end_offset,
+                each.active.base_offset,
+                each.active.written,
+                each.began_ms,
+                each.cleaned_to,
+            )
+
+    def _write_checkpoint(self, *, clean: bool) -> None:
+        content = checkpoint.encode(self._points(), clean=clean)
+        write_atomically(self._disk, f"{self.data}/{checkpoint.FILE_NAME}", content)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self.write_staged()
+        self.commit.close()
+        stopped = [self._close_log(each) for each in self._logs.values()]
+        self._closed = True
+        try:
+            self._write_checkpoint(clean=all(stopped))
+        except OSError as error:
+            log.error("no clean checkpoint, the next start reads the logs: %s", error)
+        for each in self._logs.values():
+            each.close_files()
+        self._lock.close()
+
+    def abandon(self) -> None:
+        """Let go of the folder as a dying process does: nothing is written."""
+        self._closed = True
+        self.commit.close()
+        for each in self._logs.values():
+            each.close_files()
+        self._lock.close()
+
+    def _close_log(self, closing: PartitionedLog) -> bool:
+        """Everything synced, indexes cut; False if that failed."""
+        if closing.offline is not None:
+            return False
+        try:
+            closing.stop()
+        except OSError as error:
+            closing.fail(error)
+            return False
+        return True

@@ -1,0 +1,391 @@
+"""The real disk: pwritev, preallocated mapped files, and syncs in a helper process.
+
+A sync must not run on the loop, and a thread's sync starves on the interpreter lock under load, so descriptors go over
+a Unix socket to `sync_helper`. A few files are synced one by one, more of them by one syncfs per file system.
+Without the helper (switched off, or dead: one log line) a thread does the same work. A failed sync is never retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import queue
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.ports.disk import Buffer, File, SyncDone
+from headrace.system import sync_helper
+
+log = logging.getLogger(__name__)
+
+IOV_MAX: Final = 1024
+DATASYNC_FILES_MAX: Final = 8
+HELPER_STOP_SECONDS: Final = 5.0
+
+
+class SystemFile:
+    """A descriptor that closes itself when the last reference goes."""
+
+    __slots__ = ("_descriptor", "device", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self.device = os.fstat(descriptor).st_dev
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def pwritev(self, parts: Sequence[Buffer], position: int) -> int:
+        if len(parts) <= IOV_MAX:
+            total = sum(map(len, parts))
+            if os.pwritev(self._descriptor, parts, position) == total:
+                return total
+        return self._pwritev_slowly(parts, position)
+
+    def _pwritev_slowly(self, parts: Sequence[Buffer], position: int) -> int:
+        """Many parts, or a first try that came out short: the next try then says what is wrong."""
+        start = position
+        rest = deque(memoryview(part).cast("B") for part in parts if len(part))
+        while rest:
+            some = [rest[i] for i in range(min(len(rest), IOV_MAX))]
+            written = os.pwritev(self._descriptor, some, position)
+            if written == 0:
+                raise OSError(errno.EIO, "write made no progress", self.path)
+            position += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.popleft())
+            if written:
+                rest[0] = rest[0][written:]
+        return position - start
+
+    def pread(self, count: int, position: int) -> bytes:
+        data = os.pread(self._descriptor, count, position)
+        if len(data) == count or not data:
+            return data
+        parts = [data]
+        while data and sum(map(len, parts)) < count:
+            done = sum(map(len, parts))
+            data = os.pread(self._descriptor, count - done, position + done)
+            parts.append(data)
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        if size > 0:
+            os.posix_fallocate(self._descriptor, 0, size)
+
+    def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return memoryview(mmap.mmap(self._descriptor, size, flags=flags, prot=protection))
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def in_cache(self, position: int, count: int) -> bool:
+        probe = bytearray(1)
+        try:
+            os.preadv(self._descriptor, [probe], position, os.RWF_NOWAIT)
+            if count > mmap.PAGESIZE:
+                os.preadv(self._descriptor, [probe], position + count - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # A file system that cannot answer without waiting (tmpfs among them) is asked no further.
+            return error.errno == errno.EOPNOTSUPP
+        return True
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            self.close()
+
+
+@dataclass(slots=True)
+class _Request:
+    """One sync or read-ahead; it holds its files, so that their descriptors stay open until it is answered."""
+
+    number: int
+    kind: bytes
+    files: tuple[File, ...]
+    position: int
+    count: int
+    done: Callable[[OSError | None], None]
+
+    def packet(self) -> bytes:
+        return sync_helper.REQUEST.pack(self.kind, self.number, self.position, self.count)
+
+
+class _Helper:
+    """The other process: requests out as packets, answers in on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, died: Callable[[Sequence[_Request]], None]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-s", sync_helper.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={},
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        self._loop = loop
+        self._died = died
+        self._waiting: dict[int, _Request] = {}
+        self._unsent: deque[_Request] = deque()
+        loop.add_reader(ours.fileno(), self._answers)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, request: _Request) -> None:
+        self._waiting[request.number] = request
+        self._unsent.append(request)
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._unsent:
+            request = self._unsent[0]
+            try:
+                socket.send_fds(self._socket, [request.packet()], [file.fileno() for file in request.files])
+            except BlockingIOError:
+                return  # the next answer makes room
+            except OSError:
+                self._end()
+                return
+            self._unsent.popleft()
+
+    def _answers(self) -> None:
+        while True:
+            try:
+                packet = self._socket.recv(sync_helper.ANSWER.size)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if not packet:
+                self._end()
+                return
+            number, failed = sync_helper.ANSWER.unpack(packet)
+            request = self._waiting.pop(number)
+            request.done(OSError(failed, os.strerror(failed), request.files[0].path) if failed else None)
+        self._send_waiting()
+
+    def _end(self) -> None:
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        self._unsent.clear()
+        self.close()
+        self._died(waiting)
+
+    def close(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        try:
+            self._process.wait(HELPER_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _SyncThread:
+    """The same work in a thread, for when there is no helper process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
+        self._thread.start()
+
+    def send(self, request: _Request) -> None:
+        self._queue.put(request)
+
+    def _run(self) -> None:
+        while (request := self._queue.get()) is not None:
+            descriptors = [file.fileno() for file in request.files]
+            failed = 0
+            if request.kind == sync_helper.READ_AHEAD:
+                sync_helper.read_ahead(descriptors[0], request.position, request.count)
+            else:
+                failed = sync_helper.sync(request.kind, descriptors)
+            error = OSError(failed, os.strerror(failed), request.files[0].path) if failed else None
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
+                self._loop.call_soon_threadsafe(request.done, error)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(HELPER_STOP_SECONDS)
+
+
+class SystemDisk:
+    """The file system of this machine.
+
+    Without a loop (offline tools) `request_sync` and `read_ahead` do their work at once and answer before they return.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, *, sync_helper: bool = True) -> None:
+        raise_open_files_limit()
+        self._loop = loop
+        self._numbers = 0
+        self.unanswered = 0
+        self._thread: _SyncThread | None = None
+        self._helper = _Helper(loop, self._helper_died) if loop is not None and sync_helper else None
+
+    @property
+    def helper_pid(self) -> int | None:
+        return self._helper.pid if self._helper else None
+
+    def open(self, path: str, *, create: bool = False, writable: bool = False) -> SystemFile:
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0) | os.O_CLOEXEC
+        return SystemFile(path, os.open(path, flags, 0o644))
+
+    def lock(self, path: str) -> SystemFile:
+        file = self.open(path, create=True, writable=True)
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def list(self, folder: str) -> list[str]:
+        return os.listdir(folder)
+
+    def make_folder(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def remove_folder(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def sync_folder(self, path: str) -> None:
+        file = self.open(path)
+        try:
+            os.fsync(file.fileno())
+        finally:
+            file.close()
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
+        if not files:
+            self._soon(done, None)
+            return
+        kind, chosen = sync_helper.DATASYNC, tuple(files)
+        if len(files) > DATASYNC_FILES_MAX:
+            kind, chosen = sync_helper.SYNC_FILE_SYSTEM, _one_per_file_system(files)
+        self._send(kind, chosen, 0, 0, done)
+
+    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
+        self._send(sync_helper.READ_AHEAD, (file,), position, count, lambda _: done())
+
+    def close(self) -> None:
+        if self._helper:
+            self._helper.close()
+        if self._thread:
+            self._thread.close()
+        self._helper = self._thread = None
+
+    def _soon(self, done: SyncDone, error: OSError | None) -> None:
+        if self._loop is None:
+            done(error)
+        else:
+            self._loop.call_soon(done, error)
+
+    def _send(self, kind: bytes, files: tuple[File, ...], position: int, count: int, done: SyncDone) -> None:
+        if self._loop is None:
+            self._at_once(kind, files, position, count, done)
+            return
+        self._numbers += 1
+        self.unanswered += 1
+        request = _Request(self._numbers, kind, files, position, count, self._answering(done))
+        if self._helper:
+            self._helper.send(request)
+        else:
+            self._to_thread(request)
+
+    def _answering(self, done: SyncDone) -> SyncDone:
+        def answered(error: OSError | None) -> None:
+            self.unanswered -= 1
+            done(error)
+
+        return answered
+
+    def _to_thread(self, request: _Request) -> None:
+        if self._thread is None:
+            assert self._loop is not None
+            self._thread = _SyncThread(self._loop)
+        self._thread.send(request)
+
+    def _at_once(self, kind: bytes, files: tuple[File, ...], position: int, count: int, done: SyncDone) -> None:
+        failed = 0
+        if kind == sync_helper.READ_AHEAD:
+            sync_helper.read_ahead(files[0].fileno(), position, count)
+        else:
+            failed = sync_helper.sync(kind, [file.fileno() for file in files])
+        done(OSError(failed, os.strerror(failed), files[0].path) if failed else None)
+
+    def _helper_died(self, unanswered: Sequence[_Request]) -> None:
+        """Requests without an answer go to the thread: a sync that was not answered has not failed."""
+        log.error("the sync helper process has ended; syncs go on in a thread, slower, until the broker is restarted")
+        self._helper = None
+        for request in unanswered:
+            self._to_thread(request)
+
+
+def _one_per_file_system(files: Iterable[File]) -> tuple[File, ...]:
+    by_device: dict[int, File] = {}
+    for file in files:
+        assert isinstance(file, SystemFile)
+        by_device.setdefault(file.device, file)
+    return tuple(by_device.values())
+
+
+def raise_open_files_limit() -> None:
+    """Segments, maps and connections each take a descriptor; the soft limit is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

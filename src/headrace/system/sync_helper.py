@@ -1,0 +1,96 @@
+"""The process that waits for the disk, so that the broker's loop never does.
+
+Run as a script, without site and environment, to stay small: `python -S -E -s sync_helper.py <descriptor>`.
+The descriptor is one end of a Unix SOCK_SEQPACKET pair. A request is one packet, with the files as passed descriptors:
+
+    kind      1 byte   b"D" fdatasync each, b"F" syncfs each, b"R" read ahead
+    request   uint64   number that the answer repeats
+    position  uint64   of a read-ahead
+    count     uint64   of a read-ahead
+
+The answer is one packet: request uint64, errno int32 (0: done; else the first failure, the rest was still tried).
+A sync that failed is never tried again: the kernel reports a lost page once. The process ends when the socket does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import socket
+import struct
+import sys
+
+REQUEST = struct.Struct("<cQQQ")
+ANSWER = struct.Struct("<Qi")
+FILES_MAX = 64
+CHUNK_BYTES = 1 << 20
+
+DATASYNC = b"D"
+SYNC_FILE_SYSTEM = b"F"
+READ_AHEAD = b"R"
+
+
+def sync_file_system(descriptor: int) -> None:
+    """syncfs(2), which the standard library does not have."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(descriptor) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def sync(kind: bytes, descriptors: list[int]) -> int:
+    """Sync all of them; the errno of the first that failed, or 0."""
+    failed = 0
+    for descriptor in descriptors:
+        try:
+            if kind == SYNC_FILE_SYSTEM:
+                sync_file_system(descriptor)
+            else:
+                os.fdatasync(descriptor)
+        except OSError as error:
+            failed = failed or error.errno or 5
+    return failed
+
+
+def read_ahead(descriptor: int, position: int, count: int) -> None:
+    """Read the range and throw it away; the page cache keeps it. What cannot be read is found by who sends it."""
+    end = position + count
+    try:
+        while position < end:
+            got = len(os.pread(descriptor, min(CHUNK_BYTES, end - position), position))
+            if not got:
+                return
+            position += got
+    except OSError:
+        return
+
+
+def _read_ahead_and_answer(channel: socket.socket, request: int, descriptor: int, position: int, count: int) -> None:
+    read_ahead(descriptor, position, count)
+    os.close(descriptor)
+    channel.send(ANSWER.pack(request, 0))
+
+
+def serve(channel: socket.socket) -> None:
+    while True:
+        packet, descriptors, _, _ = socket.recv_fds(channel, REQUEST.size, FILES_MAX)
+        if not packet:
+            return
+        kind, request, position, count = REQUEST.unpack(packet)
+        if kind == READ_AHEAD:
+            # A read from a cold disk must not hold up a sync, so it gets a thread.
+            _thread.start_new_thread(_read_ahead_and_answer, (channel, request, descriptors[0], position, count))
+            continue
+        failed = sync(kind, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(ANSWER.pack(request, failed))
+
+
+if __name__ == "__main__":
+    try:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    except (ConnectionError, BrokenPipeError, KeyboardInterrupt):
+        sys.exit(0)

@@ -1,0 +1,28 @@
+"""Every storage test that asks for `harness` runs on the fault-injecting disk and on the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.harness import Harness, real_harness, sim_harness
+
+
+@pytest.fixture(params=["sim", "real"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    if request.param == "sim":
+        yield sim_harness()
+    else:
+        yield from real_harness(str(tmp_path / "data"))
+
+
+@pytest.fixture
+def sim() -> Harness:
+    return sim_harness()
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[Harness]:
+    yield from real_harness(str(tmp_path / "data"))
