@@ -1,0 +1,280 @@
+"""A network in memory: hosts joined by links that delay, hold back and cut what passes, all on one clock and one seed.
+
+A link keeps the order of its bytes, as TCP does. What was sent into a cut waits there and arrives after `heal`; `reset`
+loses it. The pieces that arrive are as large as the random source says, so that a session sees frames cut anywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.errors import OperatorError
+from headrace.ports.clock import Clock
+from headrace.ports.disk import FileSlice
+from headrace.ports.network import Address, Part, Session
+
+WINDOW_BYTES: Final = 256 << 10
+PIECE_BYTES: Final = 64 << 10
+FIRST_FREE_PORT: Final = 40_000
+
+
+class MemoryNetwork:
+    """The wires between hosts; each host's own `Network` comes from `host`."""
+
+    def __init__(
+        self, clock: Clock, seed: int | None = None, delay_seconds: tuple[float, float] = (0.0001, 0.001)
+    ) -> None:
+        self.clock = clock
+        self.delay_seconds = delay_seconds
+        self._random = None if seed is None else random.Random(seed)
+        self._listeners: dict[Address, MemoryListener] = {}
+        self._channels: set[MemoryChannel] = set()
+        self._cuts: set[frozenset[str]] = set()
+        self._held: deque[tuple[frozenset[str], Callable[[], None]]] = deque()
+        self._next_port = FIRST_FREE_PORT
+
+    def host(self, name: str) -> MemoryHost:
+        return MemoryHost(self, name)
+
+    def cut(self, one: str, other: str) -> None:
+        """Nothing passes between the two hosts, either way, and nobody is told."""
+        self._cuts.add(frozenset((one, other)))
+
+    def heal(self, one: str, other: str) -> None:
+        self._cuts.discard(frozenset((one, other)))
+        held, self._held = self._held, deque()
+        for hosts, call in held:
+            self.pass_on(hosts, call)
+
+    def reset(self, one: str, other: str) -> None:
+        """End every connection between the two hosts; what was under way is lost."""
+        hosts = frozenset((one, other))
+        for channel in [channel for channel in self._channels if channel.hosts == hosts]:
+            channel.drop("connection reset by peer")
+
+    def pass_on(self, hosts: frozenset[str], call: Callable[[], None]) -> None:
+        if hosts in self._cuts:
+            self._held.append((hosts, call))
+        else:
+            call()
+
+    def draw_delay(self) -> float:
+        least, most = self.delay_seconds
+        return least if self._random is None else self._random.uniform(least, most)
+
+    def draw_piece(self) -> int:
+        return PIECE_BYTES if self._random is None else self._random.randint(1, PIECE_BYTES)
+
+    def draw_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    def bind(self, listener: MemoryListener) -> None:
+        if listener.address in self._listeners:
+            raise OperatorError(
+                f"cannot listen on {listener.address}: the port is in use; stop what uses it or choose another"
+            )
+        self._listeners[listener.address] = listener
+
+    def unbind(self, listener: MemoryListener) -> None:
+        self._listeners.pop(listener.address, None)
+
+    def establish(self, local: Address, address: Address, session: Session) -> None:
+        """The moment at which a connection reaches the other host."""
+        listener = self._listeners.get(address)
+        if listener is None:
+            session.closed(f"cannot connect to {address}: Connection refused")
+            return
+        accepted = listener.accept()
+        near, far = MemoryChannel(self, local, address, session), MemoryChannel(self, address, local, accepted)
+        near.other, far.other = far, near
+        self._channels |= {near, far}
+        if accepted is not None:
+            accepted.opened(far)
+        session.opened(near)
+        if accepted is None:
+            far.close()
+
+    def forget(self, channel: MemoryChannel) -> None:
+        self._channels.discard(channel)
+
+
+class MemoryHost:
+    """The network as one host sees it."""
+
+    def __init__(self, network: MemoryNetwork, name: str) -> None:
+        self._network = network
+        self.name = name
+
+    def listen(
+        self, address: Address, accept: Callable[[], Session | None], tls: object | None = None
+    ) -> MemoryListener:
+        port = address.port or self._network.draw_port()
+        listener = MemoryListener(self._network, Address(self.name, port), accept)
+        self._network.bind(listener)
+        return listener
+
+    def connect(self, address: Address, session: Session, tls: object | None = None) -> None:
+        network = self._network
+        local = Address(self.name, network.draw_port())
+        hosts = frozenset((self.name, address.host))
+        network.clock.call_later(
+            network.draw_delay(),
+            lambda: network.pass_on(hosts, lambda: network.establish(local, address, session)),
+        )
+
+
+class MemoryListener:
+    def __init__(self, network: MemoryNetwork, address: Address, accept: Callable[[], Session | None]) -> None:
+        self._network = network
+        self.address = address
+        self.accept = accept
+
+    def close(self) -> None:
+        self._network.unbind(self)
+
+
+class MemoryChannel:
+    """One end of a connection. `_under_way` bytes have left the other end and not been read here yet."""
+
+    def __init__(self, network: MemoryNetwork, local: Address, peer: Address, session: Session | None) -> None:
+        self.local, self.peer = local, peer
+        self.hosts = frozenset((local.host, peer.host))
+        self.want_bytes = 0
+        self.other: MemoryChannel
+        self._network = network
+        self._session = session
+        self._out: deque[memoryview | FileSlice] = deque()
+        self._out_bytes = 0
+        self._under_way = 0
+        self._arrived = bytearray()
+        self._kept = bytearray()
+        self._last_arrival = 0.0
+        self._reading = True
+        self._finished = False
+        self._closing = False
+        self._gone = False
+
+    # Receiving.
+
+    def _arrive(self, data: bytes) -> None:
+        if not self._gone:
+            self._arrived += data
+            self._read()
+
+    def _read(self) -> None:
+        """Take what has arrived; that opens the window for the other end."""
+        if self._gone or not self._reading:
+            return
+        count = len(self._arrived)
+        if count:
+            self._kept += self._arrived
+            self._arrived.clear()
+            self._under_way -= count
+            self._network.clock.call_soon(self.other.pump)
+            if len(self._kept) >= self.want_bytes:
+                self._offer()
+        if self._finished and not self._gone and self._reading:
+            self.drop("closed by the peer")
+
+    def _offer(self) -> None:
+        """Offer what there is; a session that has kept a view of it makes the deletion raise BufferError."""
+        if self._session is None or not self._kept:
+            return
+        self.want_bytes = 0
+        with memoryview(self._kept) as view:
+            used = self._session.received(view)
+        del self._kept[:used]
+
+    def _end(self) -> None:
+        """The other end sends nothing more."""
+        self._finished = True
+        self._read()
+
+    def pause(self) -> None:
+        self._reading = False
+
+    def resume(self) -> None:
+        if not self._reading and not self._gone and not self._closing:
+            self._reading = True
+            self._network.clock.call_soon(self._resumed)
+
+    def _resumed(self) -> None:
+        if self._reading and not self._gone:
+            self._offer()
+            self._read()
+
+    # Sending.
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if self._gone or self._closing:
+            return
+        for part in parts:
+            if len(part):
+                self._out.append(part if isinstance(part, FileSlice) else memoryview(bytes(part)))
+                self._out_bytes += len(part)
+        self.pump()
+
+    def queued_bytes(self) -> int:
+        return self._out_bytes
+
+    def pump(self) -> None:
+        """Put on the wire what the window takes."""
+        if self._gone:
+            return
+        had = self._out_bytes
+        while self._out and self.other._under_way < WINDOW_BYTES:
+            data = self._take(min(self._network.draw_piece(), WINDOW_BYTES - self.other._under_way))
+            self.other._under_way += len(data)
+            self._transmit(lambda data=data: self.other._arrive(data))  # type: ignore[misc]
+        if self._out:
+            return
+        if self._closing:
+            self.drop("closed by us")
+        elif had and self._session is not None:
+            self._session.drained()
+
+    def _take(self, count: int) -> bytes:
+        head = self._out.popleft()
+        count = min(count, len(head))
+        self._out_bytes -= count
+        if isinstance(head, FileSlice):
+            if count < head.count:
+                self._out.appendleft(FileSlice(head.file, head.position + count, head.count - count))
+            return bytes(head.file.pread(count, head.position))
+        if count < len(head):
+            self._out.appendleft(head[count:])
+        return bytes(head[:count])
+
+    def _transmit(self, call: Callable[[], None]) -> None:
+        network = self._network
+        now = network.clock.now()
+        self._last_arrival = max(self._last_arrival, now + network.draw_delay())
+        network.clock.call_later(self._last_arrival - now, lambda: network.pass_on(self.hosts, call))
+
+    # Closing.
+
+    def close(self) -> None:
+        if self._gone or self._closing:
+            return
+        self._closing = True
+        self._reading = False
+        if not self._out:
+            self.drop("closed by us")
+
+    def abort(self) -> None:
+        self.drop("closed by us")
+
+    def drop(self, reason: str) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        self._out.clear()
+        self._out_bytes = 0
+        self._network.forget(self)
+        self._transmit(self.other._end)
+        if self._session is not None:
+            self._session.closed(reason)
