@@ -11,6 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.disk import Disk
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches, read_header
+from headrace.records.record import NewRecord
 from headrace.settings import LogSettings, log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
@@ -34,7 +35,7 @@ def batch(
     timestamp_ms: int = 1_750_000_000_000,
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> memoryview:
-    records = [(timestamp_ms + i, key, value, []) for i, value in enumerate(values or (b"value",))]
+    records: list[NewRecord] = [(timestamp_ms + i, key, value, []) for i, value in enumerate(values or (b"value",))]
     producer_id, producer_epoch, base_sequence = producer
     built = kernel.build(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
     return memoryview(built)
@@ -83,7 +84,7 @@ class Harness:
         self.store.open(self.expected)
         return self.store
 
-    def log(self, topic_partition: TopicPartition = TOPIC, **overrides: object) -> Log:
+    def log(self, topic_partition: TopicPartition = TOPIC, /, **overrides: object) -> Log:
         """The log of a new or known partition in an open store."""
         if self.store is None:
             self.open()

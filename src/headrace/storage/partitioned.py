@@ -81,6 +81,7 @@ class Found:
     epochs: EpochHistory | None = None
     producers: dict[int, producers.ProducerState] | None = None
     snapshots: list[int] = field(default_factory=list)
+    recovered: bool = False
 
 
 class PartitionedLog:
@@ -106,6 +107,7 @@ class PartitionedLog:
         self.cleaned_to = found.cleaned_to
         self.began_ms = found.began_ms
         self.snapshots = found.snapshots
+        self.recovered = found.recovered
         self._around = around
         self._disk = around.disk
         self.segments = found.segments

@@ -145,6 +145,7 @@ class _Recovery:
         self._epochs = EpochHistory(around.disk, folder, fresh=False)
 
     def run(self) -> None:
+        self._found.recovered = True
         segments = self._found.segments
         first = len(segments) - 1
         while first > 0 and segments[first].base_offset > self._safe_to:

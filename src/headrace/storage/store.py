@@ -85,6 +85,7 @@ class PartitionedStore:
             found = Checkpoint()
         self.was_clean = found.clean
         strays: list[Stray] = []
+        self._opened = True
         for topic_partition, path in list(folder.partitions(self._disk, self.data)):
             reason = self._why_stray(path, expected.get(topic_partition))
             if reason is not None:
@@ -121,6 +122,7 @@ class PartitionedStore:
         point = found.points.get(topic_partition)
         opened = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point, clean=found.clean)
         self._logs[topic_partition] = opened
+        self.was_clean = self.was_clean and not opened.recovered
         if opened.active.written:
             self._segment_began(opened)
 
@@ -328,17 +330,19 @@ class PartitionedStore:
         stopped = [self._close_log(each) for each in self._logs.values()]
         self._closed = True
         try:
-            self._write_checkpoint(clean=all(stopped))
+            if self._opened:
+                self._write_checkpoint(clean=all(stopped))
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the logs: %s", error)
-        for each in self._logs.values():
-            each.close_files()
-        self._lock.close()
+        self._let_go()
 
     def abandon(self) -> None:
         """Let go of the folder as a dying process does: nothing is written."""
         self._closed = True
         self.commit.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for each in self._logs.values():
             each.close_files()
         self._lock.close()
