@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import processes
+import processes
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".work"
@@ -167,12 +167,13 @@ def headrace_program() -> str:
 
 def headrace(folder: Path, port: int) -> Recipe:
     program = headrace_program()
+    listeners = ("--listen", f"{HOST}:{port}", "--http", f"{HOST}:{free_port()}")
     commit = _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
     return Recipe(
         name="headrace",
         version=f"commit {commit}, Python {sys.version.split()[0]}",
         settings="defaults",
-        command=(program, "serve", "--data", str(folder / "data"), "--listen", f"{HOST}:{port}"),
+        command=(program, "serve", "--data", str(folder / "data"), *listeners),
         answers=answers_kafka,
         load="kafka",
     )

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import processes
-from bench.contestants import CACHE, HOST, Missing, Running
+import processes
+from contestants import CACHE, HOST, Missing, Running
 
 HERE = Path(__file__).resolve().parent
 LOAD_TIMEOUT_S = 120.0

@@ -1,4 +1,4 @@
-"""The benchmark: `python -m bench.run` from the clone's root. Starts every contestant on loopback, then goes through
+"""The benchmark: `python bench/run.py` from the clone's root. Starts every contestant on loopback, then goes through
 the cells (message size x partitions) with the contestants taking turns in each, and prints medians over the rounds.
 
 Per cell and contestant: a throughput load, the same topic read back with every record counted, then synchronous and
@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import loads
-from bench.contestants import CONTESTANTS, Missing, Running, start
-from bench.loads import Invalid, Topic
-from bench.report import (
+import loads
+from contestants import CONTESTANTS, Missing, Running, start
+from loads import Invalid, Topic
+from report import (
     LATENCY,
     THROUGHPUT,
     Cell,
@@ -208,7 +208,7 @@ def parse_cells(text: str) -> list[Cell]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python bench/run.py", description=__doc__)
     parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, by comma")
     parser.add_argument("--cells", type=parse_cells, help="cells as BYTESxPARTITIONS, by comma: 100x1,10240x16")
     parser.add_argument("--rounds", type=int, help="rounds to take medians over (3; 1 with --quick)")

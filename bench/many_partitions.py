@@ -1,5 +1,5 @@
-"""Many partitions on one node: `python -m bench.partitions`. Creates them, stops the broker cleanly, starts it again on
-the same folder, and prints the times, the idle memory and the idle processor time before and after.
+"""Many partitions on one node: `python bench/many_partitions.py`. Creates them, stops the broker cleanly, starts it
+again on the same folder, and prints the times, the idle memory and the idle processor time before and after.
 """
 
 import argparse
@@ -8,10 +8,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import loads
-from bench.contestants import CONTESTANTS, Recipe, Running, start
-from bench.loads import Topic
-from bench.report import table
+import loads
+from contestants import CONTESTANTS, Recipe, Running, start
+from loads import Topic
+from report import table
 
 IDLE_S = 10.0
 TOPIC_PARTITIONS = 200
@@ -29,7 +29,7 @@ def observe(broker: Running, step: str, took_s: float) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.partitions", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python bench/many_partitions.py", description=__doc__)
     parser.add_argument("--partitions", type=int, default=2000)
     parser.add_argument("--contestant", default="headrace", choices=("headrace", "kafka"))
     options = parser.parse_args()
