@@ -1,6 +1,6 @@
 """One file for the whole store, `@checkpoint`: what is safe of each log, so that a start reads no more than it must.
 
-Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 1, "clean": bool, "logs": [[topic, partition, recovery
+Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 1, "logs": [[topic, partition, clean, recovery
 point, start offset, end offset, active segment, its bytes, wall ms of its first append, compacted up to], ...]}.
 
 It is replaced whole; a crash leaves the old or the new one. `clean` is true only between a clean stop and the next
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -30,6 +29,7 @@ class LogPoint(NamedTuple):
 
     topic: str
     partition: int
+    clean: bool
     recovery_offset: int
     start_offset: int
     end_offset: int
@@ -39,18 +39,15 @@ class LogPoint(NamedTuple):
     cleaned_to: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    clean: bool = False
-    points: dict[TopicPartition, LogPoint] = field(default_factory=dict)
+Points = dict[TopicPartition, LogPoint]
 
 
-def encode(points: Iterable[LogPoint], *, clean: bool) -> bytes:
-    body = json.dumps({"version": VERSION, "clean": clean, "logs": list(points)}, separators=(",", ":")).encode()
+def encode(points: Iterable[LogPoint]) -> bytes:
+    body = json.dumps({"version": VERSION, "logs": list(points)}, separators=(",", ":")).encode()
     return b"%08x\n%b\n" % (crc32c(body), body)
 
 
-def decode(data: bytes) -> Checkpoint | None:
+def decode(data: bytes) -> Points | None:
     """None if it is not whole."""
     crc, _, body = data.partition(b"\n")
     body = body.removesuffix(b"\n")
@@ -62,11 +59,10 @@ def decode(data: bytes) -> Checkpoint | None:
     content = json.loads(body)
     if content["version"] != VERSION:
         return None
-    points = [LogPoint(*point) for point in content["logs"]]
-    return Checkpoint(content["clean"], {TopicPartition(p.topic, p.partition): p for p in points})
+    return {TopicPartition(point[0], point[1]): LogPoint(*point) for point in content["logs"]}
 
 
-def read(disk: Disk, folder: str) -> Checkpoint | None:
+def read(disk: Disk, folder: str) -> Points | None:
     """An empty one if there is none; None if it is damaged."""
     path = f"{folder}/{FILE_NAME}"
-    return decode(read_whole(disk, path)) if disk.exists(path) else Checkpoint()
+    return decode(read_whole(disk, path)) if disk.exists(path) else {}

@@ -86,6 +86,9 @@ class MappedIndex:
             self.cut()
         self._release()
 
+    def drop(self) -> None:
+        self._release()
+
     @property
     def writable(self) -> bool:
         return self._writable_bytes > 0

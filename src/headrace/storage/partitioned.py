@@ -104,6 +104,7 @@ class PartitionedLog:
         self.end_offset = self.written_offset = self.durable_offset = found.end_offset
         self.sync_asked_offset = found.end_offset
         self.truncations = 0
+        self.stopped = False
         self.cleaned_to = found.cleaned_to
         self.began_ms = found.began_ms
         self.snapshots = found.snapshots
@@ -634,6 +635,7 @@ class PartitionedLog:
         for file in self.take_unsynced():
             file.sync()
         self.durable_offset = self.written_offset
+        self.stopped = True
 
     def close_files(self) -> None:
         for segment in self.segments:

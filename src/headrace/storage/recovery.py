@@ -37,8 +37,6 @@ def open_log(
     topic_id: bytes,
     settings: LogSettings,
     point: LogPoint | None,
-    *,
-    clean: bool,
 ) -> PartitionedLog:
     """The log in a folder that is known to be this partition's."""
     names = _tidy(around, folder)
@@ -57,7 +55,8 @@ def open_log(
         ]
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
-        if not (clean and point and point.active_base == active.base_offset and point.active_bytes == active.size):
+        same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
+        if point is None or not point.clean or not same:
             _Recovery(around, folder, topic_partition, found, point).run()
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
     opened = PartitionedLog(around, folder, topic_partition, topic_id, settings, found)

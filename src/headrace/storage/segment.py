@@ -360,5 +360,8 @@ class Segment:
         self.times.unmap()
 
     def close(self) -> None:
+        """Let go for good; an index that is being written keeps its spare room."""
         self._open_segments.closed(self)
-        self.release()
+        self._file = None
+        self.index.drop()
+        self.times.drop()

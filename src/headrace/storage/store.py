@@ -17,7 +17,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, write_atomically
 from headrace.settings import LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
-from headrace.storage.checkpoint import Checkpoint, LogPoint
+from headrace.storage.checkpoint import LogPoint
 from headrace.storage.commit import GroupCommit
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
@@ -73,17 +73,16 @@ class PartitionedStore:
         self._next_checkpoint = clock.now() + checkpoint_ms / 1000
         self._checkpoint_wanted = False
         self._checkpoint_running = False
-        self._closed = False
+        self._opened = self._closed = False
         self.was_clean = True
-        """Whether the last stop was: if not, the logs may have lost what only the page cache held."""
+        """Whether `open` found every log as a clean stop leaves it; if not, what only the page cache held may be lost."""
 
     def open(self, expected: Expected) -> list[Stray]:
         """Open the logs of the expected partitions; answers the folders that were set aside."""
         found = checkpoint.read(self._disk, self.data)
         if found is None:
             log.error("%s/%s is damaged: every log is read and checked", self.data, checkpoint.FILE_NAME)
-            found = Checkpoint()
-        self.was_clean = found.clean
+            found = {}
         strays: list[Stray] = []
         self._opened = True
         for topic_partition, path in list(folder.partitions(self._disk, self.data)):
@@ -93,12 +92,12 @@ class PartitionedStore:
                 log.warning("%s set aside as %s: %s", path, strays[-1].path, reason)
                 continue
             topic_id, settings = expected[topic_partition]
-            self._open_log(path, topic_partition, topic_id, settings, found)
+            self._open_log(path, topic_partition, topic_id, settings, found.get(topic_partition))
         for topic_partition, (topic_id, settings) in expected.items():
             if topic_partition not in self._logs:
-                self._create(topic_partition, topic_id, settings, found.points.get(topic_partition))
+                self._create(topic_partition, topic_id, settings, found.get(topic_partition))
         # From here on the folder is in use: a crash must not look like a clean stop.
-        self._write_checkpoint(clean=False)
+        self._write_checkpoint()
         return strays
 
     def _why_stray(self, path: str, expected: tuple[bytes, LogSettings] | None) -> str | None:
@@ -117,10 +116,9 @@ class PartitionedStore:
         topic_partition: TopicPartition,
         topic_id: bytes,
         settings: LogSettings,
-        found: Checkpoint,
+        point: LogPoint | None,
     ) -> None:
-        point = found.points.get(topic_partition)
-        opened = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point, clean=found.clean)
+        opened = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point)
         self._logs[topic_partition] = opened
         self.was_clean = self.was_clean and not opened.recovered
         if opened.active.written:
@@ -139,7 +137,7 @@ class PartitionedStore:
             log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
         self._disk.make_folder(path)
         partition_file = folder.write_partition_file(self._disk, path, topic_id)
-        created = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point, clean=True)
+        created = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point)
         for unsynced in (partition_file, path, path.rpartition("/")[0], self.data):
             created.must_sync_too(unsynced)
         self._logs[topic_partition] = created
@@ -281,7 +279,7 @@ class PartitionedStore:
         try:
             file = self._disk.open(path + ".tmp", create=True, writable=True)
             file.truncate(0)
-            file.pwritev([checkpoint.encode(self._points(), clean=False)], 0)
+            file.pwritev([checkpoint.encode(self._points())], 0)
         except OSError as error:
             self._checkpoint_failed(error)
             return
@@ -309,6 +307,7 @@ class PartitionedStore:
             yield LogPoint(
                 each.topic_partition.topic,
                 each.topic_partition.partition,
+                each.stopped,
                 each.durable_offset,
                 each.start_offset,
                 each.end_offset,
@@ -318,8 +317,8 @@ class PartitionedStore:
                 each.cleaned_to,
             )
 
-    def _write_checkpoint(self, *, clean: bool) -> None:
-        content = checkpoint.encode(self._points(), clean=clean)
+    def _write_checkpoint(self) -> None:
+        content = checkpoint.encode(self._points())
         write_atomically(self._disk, f"{self.data}/{checkpoint.FILE_NAME}", content)
 
     def close(self) -> None:
@@ -327,11 +326,12 @@ class PartitionedStore:
             return
         self.write_staged()
         self.commit.close()
-        stopped = [self._close_log(each) for each in self._logs.values()]
+        for each in self._logs.values():
+            self._close_log(each)
         self._closed = True
         try:
             if self._opened:
-                self._write_checkpoint(clean=all(stopped))
+                self._write_checkpoint()
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the logs: %s", error)
         self._let_go()
@@ -347,13 +347,10 @@ class PartitionedStore:
             each.close_files()
         self._lock.close()
 
-    def _close_log(self, closing: PartitionedLog) -> bool:
-        """Everything synced, indexes cut; False if that failed."""
+    def _close_log(self, closing: PartitionedLog) -> None:
         if closing.offline is not None:
-            return False
+            return
         try:
             closing.stop()
         except OSError as error:
             closing.fail(error)
-            return False
-        return True
