@@ -1,0 +1,151 @@
+"""The hand-written Produce path against the compiled codec, for every version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ProtocolError, Unsupported
+from headrace.wire import codec, header, produce, schema
+from headrace.wire.api import PRODUCE
+from headrace.wire.decoder import MAX_ELEMENTS
+from headrace.wire.message import Message
+from proving import proves
+from wire import tokens
+
+each_version = pytest.mark.parametrize("version", range(produce.MIN_VERSION, produce.MAX_VERSION + 1))
+int32 = st.integers(-(2**31), 2**31 - 1)
+int64 = st.integers(-(2**63), 2**63 - 1)
+names = st.text(max_size=6) | st.text("ключ-n", min_size=120, max_size=140)
+records = st.none() | st.binary(max_size=20) | st.integers(126, 17000).map(bytes)
+
+requests = st.builds(
+    Message,
+    transactional_id=st.none() | names,
+    acks=st.integers(-1, 1),
+    timeout_ms=int32,
+    topic_data=st.lists(
+        st.builds(
+            Message,
+            name=names,
+            topic_id=st.binary(min_size=16, max_size=16),
+            partition_data=st.lists(st.builds(Message, index=int32, records=records), max_size=3),
+        ),
+        max_size=3,
+    ),
+)
+responses = st.lists(
+    st.tuples(
+        names,
+        st.binary(min_size=16, max_size=16),
+        st.lists(
+            st.tuples(int32, st.integers(-1, 120), int64, int64, int64, st.none() | names), min_size=0, max_size=3
+        ),
+    ),
+    max_size=3,
+)
+
+
+def as_message(request: produce.ProduceRequest, version: int) -> Message:
+    topics = []
+    for name, topic_id, partitions in request.topics:
+        key: dict[str, Any] = {"topic_id": topic_id} if version >= 13 else {"name": name}
+        assert (topic_id is None) == (version < 13)
+        assert (name is None) == (version >= 13)
+        topics.append(Message(**key, partition_data=[Message(index=i, records=r) for i, r in partitions]))
+    return Message(
+        transactional_id=request.transactional_id, acks=request.acks, timeout_ms=request.timeout_ms, topic_data=topics
+    )
+
+
+@proves("G4")
+@each_version
+@settings(max_examples=25, deadline=None, database=None)
+@given(message=requests, before=st.binary(max_size=5), after=st.binary(max_size=40))
+def test_requests_decode_as_by_the_compiled_codec(version: int, message: Message, before: bytes, after: bytes) -> None:
+    body = codec.encode_request(PRODUCE, version, message)
+    view = memoryview(before + body + after)
+    request = produce.decode(version, view, len(before), len(before) + len(body))
+    assert as_message(request, version) == codec.decode_request(PRODUCE, version, memoryview(body))
+    for _, _, partitions in request.topics:
+        assert all(piece is None or piece.obj is view.obj for _, piece in partitions)
+
+
+@each_version
+@settings(max_examples=4, deadline=None, database=None)
+@given(message=requests)
+def test_cut_and_hostile_requests_are_refused(version: int, message: Message) -> None:
+    pieces = list(tokens.tokens(schema.load(PRODUCE, version, "request"), message))
+    body = b"".join(piece.data for piece in pieces)
+    for length in {*range(min(len(body), 60)), *range(max(0, len(body) - 60), len(body))}:
+        for spare in (b"", b"\0" * 30, b"\x02" * 30, b"\xff" * 30):
+            with pytest.raises(ProtocolError):
+                produce.decode(version, memoryview(body[:length] + spare), 0, length)
+    for nth, piece in enumerate(pieces):
+        for hostile in piece.hostile():
+            mutant = b"".join((*(p.data for p in pieces[:nth]), hostile, *(p.data for p in pieces[nth + 1 :])))
+            with pytest.raises(ProtocolError, match=f"produce v{version} request: field"):
+                produce.decode(version, memoryview(mutant), 0, len(mutant))
+
+
+@pytest.mark.parametrize("version", range(9, produce.MAX_VERSION + 1))
+def test_unknown_tags_are_skipped(version: int) -> None:
+    tags = b"\x01\x63\x02ab"
+    topic = bytes(16) if version >= 13 else b"\x02t"
+    body = b"\x00\x00\x01\x00\x00\x00\x05\x02" + topic + b"\x02\x00\x00\x00\x07\x03rr" + tags * 3
+    request = produce.decode(version, memoryview(body), 0, len(body))
+    assert [(index, bytes(piece or b"")) for index, piece in request.topics[0][2]] == [(7, b"rr")]
+
+
+@each_version
+@settings(max_examples=25, deadline=None, database=None)
+@given(topics=responses, throttle_ms=st.integers(0, 2**31 - 1), correlation_id=int32)
+def test_responses_encode_as_by_the_compiled_codec(
+    version: int, topics: list[produce.ResponseTopic], throttle_ms: int, correlation_id: int
+) -> None:
+    message = Message(
+        throttle_time_ms=throttle_ms,
+        responses=[
+            Message(
+                name=name,
+                topic_id=topic_id,
+                partition_responses=[
+                    Message(
+                        index=index,
+                        error_code=error,
+                        base_offset=base,
+                        log_append_time_ms=time_ms,
+                        log_start_offset=start,
+                        error_message=text,
+                    )
+                    for index, error, base, time_ms, start, text in partitions
+                ],
+            )
+            for name, topic_id, partitions in topics
+        ],
+    )
+    body = codec.encode_response(PRODUCE, version, message)
+    frame = produce.encode_response(version, correlation_id, topics, throttle_ms)
+    assert frame == header.write_response(PRODUCE, version, correlation_id, body)
+
+
+@each_version
+def test_the_partitions_of_one_request_are_limited(version: int) -> None:
+    count = MAX_ELEMENTS + 1
+    one = b"\0\0\0\0\0\0" if version >= 9 else b"\0\0\0\0\xff\xff\xff\xff"
+    if version >= 9:
+        topic = bytes(16) if version >= 13 else b"\x01"
+        body = b"\0\0\0\0\0\0\0\x02" + topic + tokens.varint(count + 1) + one * count + b"\0\0"
+    else:
+        body = b"\xff\xff\0\0\0\0\0\0\0\0\0\1\0\0" + count.to_bytes(4, "big") + one * count
+    with pytest.raises(ProtocolError, match="limit"):
+        produce.decode(version, memoryview(body), 0, len(body))
+
+
+def test_versions_that_are_not_served_are_unsupported() -> None:
+    for version in (0, 2, 14):
+        with pytest.raises(Unsupported):
+            produce.decode(version, memoryview(b""), 0, 0)
