@@ -243,6 +243,8 @@ DEFAULTS_FOR_TOPICS: Final = tuple(
     for s in TOPIC_SETTINGS
 )
 TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC_SETTINGS}
+CLIENT_VARIABLES: Final = frozenset({"HEADRACE_BOOTSTRAP"})
+"""Read by the command line when it talks to a broker; a broker that finds them passes over them."""
 BROKER_BY_NAME: Final = {setting.name: setting for setting in (*BROKER_SETTINGS, *DEFAULTS_FOR_TOPICS)}
 
 
@@ -380,7 +382,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     by_variable = {"HEADRACE_" + name.upper().replace(".", "_"): name for name in BROKER_BY_NAME}
     given: dict[str, object] = {}
     for variable, value in environment.items():
-        if not variable.startswith("HEADRACE_"):
+        if not variable.startswith("HEADRACE_") or variable in CLIENT_VARIABLES:
             continue
         if variable not in by_variable:
             raise SettingError(f"environment: unknown variable {variable}{_nearest(variable, by_variable)}")

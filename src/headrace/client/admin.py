@@ -70,6 +70,7 @@ def create_topic(
     configs: Mapping[str, str] | None = None,
     timeout_ms: int = 30_000,
 ) -> None:
+    """Create a topic and wait until it can be used."""
     topic = Message(
         name=name,
         num_partitions=partitions,
@@ -83,6 +84,7 @@ def create_topic(
         check(result.error_code, f"create topic {name!r}", result.error_message)
 
     cluster.retry(create)
+    cluster.topic(name, expected=True)
 
 
 def delete_topic(cluster: Cluster, name: str, *, timeout_ms: int = 30_000) -> None:

@@ -24,7 +24,7 @@ from headrace.wire.message import Message
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 DEFAULT_PORT: Final = 9092
-CREATE_WITHIN_MS: Final = 5_000
+APPEAR_WITHIN_MS: Final = 5_000
 GROUP_KEY_TYPE: Final = 0
 
 T = TypeVar("T")
@@ -85,22 +85,23 @@ class Cluster:
             self._topics.pop(name, None)
         return answer
 
-    def topic(self, name: str, *, create: bool = False) -> Topic:
-        """A topic as last seen, asked for when it is not known. With `create`, a missing one gets a moment to appear."""
+    def topic(self, name: str, *, create: bool = False, expected: bool = False) -> Topic:
+        """A topic as last seen, or asked for. One that is to be created, or just was, gets a moment to appear."""
         if name in self._topics:
             return self._topics[name]
+        patient = create or expected
 
         def look_up() -> Topic:
             answer = self.topology([name], create=create)
             if name in answer.topics:
                 return answer.topics[name]
             refusal = answer.refused.get(name) or Refusal(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
-            if refusal.kafka_code == Code.UNKNOWN_TOPIC_OR_PARTITION and not create:
-                raise UnknownTopic(name) from None
+            if refusal.kafka_code == Code.UNKNOWN_TOPIC_OR_PARTITION and not patient:
+                raise UnknownTopic(name)
             raise refusal
 
         try:
-            return self.retry(look_up, within_ms=CREATE_WITHIN_MS if create else None)
+            return self.retry(look_up, within_ms=APPEAR_WITHIN_MS if patient else None)
         except Refusal as refusal:
             if refusal.kafka_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 raise UnknownTopic(name) from None

@@ -11,7 +11,7 @@ partition, as brokers demand; further batches of a partition follow in further r
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from headrace.client.connection import Connection, Request, exchange
 from headrace.client.refusal import Refusal, check
 from headrace.errors import Code, HeadraceError
 from headrace.ports.disk import Buffer
+from headrace.records.batch import NO_PRODUCER, read_header
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from headrace.wire.varint import write_uvarint
@@ -29,7 +30,7 @@ ACKS_LEADER: Final = 1
 ACKS_ALL: Final = -1
 
 ANSWER_MARGIN_MS: Final = 10_000
-REQUESTS_PER_ROUND: Final = 100
+BATCHES_PER_ROUND: Final = 500
 
 _TOPIC_IDS_FROM: Final = 13
 _OUT_OF_ORDER: Final = 45
@@ -76,8 +77,8 @@ def produce(
 ) -> list[Produced | HeadraceError]:
     """Send all batches and answer for each, in the order given: where it went, or why it did not.
 
-    Retriable errors are retried, batches of one partition in their order. Without a producer id in the batches, a batch
-    whose answer was lost may be written twice.
+    Retriable errors are retried. Batches with a producer id stay in their order and are written once; without one, a
+    batch may be written twice when its answer was lost, and may end up behind a later one when it was refused first.
     """
     results: list[Produced | HeadraceError] = [Refusal(7, "produce")] * len(outgoing)
     waiting = list(range(len(outgoing)))
@@ -85,10 +86,9 @@ def produce(
     def send_waiting() -> None:
         nonlocal waiting
         again: list[int] = []
-        for first in range(0, len(waiting), REQUESTS_PER_ROUND):
-            _send_round(
-                cluster, outgoing, waiting[first : first + REQUESTS_PER_ROUND], results, again, acks, timeout_ms
-            )
+        while waiting:
+            now, waiting = _take_round(outgoing, waiting)
+            _send_round(cluster, outgoing, now, results, again, acks, timeout_ms)
         waiting = again
         if waiting:
             failure = results[waiting[0]]
@@ -104,6 +104,28 @@ def produce(
     return results
 
 
+def _take_round(outgoing: Sequence[Outgoing], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
+    """What may leave at once, and what has to wait for its answers.
+
+    The first batch of a producer in a partition travels alone: a broker that knows nothing of a producer takes
+    any sequence from it, so a later batch could slip past a first one that is refused.
+    """
+    now: list[int] = []
+    later: list[int] = []
+    closed: set[tuple[str, int]] = set()
+    for nth in waiting:
+        target = (outgoing[nth].topic, outgoing[nth].partition)
+        if target in closed or len(now) == BATCHES_PER_ROUND:
+            closed.add(target)
+            later.append(nth)
+            continue
+        now.append(nth)
+        header = read_header(outgoing[nth].batch)
+        if header.producer_id != NO_PRODUCER and header.base_sequence == 0:
+            closed.add(target)
+    return now, later
+
+
 def _send_round(
     cluster: Cluster,
     outgoing: Sequence[Outgoing],
@@ -116,16 +138,12 @@ def _send_round(
     """Send the batches at `places`; what is worth another try is added to `again`."""
     held = {(outgoing[nth].topic, outgoing[nth].partition) for nth in again}
     rounds = _plan(cluster, outgoing, places, results, held, again)
-    asked = [
-        (
-            leader,
-            Request(
-                apis.PRODUCE, encode_parts(cluster, leader.version(apis.PRODUCE), chosen, acks, timeout_ms), acks != 0
-            ),
-        )
-        for leader, request in rounds
-        for chosen in ([outgoing[nth] for nth in request],)
-    ]
+    asked = []
+    for leader, request in rounds:
+        chosen = [outgoing[nth] for nth in request]
+        topic_ids = {each.topic: cluster.topic(each.topic).topic_id for each in chosen}
+        parts = encode_parts(leader.version(apis.PRODUCE), chosen, topic_ids, acks=acks, timeout_ms=timeout_ms)
+        asked.append((leader, Request(apis.PRODUCE, parts, answered=acks != ACKS_NONE)))
     for (_, request), answer in zip(rounds, exchange(asked, timeout_ms + ANSWER_MARGIN_MS), strict=True):
         answered = _answers(cluster, answer) if acks != ACKS_NONE and isinstance(answer, Message) else {}
         for nth in request:
@@ -198,7 +216,7 @@ def _result(partition: Message | None, target: tuple[str, int]) -> Produced | He
 
 
 def encode_parts(
-    cluster: Cluster, version: int, outgoing: Sequence[Outgoing], acks: int, timeout_ms: int
+    version: int, outgoing: Sequence[Outgoing], topic_ids: Mapping[str, bytes], *, acks: int, timeout_ms: int
 ) -> list[Buffer]:
     """The body of a Produce request, its batches as parts of their own."""
     topics: dict[str, list[Outgoing]] = {}
@@ -210,7 +228,7 @@ def encode_parts(
     writer.count(len(topics))
     for name, batches in topics.items():
         if version >= _TOPIC_IDS_FROM:
-            writer.head += cluster.topic(name).topic_id
+            writer.head += topic_ids[name]
         else:
             writer.string(name)
         writer.count(len(batches))

@@ -1,7 +1,7 @@
 """Records one by one into batches, batches in rounds to their leaders, and a count of what was acknowledged.
 
-Nothing leaves in the background: a full round goes out inside `add`, the rest inside `flush`. With acks -1 the
-batches carry a producer id and sequence numbers, so that a batch sent twice is kept once.
+Nothing leaves in the background: a full round goes out inside `add`, the rest inside `flush`. Unless acks is 0, the
+batches carry a producer id and sequence numbers, so that a batch sent twice is kept once, and in its order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.client.cluster import Cluster
 from headrace.client.partitioner import Partitioner
-from headrace.client.produce import ACKS_ALL, Outgoing, Produced, ProducerId, init_producer_id, produce
+from headrace.client.produce import ACKS_ALL, ACKS_NONE, Outgoing, Produced, ProducerId, init_producer_id, produce
 from headrace.errors import HeadraceError
 from headrace.records import kernel
 from headrace.records.codecs import Codec
@@ -84,7 +84,7 @@ class Producer:
     def _close_batch(self, partition: int) -> None:
         records = self._open.pop(partition)
         self._open_bytes.pop(partition)
-        if self._acks == ACKS_ALL and self._identity is None:
+        if self._acks != ACKS_NONE and self._identity is None:
             self._identity = init_producer_id(self._cluster)
         if self._identity is None:
             batch = kernel.build(records, self._codec)

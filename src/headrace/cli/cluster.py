@@ -1,0 +1,45 @@
+"""`headrace cluster`: the brokers there are, and what each of them carries."""
+
+from __future__ import annotations
+
+import click
+
+from headrace.cli.options import json_option, with_cluster
+from headrace.cli.output import format_bytes, show_json, show_table
+from headrace.client import admin
+from headrace.client.cluster import Cluster
+
+
+@click.group()
+def cluster() -> None:
+    """Describe the cluster and its brokers."""
+
+
+@cluster.command()
+@json_option
+@with_cluster
+def describe(cluster: Cluster, as_json: bool) -> None:
+    """Show the cluster's id, its brokers, and what each leads and stores."""
+    described = admin.describe_cluster(cluster)
+    partitions = [part for found in cluster.retry(cluster.topology).topics.values() for part in found.partitions]
+    stored: dict[int, int] = {}
+    for size in admin.describe_log_folders(cluster):
+        stored[size.broker_id] = stored.get(size.broker_id, 0) + size.size_bytes
+    rows = [
+        {
+            "broker": broker.broker_id,
+            "address": str(broker.address),
+            "rack": broker.rack,
+            "controller": broker.broker_id == described.controller_id,
+            "leads": sum(part.leader_id == broker.broker_id for part in partitions),
+            "replicas": sum(broker.broker_id in part.replicas for part in partitions),
+            "stored_bytes": stored.get(broker.broker_id, 0),
+        }
+        for broker in described.brokers
+    ]
+    if as_json:
+        show_json({"cluster_id": described.cluster_id, "controller": described.controller_id, "brokers": rows})
+        return
+    click.echo(f"cluster {described.cluster_id}")
+    shown = [{**row, "stored": format_bytes(stored.get(int(str(row["broker"])), 0))} for row in rows]
+    show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "stored"))

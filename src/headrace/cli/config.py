@@ -1,0 +1,72 @@
+"""`headrace config`: settings of topics and brokers, with where each value comes from."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import click
+
+from headrace.cli.options import json_option, pairs, with_cluster
+from headrace.cli.output import show_json, show_table
+from headrace.client import admin
+from headrace.client.cluster import Cluster
+
+
+def _resource(command: click.decorators.FC) -> click.decorators.FC:
+    command = click.argument("name")(command)
+    return click.argument("kind", type=click.Choice(["topic", "broker"]), metavar="topic|broker")(command)
+
+
+@click.group()
+def config() -> None:
+    """Show and change settings of topics and brokers."""
+
+
+@config.command()
+@_resource
+@click.option("--changed", is_flag=True, help="Only settings that are not at their default.")
+@json_option
+@with_cluster
+def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: bool) -> None:
+    """Show the settings of a topic (by name) or a broker (by id)."""
+    rows = [
+        {
+            "setting": entry.name,
+            "value": "(hidden)" if entry.sensitive else entry.value,
+            "source": entry.source,
+            "read_only": entry.read_only,
+            "meaning": entry.meaning,
+        }
+        for entry in admin.describe_configs(cluster, _kind(kind, name), name)
+        if not (changed and entry.source == "default")
+    ]
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(rows, ("setting", "value", "source", "read_only"))
+
+
+@config.command("set")
+@_resource
+@click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
+@with_cluster
+def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, ...]) -> None:
+    """Set settings of a topic or broker."""
+    admin.alter_configs(cluster, _kind(kind, name), name, values=pairs(assignments, "NAME=VALUE"))
+    click.echo(f"changed {kind} {name}")
+
+
+@config.command()
+@_resource
+@click.argument("settings", nargs=-1, required=True, metavar="SETTING...")
+@with_cluster
+def unset(cluster: Cluster, kind: str, name: str, settings: tuple[str, ...]) -> None:
+    """Bring settings of a topic or broker back to their defaults."""
+    admin.alter_configs(cluster, _kind(kind, name), name, unset=settings)
+    click.echo(f"changed {kind} {name}")
+
+
+def _kind(kind: str, name: str) -> Literal["topic", "broker"]:
+    if kind == "broker" and not name.isdigit():
+        raise click.BadParameter(f"{name!r} is not a broker id; `headrace cluster describe` lists them")
+    return cast(Literal["topic", "broker"], kind)

@@ -1,0 +1,62 @@
+"""Options that many commands share, and the values they give."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from headrace.client.cluster import DEFAULT_BOOTSTRAP, Cluster, Retry
+from headrace.errors import SettingError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
+
+
+def with_cluster(command: F) -> F:
+    """Give the command a `cluster`, made from --bootstrap and its kin, and close it afterwards."""
+
+    @click.option(
+        "--bootstrap",
+        envvar=BOOTSTRAP_VARIABLE,
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        metavar="HOST:PORT,...",
+        help="Any broker of the cluster.",
+    )
+    @click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS", help="How long to wait and retry.")
+    @click.option("--tls-ca", metavar="FILE", help="Speak TLS, and trust the certificates in this PEM file.")
+    @functools.wraps(command)
+    def connected(*args: Any, bootstrap: str, timeout: float, tls_ca: str | None, **kwargs: Any) -> Any:
+        timeout_ms = max(1, int(timeout * 1000))
+        tls = _tls(tls_ca) if tls_ca else None
+        with Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls) as cluster:
+            return command(*args, cluster=cluster, **kwargs)
+
+    return connected  # type: ignore[return-value]
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def pairs(given: Iterable[str], option: str) -> dict[str, str]:
+    """`name=value` items as a dictionary."""
+    found: dict[str, str] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{item!r} is not name=value", param_hint=option)
+        found[name] = value
+    return found
+
+
+def _tls(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(f"--tls-ca {ca_file}: {error}") from None

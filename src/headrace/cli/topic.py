@@ -1,0 +1,128 @@
+"""`headrace topic`: what topics there are, and changing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from headrace.cli.options import json_option, pairs, with_cluster
+from headrace.cli.output import show_json, show_table
+from headrace.client import admin, offsets
+from headrace.client.cluster import Cluster
+from headrace.client.topology import Topic
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(1), help="How many; else the broker's num.partitions.")
+@click.option("--replicas", type=click.IntRange(1), help="Copies of each partition; else the broker's default.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting; repeat.")
+@with_cluster
+def create(cluster: Cluster, name: str, partitions: int | None, replicas: int | None, configs: tuple[str, ...]) -> None:
+    """Create topic NAME."""
+    admin.create_topic(
+        cluster,
+        name,
+        partitions=partitions or admin.DEFAULT_COUNT,
+        replicas=replicas or admin.DEFAULT_COUNT,
+        configs=pairs(configs, "--config"),
+    )
+    click.echo(f"created topic {name}")
+
+
+@topic.command("list")
+@click.option("--internal", is_flag=True, help="Also topics that brokers keep for themselves.")
+@json_option
+@with_cluster
+def list_topics(cluster: Cluster, internal: bool, as_json: bool) -> None:
+    """List topics."""
+    topics = cluster.retry(cluster.topology).topics
+    rows = [
+        {
+            "topic": name,
+            "partitions": len(found.partitions),
+            "replicas": max((len(partition.replicas) for partition in found.partitions), default=0),
+            "internal": found.is_internal,
+        }
+        for name, found in sorted(topics.items())
+        if internal or not found.is_internal
+    ]
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(
+            rows, ("topic", "partitions", "replicas", "internal") if internal else ("topic", "partitions", "replicas")
+        )
+
+
+@topic.command()
+@click.argument("name")
+@json_option
+@with_cluster
+def describe(cluster: Cluster, name: str, as_json: bool) -> None:
+    """Show the partitions of topic NAME and the settings that are its own."""
+    found = cluster.topic(name)
+    rows = _partition_rows(cluster, found)
+    own = {
+        entry.name: entry.value for entry in admin.describe_configs(cluster, "topic", name) if entry.source == "topic"
+    }
+    if as_json:
+        show_json({"topic": name, "topic_id": found.topic_id.hex(), "settings": own, "partitions": rows})
+        return
+    click.echo(f"topic {name}, {len(rows)} partitions, id {found.topic_id.hex()}")
+    for setting, value in own.items():
+        click.echo(f"  {setting} = {value}")
+    show_table(rows, ("partition", "leader", "epoch", "replicas", "in_sync", "start", "end"))
+
+
+def _partition_rows(cluster: Cluster, found: Topic) -> list[dict[str, Any]]:
+    led = [partition.index for partition in found.partitions if partition.leader_id >= 0]
+    starts = offsets.list_offsets(cluster, found.name, dict.fromkeys(led, offsets.EARLIEST))
+    ends = offsets.list_offsets(cluster, found.name, dict.fromkeys(led, offsets.LATEST))
+    return [
+        {
+            "partition": partition.index,
+            "leader": partition.leader_id if partition.leader_id >= 0 else None,
+            "epoch": partition.leader_epoch,
+            "replicas": list(partition.replicas),
+            "in_sync": list(partition.in_sync),
+            "start": starts[partition.index].offset if partition.index in starts else None,
+            "end": ends[partition.index].offset if partition.index in ends else None,
+        }
+        for partition in found.partitions
+    ]
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(1), help="Raise the number of partitions to this.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic setting; repeat.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Bring a setting back to its default; repeat.")
+@with_cluster
+def alter(
+    cluster: Cluster, name: str, partitions: int | None, configs: tuple[str, ...], unset: tuple[str, ...]
+) -> None:
+    """Change topic NAME. Partitions can be added, not taken away."""
+    if not (partitions or configs or unset):
+        raise click.UsageError("nothing to change: give --partitions, --config or --unset")
+    if configs or unset:
+        admin.alter_configs(cluster, "topic", name, values=pairs(configs, "--config"), unset=unset)
+    if partitions:
+        admin.create_partitions(cluster, name, partitions)
+    click.echo(f"altered topic {name}")
+
+
+@topic.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@with_cluster
+def delete(cluster: Cluster, names: tuple[str, ...]) -> None:
+    """Delete topics with all that is in them."""
+    for name in names:
+        admin.delete_topic(cluster, name)
+        click.echo(f"deleted topic {name}")

@@ -1,0 +1,149 @@
+"""One connection: versions, order, bounds, and what a person is told when the peer is no broker."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from brokers import Broker, free_port
+from headrace.client.cluster import Cluster, parse_address, parse_bootstrap
+from headrace.client.connection import Connection, Request, exchange
+from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
+from headrace.errors import HeadraceError, ProtocolError, SettingError
+from headrace.ports.network import Address
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+from proving import proves
+
+
+@contextmanager
+def peer(answer: bytes | None, *, closes: bool = True) -> Iterator[Address]:
+    """A server that takes one connection, reads a request and answers with these bytes; None: never."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stopped = threading.Event()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                if answer is not None:
+                    connection.sendall(answer)
+                if not closes:
+                    stopped.wait(30)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Address(*server.getsockname())
+        finally:
+            stopped.set()
+            thread.join()
+
+
+def test_a_refused_connection_says_where_and_how_to_start_a_broker() -> None:
+    port = free_port()
+    with pytest.raises(NoBroker, match=rf"no broker answers at 127\.0\.0\.1:{port}; start one with `make serve`"):
+        Cluster(f"127.0.0.1:{port}").topology()
+
+
+def test_a_peer_that_closes_is_told_as_such() -> None:
+    with peer(b"") as address, pytest.raises(BrokerUnreachable, match="closed the connection"):
+        Connection(address)
+
+
+def test_a_peer_that_is_silent_runs_into_the_timeout() -> None:
+    with peer(None, closes=False) as address, pytest.raises(BrokerUnreachable, match="within the timeout"):
+        Connection(address, timeout_ms=50)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack(">i", -1), struct.pack(">i", 2)])
+def test_a_peer_that_is_no_broker_is_refused_before_anything_is_allocated(answer: bytes) -> None:
+    with peer(answer, closes=False) as address, pytest.raises(ProtocolError, match="does not answer as a Kafka broker"):
+        Connection(address)
+
+
+def test_an_answer_to_another_request_closes_the_connection() -> None:
+    with peer(struct.pack(">iihi", 10, 77, 0, 0)) as address, pytest.raises(ProtocolError):
+        Connection(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost", Address("localhost", 9092)),
+        ("10.0.0.1:99", Address("10.0.0.1", 99)),
+        ("[::1]:99", Address("::1", 99)),
+        ("[::1]", Address("::1", 9092)),
+    ],
+)
+def test_addresses_as_people_write_them(text: str, expected: Address) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize("text", [":9092", "host:", "host:0", "host:70000", "host:x", "[::1", "[::1]9092"])
+def test_what_is_not_an_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(SettingError, match=r"127\.0\.0\.1:9092"):
+        parse_address(text)
+
+
+def test_bootstrap_is_a_list_and_never_empty() -> None:
+    assert parse_bootstrap("a:1, b:2,") == (Address("a", 1), Address("b", 2))
+    with pytest.raises(SettingError):
+        parse_bootstrap(" , ")
+
+
+def test_error_codes_have_words_a_remedy_and_say_whether_to_try_again() -> None:
+    assert "not leader or follower" in describe_code(6)
+    assert is_retriable(6)
+    assert "headrace topic list" in describe_code(3)
+    assert not is_retriable(10)
+    assert not is_retriable(31_000)
+    refusal = Refusal(19, "produce to t-0")
+    assert refusal.mapping.retriable
+    assert str(refusal).startswith("produce to t-0: not enough replicas (code 19): fewer replicas")
+
+
+@proves("G4")
+def test_the_highest_common_version_is_agreed(broker: Broker) -> None:
+    connection = Connection(parse_address(broker.bootstrap))
+    for api_key in (apis.PRODUCE, apis.FETCH, apis.METADATA, apis.JOIN_GROUP):
+        assert apis.API[api_key].serves(connection.version(api_key))
+    connection.close()
+    assert not connection.is_open
+
+
+@proves("G4")
+def test_pipelined_requests_are_answered_in_their_order(broker: Broker) -> None:
+    connection = Connection(parse_address(broker.bootstrap))
+    kinds = [apis.METADATA, apis.LIST_GROUPS, apis.DESCRIBE_CLUSTER, apis.METADATA] * 10
+    connection.submit(*(Request(kind, Message(topics=[])) for kind in kinds))
+    assert connection.awaited_count == len(kinds)
+    answers = [type(connection.receive()).__name__ for _ in kinds]
+    assert answers == [
+        {apis.METADATA: "MetadataResponse", apis.LIST_GROUPS: "ListGroupsResponse"}.get(kind, "DescribeClusterResponse")
+        for kind in kinds
+    ]
+    connection.close()
+
+
+def test_a_broken_connection_fails_its_own_requests_and_no_others(broker: Broker) -> None:
+    whole, broken = (Connection(parse_address(broker.bootstrap)) for _ in range(2))
+    broken._socket.shutdown(socket.SHUT_RDWR)
+    request = Request(apis.METADATA, Message(topics=[]))
+    first, second, third = exchange([(broken, request), (whole, request), (broken, request)])
+    assert isinstance(first, HeadraceError)
+    assert isinstance(second, Message)
+    assert isinstance(third, HeadraceError)
+    assert whole.is_open
+    assert not broken.is_open
+    whole.close()
+
+
+def test_any_bootstrap_address_that_answers_will_do(broker: Broker) -> None:
+    with Cluster([f"127.0.0.1:{free_port()}", broker.bootstrap]) as cluster:
+        assert cluster.topology([]).brokers

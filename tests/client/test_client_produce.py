@@ -1,0 +1,262 @@
+"""Raw batches out, record sets in."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from brokers import Broker
+from client.conftest import MakeTopic
+from headrace.client import offsets
+from headrace.client.cluster import Cluster, UnknownTopic
+from headrace.client.fetch import FetchLimits, Position, fetch, read
+from headrace.client.partitioner import partition_for_key
+from headrace.client.produce import Outgoing, Produced, encode_parts, init_producer_id, produce
+from headrace.client.producer import Producer
+from headrace.client.refusal import Refusal
+from headrace.records import kernel
+from headrace.records.batch import CONTROL
+from headrace.records.codecs import Codec
+from headrace.records.record import NewRecord, Record
+from headrace.wire import api as apis
+from headrace.wire.codec import encode_request
+from headrace.wire.message import Message
+from proving import proves
+
+
+def records(*values: bytes, timestamp_ms: int | None = None) -> list[NewRecord]:
+    now_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+    return [(now_ms, None, value, []) for value in values]
+
+
+def values_of(
+    cluster: Cluster, topic: str, partition: int = 0, offset: int = 0, count: int = 1000
+) -> list[bytes | None]:
+    return [record.value for record in records_of(cluster, topic, partition, offset, count)]
+
+
+def records_of(cluster: Cluster, topic: str, partition: int = 0, offset: int = 0, count: int = 1000) -> list[Record]:
+    found = read(cluster, topic, partition, offset, count)
+    every = [record for _, batch in found.batches for record in kernel.records(batch)]
+    return [record for record in every if found.first_offset <= record.offset < found.next_offset]
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_a_request_in_parts_is_the_request_of_the_schema(version: int) -> None:
+    topic_ids = {"orders": b"1" * 16, "häfen": b"2" * 16}
+    outgoing = [Outgoing("orders", 1, b"x" * 200), Outgoing("häfen", 0, b"y"), Outgoing("orders", 2, b"")]
+    parts = encode_parts(version, outgoing, topic_ids, acks=-1, timeout_ms=1234)
+    expected = Message(
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=1234,
+        topic_data=[
+            Message(name=name, topic_id=topic_id, partition_data=[Message(index=n, records=b) for n, b in batches])
+            for name, topic_id, batches in (
+                ("orders", b"1" * 16, [(1, b"x" * 200), (2, b"")]),
+                ("häfen", b"2" * 16, [(0, b"y")]),
+            )
+        ],
+    )
+    assert b"".join(parts) == encode_request(apis.PRODUCE, version, expected)
+    assert any(part is outgoing[0].batch for part in parts)
+
+
+@proves("G4", "G5", "G17", "J9")
+@pytest.mark.parametrize("acks", [1, -1])
+def test_batches_go_to_their_partitions_and_are_answered_one_by_one(
+    cluster: Cluster, topic: MakeTopic, acks: int
+) -> None:
+    name = topic(partitions=3)
+    identity = init_producer_id(cluster)
+    outgoing = [
+        Outgoing(
+            name,
+            n % 3,
+            kernel.build(
+                records(b"%d" % n, b"second"),
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                base_sequence=n // 3 * 2,
+            ),
+        )
+        for n in range(9)
+    ]
+    answers = produce(cluster, outgoing, acks=acks)
+    assert [a.base_offset for a in answers if isinstance(a, Produced)] == [0, 0, 0, 2, 2, 2, 4, 4, 4]
+    assert values_of(cluster, name, 1) == [b"1", b"second", b"4", b"second", b"7", b"second"]
+
+
+@proves("G5")
+def test_acks_0_is_not_answered_and_still_written(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    assert produce(cluster, [Outgoing(name, 0, kernel.build(records(b"quiet")))], acks=0) == [Produced(-1, -1)]
+    produce(cluster, [Outgoing(name, 0, kernel.build(records(b"loud")))])
+    assert values_of(cluster, name) == [b"quiet", b"loud"]
+
+
+@proves("J10")
+def test_a_batch_sent_twice_under_a_producer_id_is_kept_once(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    identity = init_producer_id(cluster)
+    batch = kernel.build(
+        records(b"once"),
+        producer_id=identity.producer_id,
+        producer_epoch=identity.producer_epoch,
+        base_sequence=0,
+    )
+    for _ in range(3):
+        (answer,) = produce(cluster, [Outgoing(name, 0, batch)])
+        assert isinstance(answer, Produced)
+        assert answer.base_offset in (0, -1)
+    assert values_of(cluster, name) == [b"once"]
+
+
+def test_a_refused_batch_is_named_and_the_others_are_written(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=2)
+    control = kernel.build(records(b"no"), attributes=CONTROL)
+    refused, taken = produce(cluster, [Outgoing(name, 0, control), Outgoing(name, 1, kernel.build(records(b"yes")))])
+    assert isinstance(refused, Refusal)
+    assert f"produce to {name}-0" in str(refused)
+    assert isinstance(taken, Produced)
+
+
+def test_a_partition_that_is_not_there_is_told_at_once(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=2)
+    (answer,) = produce(cluster, [Outgoing(name, 2, kernel.build(records(b"x")))])
+    assert isinstance(answer, UnknownTopic)
+    assert "only 0 to 1" in str(answer)
+
+
+@proves("G18")
+def test_records_are_read_by_topic_partition_offset_and_count(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    batches = [kernel.build(records(*(b"%d" % n for n in range(first, first + 10)))) for first in range(0, 50, 10)]
+    produce(cluster, [Outgoing(name, 0, batch) for batch in batches])
+    assert values_of(cluster, name, offset=7, count=5) == [b"7", b"8", b"9", b"10", b"11"]
+    assert values_of(cluster, name, offset=20, count=10) == [b"%d" % n for n in range(20, 30)]
+    assert values_of(cluster, name, offset=48, count=100) == [b"48", b"49"]
+    assert values_of(cluster, name, offset=50, count=1) == []
+    assert len(read(cluster, name, 0, 20, 10).batches) == 1
+    with pytest.raises(Refusal, match="offset out of range"):
+        read(cluster, name, 0, 51, 1)
+
+
+@proves("G18")
+def test_a_count_larger_than_one_answer_takes_several(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    batches = [kernel.build(records(*(b"%d" % n for n in range(first, first + 10)))) for first in range(0, 200, 10)]
+    produce(cluster, [Outgoing(name, 0, batch) for batch in batches])
+    small = FetchLimits(max_wait_ms=0, min_bytes=0, max_bytes=300, partition_max_bytes=300)
+    found = read(cluster, name, 0, 5, 150, small)
+    assert (found.first_offset, found.next_offset, found.high_watermark) == (5, 155, 200)
+    assert [header.base_offset for header, _ in found.batches] == list(range(0, 160, 10))
+
+
+@proves("J9")
+def test_many_partitions_are_fetched_in_one_round(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=4)
+    produce(cluster, [Outgoing(name, n, kernel.build(records(b"%d" % n))) for n in range(4)])
+    fetched = fetch(cluster, [Position(name, n, 0) for n in range(4)])
+    found = {f.position.partition: [r.value for _, b in f.whole_batches() for r in kernel.records(b)] for f in fetched}
+    assert found == {n: [b"%d" % n] for n in range(4)}
+    assert all(f.high_watermark == 1 for f in fetched)
+
+
+def test_offsets_by_place_and_by_time(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=2)
+    first_ms = int(time.time() * 1000) - 10_000
+    outgoing = [
+        Outgoing(name, 0, kernel.build(records(b"x", timestamp_ms=first_ms + n * 100))) for n in (0, 1, 5, 3, 4)
+    ]
+    produce(cluster, outgoing)
+    latest = offsets.list_offsets(cluster, name, {0: offsets.LATEST, 1: offsets.LATEST})
+    assert {n: found.offset for n, found in latest.items()} == {0: 5, 1: 0}
+    assert offsets.list_offsets(cluster, name, {0: offsets.EARLIEST})[0].offset == 0
+    greatest = offsets.list_offsets(cluster, name, {0: offsets.MAX_TIMESTAMP})[0]
+    assert (greatest.offset, greatest.timestamp_ms) == (2, first_ms + 500)
+    assert offsets.list_offsets(cluster, name, {0: first_ms + 50})[0].offset == 1
+    assert offsets.offsets_at(cluster, name, [0, 1], first_ms + 501) == {0: 5, 1: 0}
+
+
+@proves("G17")
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_producer_batches_compresses_and_sends_keys_where_they_belong(
+    cluster: Cluster, topic: MakeTopic, codec: Codec
+) -> None:
+    name = topic(partitions=3)
+    producer = Producer(cluster, name, codec=codec)
+    for n in range(300):
+        producer.add((1_700_000_000_000 + n, b"key-%d" % (n % 7), b"value-%d" % n, [("h", b"%d" % n), ("null", None)]))
+    assert producer.pending == 300
+    producer.flush()
+    assert (producer.acknowledged, producer.failed, producer.pending) == (300, 0, 0)
+    found = {n: records_of(cluster, name, n) for n in range(3)}
+    assert sum(map(len, found.values())) == 300
+    for partition, those in found.items():
+        for record in those:
+            assert record.key is not None
+            assert partition_for_key(record.key, 3) == partition
+            n = int((record.value or b"").split(b"-")[1])
+            assert record.timestamp_ms == 1_700_000_000_000 + n
+            assert record.headers == [("h", b"%d" % n), ("null", None)]
+
+
+@proves("L3", "G17")
+def test_a_producer_naming_an_unknown_topic_creates_it(cluster: Cluster) -> None:
+    name = f"made-by-use-{time.time_ns()}"
+    producer = Producer(cluster, name)
+    producer.add((1, None, b"first", []))
+    producer.flush()
+    assert producer.failures == []
+    assert values_of(cluster, name) == [b"first"]
+
+
+def test_what_is_not_acknowledged_is_counted_with_its_reason(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(max_message_bytes=2000)
+    producer = Producer(cluster, name)
+    producer.add((1, None, b"x" * 5000, []))
+    producer.flush()
+    assert (producer.acknowledged, producer.failed) == (0, 1)
+    assert "max" in str(producer.failures[0])
+    producer.add((1, None, b"fits", []))
+    producer.flush()
+    assert producer.acknowledged == 1
+
+
+@proves("G6")
+def test_many_requests_leave_in_one_vectored_write(broker: Broker, topic: MakeTopic, tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    script = textwrap.dedent("""
+        import sys
+        from headrace.client.cluster import Cluster
+        from headrace.client.produce import Outgoing, produce
+        from headrace.records import kernel
+        with Cluster(sys.argv[1]) as cluster:
+            batch = kernel.build([(1, None, b"v" * 1000, [])])
+            produce(cluster, [Outgoing(sys.argv[2], n % 2, batch) for n in range(8)])
+    """)
+    trace = tmp_path / "trace"
+    command = [sys.executable, "-c", script, broker.bootstrap, topic(partitions=2)]
+    traced = subprocess.run(
+        ["strace", "-qq", "-e", "trace=sendmsg", "-o", trace, *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "ptrace" in traced.stderr:
+        pytest.skip(f"strace may not trace here: {traced.stderr.strip()}")
+    assert traced.returncode == 0, traced.stderr
+    writes = re.findall(r"msg_iovlen=(\d+).* = (\d+)$", trace.read_text(), re.MULTILINE)
+    # Four requests of two batches each, and all of them in one call: head, fields, batch, fields, batch, fields.
+    assert [(int(parts), int(sent) > 8 * 1000) for parts, sent in writes if int(sent) > 1000] == [(24, True)]
