@@ -6,7 +6,7 @@ PYTHON_FILES := src tests tools bench
 LINT := $(wildcard $(PYTHON_FILES))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check prove bench inventory format clean
+.PHONY: help serve test check prove bench settings inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check      format, lint, types, layers, tidiness'
 	@echo 'make prove      the long runs; their figures are added to docs/PROOF.md'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
+	@echo 'make settings   write docs/SETTINGS.md from the declaration'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make clean      remove the virtual environment and everything that was built'
@@ -48,6 +49,9 @@ prove: $(VENV)/.tests
 
 bench: $(VENV)/.tests
 	$(BIN)/python bench/run.py $(ARGS)
+
+settings: $(VENV)/.runtime
+	@$(BIN)/python tools/settings_reference.py
 
 inventory:
 	@$(BIN)/python tools/inventory.py accept

@@ -1,7 +1,7 @@
 """The composition root: builds the real ports and every room on top of them, in order, and takes them down again.
 
-Start: folder and coordination, the image, the logs, partitions, groups, then listeners, last the registration: nobody is
-sent here before everything behind the listeners stands. Stop goes the other way; the logs are synced and marked clean last.
+Start: folder and coordination, the image, the logs, partitions, groups, then listeners, last the registration: nobody
+is sent here before everything behind the listeners stands. Stop goes the other way; the logs are marked clean last.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import TopicLimits, Topics
 from headrace.cluster.view import ClusterView
 from headrace.errors import OperatorError
-from headrace.groups.coordinator import GroupCoordinator
+from headrace.groups.coordinator import GroupCoordinator, limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.kafka import listeners
 from headrace.kafka.group_log import GroupLog
@@ -152,20 +153,30 @@ class Node:
 
     def _serve_partitions(self) -> None:
         self.group_log = GroupLog(self.partitions)
-        self.groups = GroupCoordinator(self.clock, self.settings, self.group_log.append)
+        self.groups = GroupCoordinator(
+            self.clock,
+            self.group_log.append,
+            self._offsets_partitions,
+            lambda: str(uuid.uuid4()),
+            lambda: limits_from(self.effective_settings()),
+        )
         self.assignment.start(self.view.image)
         self.view.listen(self.assignment.follow)
 
     def _serving(self, partition: Partition) -> None:
         where = partition.topic_partition
         if where.topic == OFFSETS_TOPIC:
-            self.groups.load(where.partition, self.group_log.replay(partition))
+            loading = self.groups.lead(where.partition)
+            loading.replay(self.group_log.replay(partition))
+            loading.ready()
+
+    def _offsets_partitions(self) -> int:
+        topic = self.view.image.topics.get(OFFSETS_TOPIC)
+        return len(topic.partitions) if topic is not None else self.settings["offsets.topic.partitions"]
 
     def _dropping(self, where: TopicPartition) -> None:
         if where.topic == OFFSETS_TOPIC:
-            self.groups.unload(where.partition)
-        else:
-            self.groups.forget_topic(where.topic)
+            self.groups.resign(where.partition)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

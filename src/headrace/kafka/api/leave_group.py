@@ -11,13 +11,13 @@ from headrace.wire.message import Message
 MANY_FROM: Final = 3
 
 
-def handle(request: Request) -> None:
+def handle(request: Request) -> Message:
     body = request.body
     if request.version >= MANY_FROM:
         leavers = tuple(Leaver(member.member_id, member.group_instance_id) for member in body.members)
     else:
         leavers = (Leaver(body.member_id),)
-    request.services.groups.leave(body.group_id, leavers, lambda reply: request.reply(_response(request, reply)))
+    return _response(request, request.services.groups.leave(body.group_id, leavers))
 
 
 def _response(request: Request, reply: LeaveReply) -> Message:

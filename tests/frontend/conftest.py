@@ -1,0 +1,31 @@
+"""Raw connections that are closed when the test ends, and topic names of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from raw import Raw
+
+from brokers import Broker
+
+_count = itertools.count()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Broker], Raw]]:
+    opened: list[Raw] = []
+
+    def open_one(broker: Broker) -> Raw:
+        opened.append(Raw(broker.host_port))
+        return opened[-1]
+
+    yield open_one
+    for raw in opened:
+        raw.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"frontend-{next(_count)}"

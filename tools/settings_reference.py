@@ -1,0 +1,50 @@
+"""Writes docs/SETTINGS.md from the declaration in headrace.settings; with --check only says whether it is current."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headrace.settings import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, Value
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
+HEAD = """# Settings
+
+Generated from `src/headrace/settings.py` by `make settings`; do not edit.
+
+A broker setting comes, weakest first, from its default, the config file (`headrace serve --config FILE`, TOML), the
+environment (`HEADRACE_` and the name in capitals, dots as underscores) and the command line (`--set name=value`).
+`headrace serve --print-config` shows what is in effect, and why.
+"""
+
+
+def shown(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def table(settings: tuple[Setting, ...]) -> str:
+    rows = ["| name | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+    for setting in settings:
+        allowed = ", ".join(setting.choices)
+        if setting.least is not None or setting.most is not None:
+            least = "" if setting.least is None else f"{setting.least:.15g}"
+            most = "" if setting.most is None else f"{setting.most:.15g}"
+            allowed = f"{least} to {most}".strip() if most else f"from {least}"
+        default = f"`{shown(setting.default)}`" if shown(setting.default) else ""
+        rows.append(f"| `{setting.name}` | {default} | {setting.unit} | {allowed} | {setting.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def reference() -> str:
+    return (
+        f"{HEAD}\n## Broker\n\n{table(BROKER_SETTINGS)}\n## Topic\n\n"
+        f"Each has a broker-wide default called `log.` and the name.\n\n{table(TOPIC_SETTINGS)}"
+    )
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if TARGET.read_text() == reference() else "docs/SETTINGS.md is not current: run make settings")
+    TARGET.write_text(reference())
