@@ -5,6 +5,7 @@ into the git-ignored `.work/bench`: on a small machine a Python client would tak
 Without a C compiler or librdkafka, Kafka's protocol is loaded by `load_confluent.py`, which says so.
 """
 
+import functools
 import json
 import shutil
 import subprocess
@@ -66,6 +67,7 @@ class Topic:
     message_bytes: int
 
 
+@functools.cache
 def program(load: str) -> tuple[str, ...]:
     """The command that begins a load of this kind, compiled if need be."""
     library, package = LIBRARIES[load]

@@ -168,6 +168,18 @@ def warm(broker: Running) -> str:
     return outcome
 
 
+def warm_all(brokers: Sequence[Running]) -> dict[str, str]:
+    """Warms everyone. One that fails here stays in the run: its cells will say INVALID, where nobody can miss it."""
+    warmed = {}
+    for broker in brokers:
+        try:
+            warmed[broker.recipe.name] = warm(broker)
+        except Invalid as trouble:
+            say(f"!!! INVALID {broker.recipe.name} while warming: {trouble}")
+            warmed[broker.recipe.name] = f"nothing: {trouble}"
+    return warmed
+
+
 def run_cells(brokers: Sequence[Running], cells: Sequence[Cell], rounds: int) -> Taken:
     """Every cell, every round, the contestants taking turns, another one first in each round."""
     taken: Taken = {cell: {broker.recipe.name: [] for broker in brokers} for cell in cells}
@@ -237,7 +249,7 @@ def main() -> int:
         if not brokers:
             raise SystemExit("no contestant could be had")
         entrants = observe_idle(brokers, start_s)
-        warmed = {broker.recipe.name: warm(broker) for broker in brokers}
+        warmed = warm_all(brokers)
         taken = run_cells(brokers, cells, rounds)
     finally:
         for broker in brokers:
