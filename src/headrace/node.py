@@ -177,6 +177,8 @@ class Node:
     def _dropping(self, where: TopicPartition) -> None:
         if where.topic == OFFSETS_TOPIC:
             self.groups.resign(where.partition)
+        elif where.partition == 0:
+            self.groups.drop_topics([where.topic])
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

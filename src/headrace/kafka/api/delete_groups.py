@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -18,4 +20,4 @@ def handle(request: Request) -> None:
             request.reply(Message(throttle_time_ms=0, results=results))
 
     for name in names:
-        request.services.groups.delete(name, lambda code, name=name: deleted(name, code))
+        request.services.groups.delete(name, partial(deleted, name))

@@ -7,9 +7,8 @@ from headrace.wire.message import Message
 
 
 def handle(request: Request) -> Message:
-    states = {state.lower() for state in request.body.states_filter or ()}
-    types = {kind.lower() for kind in request.body.types_filter or ()}
-    reply = request.services.groups.list()
+    body = request.body
+    reply = request.services.groups.list(body.states_filter or (), body.types_filter or ())
     groups = [
         Message(
             group_id=group.group_id,
@@ -18,6 +17,5 @@ def handle(request: Request) -> Message:
             group_type=group.group_type,
         )
         for group in reply.groups
-        if (not states or group.group_state.lower() in states) and (not types or group.group_type.lower() in types)
     ]
     return Message(throttle_time_ms=0, error_code=reply.error_code, groups=groups)
