@@ -109,6 +109,10 @@ class Disk(Protocol):
         """Make all that was written to the files so far durable, without blocking the loop; `done` runs on the loop."""
         ...
 
+    def sync_now(self, files: Sequence[File]) -> None:
+        """The same, but waiting for it, for start and stop only. Many files cost little more than one."""
+        ...
+
     def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
         """Bring a range into the page cache without blocking the loop; `done` runs on the loop."""
         ...

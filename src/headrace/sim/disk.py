@@ -351,6 +351,9 @@ class SimDisk:
         else:
             self._clock.call_soon(finish)
 
+    def sync_now(self, files: Sequence[File]) -> None:
+        self.finish_sync([file for file in files if isinstance(file, SimFile)])
+
     def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
         assert isinstance(file, SimFile)
         node = file.node

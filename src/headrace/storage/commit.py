@@ -7,11 +7,14 @@ A sync that failed is not tried again, because the kernel forgets what it could 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
+
+FILES_MAX: Final = 1000
 
 Listener = Callable[[Log], None]
 
@@ -35,10 +38,12 @@ class GroupCommit:
         """Begin a sync of all that asked, unless one is running: its end begins the next."""
         if self._running or not self._asked or self._closed:
             return
-        asked, self._asked = self._asked, {}
         files: list[File] = []
         targets: list[tuple[PartitionedLog, int, int]] = []
-        for log in asked:
+        for log in list(self._asked):
+            if len(files) >= FILES_MAX:
+                break  # the others are in the next one
+            del self._asked[log]
             if log.offline is not None:
                 continue
             try:

@@ -82,6 +82,8 @@ class Found:
     producers: dict[int, producers.ProducerState] | None = None
     snapshots: list[int] = field(default_factory=list)
     recovered: bool = False
+    durable_offset: int | None = None
+    unsynced: list[str] = field(default_factory=list)
 
 
 class PartitionedLog:
@@ -101,7 +103,8 @@ class PartitionedLog:
         self.folder = folder
         self.offline: HeadraceError | None = None
         self.start_offset = found.start_offset
-        self.end_offset = self.written_offset = self.durable_offset = found.end_offset
+        self.end_offset = self.written_offset = found.end_offset
+        self.durable_offset = found.end_offset if found.durable_offset is None else found.durable_offset
         self.sync_asked_offset = found.end_offset
         self.truncations = 0
         self.stopped = False
@@ -119,7 +122,7 @@ class PartitionedLog:
         self._mark: _Mark | None = None
         self._refusal: HeadraceError | None = None
         self._places: dict[int, tuple[Segment, int]] = {}
-        self._unsynced: dict[str, None] = {}
+        self._unsynced: dict[str, None] = dict.fromkeys(found.unsynced)
         self.epochs = found.epochs or EpochHistory(self._disk, folder, fresh=False)
         self._epoch: int | None = None
         self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
@@ -624,7 +627,7 @@ class PartitionedLog:
         return files
 
     def stop(self) -> None:
-        """Bring everything to the disk, and cut the active indexes, so that the next start need not look."""
+        """Write what a start without a scan needs; syncing it is the caller's."""
         if self.producers.loaded:
             self.write_snapshot(self.written_offset)
             self._unsynced[self.folder] = None
@@ -632,10 +635,6 @@ class PartitionedLog:
             self._active.end_indexes()
             for ending in (INDEX, TIME_INDEX):
                 self._unsynced[self._active.stem + ending] = None
-        for file in self.take_unsynced():
-            file.sync()
-        self.durable_offset = self.written_offset
-        self.stopped = True
 
     def close_files(self) -> None:
         for segment in self.segments:

@@ -138,6 +138,7 @@ class _Recovery:
         point: LogPoint | None,
     ) -> None:
         self._disk = around.disk
+        self._folder = folder
         self._topic_partition = topic_partition
         self._found = found
         self._safe_to = point.recovery_offset if point else 0
@@ -162,9 +163,10 @@ class _Recovery:
         self._found.end_offset = active.next_offset
         self._epochs.truncate(active.next_offset)
         self._save_epochs()
-        for segment in segments[first:]:
-            segment.file.sync()
         self._found.epochs = self._epochs
+        self._found.durable_offset = min(segments[first].base_offset, active.next_offset)
+        self._found.unsynced += [s.stem + ending for s in segments[first:] for ending in (INDEX, TIME_INDEX)]
+        self._found.unsynced.append(self._folder)
 
     def _check(self, segment: Segment, is_last: bool) -> bool:
         """Read one segment; True if its tail was cut."""
@@ -231,5 +233,5 @@ class _Recovery:
     def _save_epochs(self) -> None:
         file = self._epochs.save()
         if file is not None:
-            file.sync()
             file.close()
+            self._found.unsynced.append(file.path)

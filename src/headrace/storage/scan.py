@@ -19,9 +19,11 @@ from headrace.records.batch import HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, Ba
 
 WALK_WINDOW_BYTES: Final = 1 << 16
 WALK_LARGE_BATCH_BYTES: Final = 1 << 13
+FIND_WINDOW_BYTES: Final = 1 << 13
 SCAN_WINDOW_BYTES: Final = 1 << 20
 SEARCH_TAIL_BYTES: Final = HEADER_BYTES
 
+_PLACE_FIELDS = struct.Struct(">qi4xb6xi").unpack_from
 _LENGTH = struct.Struct(">i")
 _PLACE = re.compile(r"batch at byte \d+")
 
@@ -70,6 +72,30 @@ def walk(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader
             raise CorruptBatch(f"{file.path} at byte {position}: batch of {size_bytes} bytes goes beyond byte {end}")
         yield position, header
         position += size_bytes
+
+
+def find(file: File, position: int, end: int, expected_offset: int, offset: int, *, dense: bool) -> int:
+    """Position of the first batch that ends at or after the offset, `end` if none does: `walk` without its luxury.
+
+    -1 where the headers do not make sense; `walk` from the same position says why.
+    """
+    window, window_at = b"", position
+    while position < end:
+        at = position - window_at
+        if at + HEADER_BYTES > len(window):
+            window, window_at, at = file.pread(min(FIND_WINDOW_BYTES, end - position), position), position, 0
+            if len(window) < HEADER_BYTES:
+                return -1
+        base, length, magic, last_offset_delta = _PLACE_FIELDS(window, at)
+        if magic != MAGIC or length < HEADER_BYTES - LENGTH_END or base < expected_offset:
+            return -1
+        if dense and base != expected_offset:
+            return -1
+        expected_offset = base + last_offset_delta + 1
+        if expected_offset > offset:
+            return position if position + length + LENGTH_END <= end else -1
+        position += length + LENGTH_END
+    return end if position == end else -1
 
 
 def scan(

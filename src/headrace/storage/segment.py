@@ -18,7 +18,7 @@ from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import BatchHeader
 from headrace.storage.index import OFFSET_ENTRY_BYTES, TIME_ENTRY, OffsetIndex, TimeIndex
-from headrace.storage.scan import walk
+from headrace.storage.scan import find, walk
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,12 @@ class Segment:
 
     def _locate(self, offset: int) -> int:
         relative_offset, position = self.index.at_or_before(offset - self.base_offset)
-        for found_at, header in self.headers(position, self.base_offset + relative_offset, offset):
+        expected = self.base_offset + relative_offset
+        if not self.damage:
+            found = find(self.file, position, self.written, expected, offset, dense=not self.cleaned)
+            if found >= 0:
+                return found
+        for found_at, header in self.headers(position, expected, offset):
             if header.base_offset + header.last_offset_delta >= offset:
                 return found_at
         return self.written

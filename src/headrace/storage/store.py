@@ -18,7 +18,7 @@ from headrace.ports.disk import Disk, write_atomically
 from headrace.settings import LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
 from headrace.storage.checkpoint import LogPoint
-from headrace.storage.commit import GroupCommit
+from headrace.storage.commit import FILES_MAX, GroupCommit
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.partitioned import PartitionedLog, Surroundings
@@ -75,7 +75,7 @@ class PartitionedStore:
         self._checkpoint_running = False
         self._opened = self._closed = False
         self.was_clean = True
-        """Whether `open` found every log as a clean stop leaves it; if not, what only the page cache held may be lost."""
+        """Whether `open` found every log as a clean stop leaves it; if not, what was not synced may be lost."""
 
     def open(self, expected: Expected) -> list[Stray]:
         """Open the logs of the expected partitions; answers the folders that were set aside."""
@@ -96,6 +96,7 @@ class PartitionedStore:
         for topic_partition, (topic_id, settings) in expected.items():
             if topic_partition not in self._logs:
                 self._create(topic_partition, topic_id, settings, found.get(topic_partition))
+        self._sync_now([each for each in self._logs.values() if each.recovered])
         # From here on the folder is in use: a crash must not look like a clean stop.
         self._write_checkpoint()
         return strays
@@ -326,8 +327,9 @@ class PartitionedStore:
             return
         self.write_staged()
         self.commit.close()
+        self._sync_now([each for each in self._logs.values() if self._stop_log(each)])
         for each in self._logs.values():
-            self._close_log(each)
+            each.stopped = each.offline is None
         self._closed = True
         try:
             if self._opened:
@@ -347,10 +349,30 @@ class PartitionedStore:
             each.close_files()
         self._lock.close()
 
-    def _close_log(self, closing: PartitionedLog) -> None:
-        if closing.offline is not None:
-            return
+    def _stop_log(self, stopping: PartitionedLog) -> bool:
+        if stopping.offline is not None:
+            return False
         try:
-            closing.stop()
+            stopping.stop()
         except OSError as error:
-            closing.fail(error)
+            stopping.fail(error)
+            return False
+        return True
+
+    def _sync_now(self, logs: list[PartitionedLog]) -> None:
+        """Make everything that is written durable, many files at a time."""
+        waiting, files = [], []
+        for nth, each in enumerate(logs, 1):
+            waiting.append(each)
+            files += each.take_unsynced()
+            if len(files) < FILES_MAX and nth < len(logs):
+                continue
+            try:
+                self._disk.sync_now(files)
+            except OSError as error:
+                for failed in waiting:
+                    failed.fail(error)
+            else:
+                for synced in waiting:
+                    synced.durable_offset = synced.written_offset
+            waiting, files = [], []

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -313,10 +313,14 @@ class SystemDisk:
         if not files:
             self._soon(done, None)
             return
-        kind, chosen = sync_helper.DATASYNC, tuple(files)
-        if len(files) > DATASYNC_FILES_MAX:
-            kind, chosen = sync_helper.SYNC_FILE_SYSTEM, _one_per_file_system(files)
+        kind, chosen = _how_to_sync(files)
         self._send(kind, chosen, 0, 0, done)
+
+    def sync_now(self, files: Sequence[File]) -> None:
+        kind, chosen = _how_to_sync(files)
+        failed = sync_helper.sync(kind, [file.fileno() for file in chosen])
+        if failed:
+            raise OSError(failed, os.strerror(failed), chosen[0].path)
 
     def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
         self._send(sync_helper.READ_AHEAD, (file,), position, count, lambda _: done())
@@ -375,12 +379,14 @@ class SystemDisk:
             self._to_thread(request)
 
 
-def _one_per_file_system(files: Iterable[File]) -> tuple[File, ...]:
+def _how_to_sync(files: Sequence[File]) -> tuple[bytes, tuple[File, ...]]:
+    if len(files) <= DATASYNC_FILES_MAX:
+        return sync_helper.DATASYNC, tuple(files)
     by_device: dict[int, File] = {}
     for file in files:
         assert isinstance(file, SystemFile)
         by_device.setdefault(file.device, file)
-    return tuple(by_device.values())
+    return sync_helper.SYNC_FILE_SYSTEM, tuple(by_device.values())
 
 
 def raise_open_files_limit() -> None:
