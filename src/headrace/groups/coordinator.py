@@ -1,0 +1,427 @@
+"""The coordinator of the groups whose partition of `__consumer_offsets` this broker leads.
+
+A request is answered through its `reply` callback once what it changes is below the high watermark: commits, the
+assignment before the first SyncGroup that carries it, deletions. Memory changes in the order of the log, when the log
+has it, so a coordinator that takes over by replaying the partition arrives at the same groups and offsets. Joins that
+wait, heartbeats and rebalances under way are not kept: members find the new coordinator and join again.
+
+One deadline heap serves all groups; a group stands in it once, at a time not later than its earliest deadline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Final, cast
+
+from headrace.cluster.names import group_name_fault
+from headrace.errors import Code
+from headrace.groups import commits, listing
+from headrace.groups.actions import Action, Answer, Moment, Store
+from headrace.groups.alarms import Alarms
+from headrace.groups.expiry import expired
+from headrace.groups.group import Group, State
+from headrace.groups.limits import CoordinatorLimits
+from headrace.groups.listing import Lag
+from headrace.groups.member import NEVER
+from headrace.groups.messages import (
+    CommitRequest,
+    DescribedGroup,
+    JoinReply,
+    JoinRequest,
+    Leaver,
+    LeaveReply,
+    LeftMember,
+    ListReply,
+    OffsetDeleteReply,
+    OffsetFetchReply,
+    PartitionResult,
+    SyncReply,
+    SyncRequest,
+)
+from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_group_key, encode_offset_key
+from headrace.groups.shard import Shard
+from headrace.groups.snapshot import encode_group
+from headrace.ports.clock import Clock
+
+AppendDone = Callable[[int], None]
+Append = Callable[[int, list[Record], AppendDone], None]
+"""Append records to a partition of the offsets topic; `done` hears the error code once they are below the watermark."""
+
+RECORDS_PER_APPEND: Final = 1000
+GROUPS_PER_TURN: Final = 500
+"""Groups that one turn of the loop looks through for what has expired."""
+
+
+@lru_cache(maxsize=10_000)
+def partition_of(group_id: str, partitions: int) -> int:
+    """Java's String.hashCode over UTF-16, its absolute value, modulo the partitions: where every Kafka client's tools
+    look.
+    """
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for position in range(0, len(units), 2):
+        code = (31 * code + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code >= 1 << 31 else code
+    return (0 if signed == -(1 << 31) else abs(signed)) % partitions
+
+
+class Loading:
+    """A partition on its way into memory. Of no effect once the partition was resigned."""
+
+    def __init__(self, shard: Shard, opened: Callable[[Shard], None]) -> None:
+        self._shard = shard
+        self._opened = opened
+
+    @property
+    def wanted(self) -> bool:
+        return self._shard.loading and not self._shard.gone
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """The next records of the partition, in order; as many calls as it takes."""
+        if self.wanted:
+            self._shard.replay(records)
+
+    def ready(self) -> None:
+        """Everything below the high watermark was replayed: answer requests."""
+        if self.wanted:
+            self._opened(self._shard)
+
+
+class GroupCoordinator:
+    def __init__(
+        self,
+        clock: Clock,
+        append: Append,
+        partition_count: Callable[[], int],
+        draw_id: Callable[[], str],
+        limits: Callable[[], CoordinatorLimits],
+    ) -> None:
+        self._clock = clock
+        self._append = append
+        self._partition_count = partition_count
+        self._draw_id = draw_id
+        self._limits = limits
+        self._alarms = Alarms(clock)
+        self._shards: dict[int, Shard] = {}
+        self._closed = False
+        self._schedule_expiry()
+
+    # Leadership of partitions
+
+    def lead(self, partition: int) -> Loading:
+        """This broker leads the partition now: its groups answer COORDINATOR_LOAD_IN_PROGRESS until they are loaded."""
+        self.resign(partition)
+        shard = self._shards[partition] = Shard(partition)
+        return Loading(shard, self._open)
+
+    def resign(self, partition: int) -> None:
+        """This broker does not lead the partition any more; everyone who waits looks for the new coordinator."""
+        shard = self._shards.pop(partition, None)
+        if shard is None:
+            return
+        shard.gone = True
+        for group in list(shard.groups.values()):
+            if group.state is not State.DEAD:
+                self._act(shard, group, group.remove(Code.NOT_COORDINATOR, self._now()))
+
+    def close(self) -> None:
+        self._closed = True
+        self._schedule_expiry()
+        for partition in list(self._shards):
+            self.resign(partition)
+
+    def _open(self, shard: Shard) -> None:
+        shard.open(self._limits().group, self._draw_id, self._now())
+        for group in shard.groups.values():
+            self._set_alarm(shard, group)
+
+    # Membership
+
+    def join(self, group_id: str, request: JoinRequest, reply: Callable[[JoinReply], None]) -> None:
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            reply(JoinReply(shard, request.member_id))
+            return
+        group = shard.groups.get(group_id)
+        if group is None:
+            fault = Code.UNKNOWN_MEMBER_ID if request.member_id else self._creation_fault(group_id)
+            if fault != Code.NONE:
+                reply(JoinReply(fault, request.member_id))
+                return
+            group = self._create(shard, group_id)
+        self._act(shard, group, group.join(reply, request, self._now()))
+
+    def sync(self, group_id: str, request: SyncRequest, reply: Callable[[SyncReply], None]) -> None:
+        shard = self._find(group_id)
+        group = None if isinstance(shard, int) else shard.groups.get(group_id)
+        if isinstance(shard, int) or group is None:
+            reply(SyncReply(shard if isinstance(shard, int) else Code.UNKNOWN_MEMBER_ID))
+        else:
+            self._act(shard, group, group.sync(reply, request, self._now()))
+
+    def heartbeat(self, group_id: str, member_id: str, generation_id: int, group_instance_id: str | None = None) -> int:
+        """The error code."""
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            return shard
+        group = shard.groups.get(group_id)
+        if group is None:
+            return Code.UNKNOWN_MEMBER_ID
+        code = group.heartbeat(member_id, group_instance_id, generation_id, self._now())
+        self._set_alarm(shard, group)
+        return code
+
+    def leave(self, group_id: str, leavers: Sequence[Leaver]) -> LeaveReply:
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            return LeaveReply(shard)
+        group = shard.groups.get(group_id)
+        if group is None:
+            unknown = (LeftMember(one.member_id, one.group_instance_id, Code.UNKNOWN_MEMBER_ID) for one in leavers)
+            return LeaveReply(Code.NONE, tuple(unknown))
+        reply, actions = group.leave(leavers, self._now())
+        self._act(shard, group, actions)
+        return reply
+
+    # Offsets
+
+    def commit(
+        self, group_id: str, request: CommitRequest, reply: Callable[[tuple[PartitionResult, ...]], None]
+    ) -> None:
+        shard = self._find(group_id)
+        fault = shard if isinstance(shard, int) else self._commit_fault(shard, group_id, request)
+        if isinstance(shard, int) or fault != Code.NONE:
+            reply(commits.all_failed(request, fault))
+            return
+        limits = self._limits()
+        refused, accepted = commits.sorted_out(request, limits.metadata_max_bytes, self._clock.wall_ms())
+        if not accepted:
+            reply(commits.results(request, refused, Code.NONE))
+            return
+        records = commits.records_of(group_id, accepted)
+        self._append_all(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
+
+    def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest) -> int:
+        group = shard.groups.get(group_id)
+        if group is None:
+            fault = Code.ILLEGAL_GENERATION if request.generation_id >= 0 else self._creation_fault(group_id)
+            if fault != Code.NONE:
+                return fault
+            group = self._create(shard, group_id)
+        fault = group.commit_fault(request, self._now())
+        self._set_alarm(shard, group)
+        return fault
+
+    def _committed(
+        self,
+        shard: Shard,
+        group_id: str,
+        request: CommitRequest,
+        refused: Mapping[tuple[str, int], int],
+        accepted: Mapping[tuple[str, int], OffsetAndMetadata],
+        reply: Callable[[tuple[PartitionResult, ...]], None],
+        code: int,
+    ) -> None:
+        if code == Code.NONE:
+            if group_id not in shard.groups:
+                self._create(shard, group_id)
+            for (topic, partition), committed in accepted.items():
+                shard.offsets.put(group_id, topic, partition, committed)
+        reply(commits.results(request, refused, commits.FAULTS.get(code, code)))
+
+    def fetch_offsets(
+        self, group_id: str, wanted: Iterable[tuple[str, int]] | None, require_stable: bool = False
+    ) -> OffsetFetchReply:
+        """Committed offsets of these partitions, or of all. Without transactions, every committed offset is stable."""
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            return OffsetFetchReply(shard)
+        return OffsetFetchReply(Code.NONE, commits.fetched(shard.offsets.of(group_id), wanted))
+
+    def delete_offsets(
+        self, group_id: str, wanted: Sequence[tuple[str, int]], reply: Callable[[OffsetDeleteReply], None]
+    ) -> None:
+        shard = self._find(group_id)
+        group = None if isinstance(shard, int) else shard.groups.get(group_id)
+        if isinstance(shard, int) or group is None or group.state is State.DEAD:
+            reply(OffsetDeleteReply(shard if isinstance(shard, int) else Code.GROUP_ID_NOT_FOUND))
+            return
+        fault, in_use = commits.deletion_faults(group)
+        if fault != Code.NONE:
+            reply(OffsetDeleteReply(fault))
+            return
+        known = shard.offsets.of(group_id)
+        free = [OffsetKey(group_id, *one) for one in wanted if one in known and one[0] not in in_use]
+
+        def deleted(code: int) -> None:
+            fault = commits.FAULTS.get(code, code)
+            codes = [(topic, n, Code.GROUP_SUBSCRIBED_TO_TOPIC if topic in in_use else fault) for topic, n in wanted]
+            reply(OffsetDeleteReply(Code.NONE, tuple(PartitionResult(*one) for one in codes)))
+
+        self._drop_offsets(shard, free, deleted)
+
+    def drop_topics(self, names: Collection[str]) -> None:
+        """Topics were deleted: nobody can come back to their offsets."""
+        for shard in self._open_shards():
+            self._drop_offsets(shard, shard.offsets.of_topics(names), _unheard)
+
+    # Groups as a whole
+
+    def describe(self, group_id: str) -> DescribedGroup:
+        """A group that is not here is Dead; whether that is an error depends on the version asked."""
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            return DescribedGroup(shard, group_id)
+        group = shard.groups.get(group_id)
+        return DescribedGroup(Code.NONE, group_id, State.DEAD.value) if group is None else listing.description(group)
+
+    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> ListReply:
+        """Groups in any of these states and types; empty for all. While one partition loads, the list has a gap."""
+        loading = any(shard.loading for shard in self._shards.values())
+        groups = listing.listed(self._open_shards(), states, types)
+        return ListReply(Code.COORDINATOR_LOAD_IN_PROGRESS if loading else Code.NONE, groups)
+
+    def delete(self, group_id: str, reply: Callable[[int], None]) -> None:
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            reply(shard)
+            return
+        group = shard.groups.get(group_id)
+        if group is None or group.state is State.DEAD:
+            reply(Code.GROUP_ID_NOT_FOUND)
+        elif group.state is not State.EMPTY or group.roster.pending:
+            reply(Code.NON_EMPTY_GROUP)
+        else:
+            self._bury(shard, group, reply)
+
+    def lags(self, end_offset_of: Callable[[str, int], int | None]) -> Iterator[Lag]:
+        """How far each group is behind the ends of the partitions that it committed to."""
+        return listing.lags(self._open_shards(), end_offset_of)
+
+    def states(self) -> Counter[str]:
+        """How many groups are in each state."""
+        return Counter(group.state.value for shard in self._open_shards() for group in shard.groups.values())
+
+    # Expiry
+
+    def _schedule_expiry(self) -> None:
+        at = NEVER if self._closed else self._clock.now() + self._limits().expiry_check_ms / 1000
+        self._alarms.keep(self, at, self._begin_expiry)
+
+    def _begin_expiry(self) -> None:
+        groups = [(shard, group) for shard in self._open_shards() for group in shard.groups.values()]
+        self._expire_some(groups)
+        self._schedule_expiry()
+
+    def _expire_some(self, groups: list[tuple[Shard, Group]]) -> None:
+        """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
+        for shard, group in groups[-GROUPS_PER_TURN:]:
+            if not shard.gone and group.state is not State.DEAD:
+                self._expire_offsets(shard, group)
+        del groups[-GROUPS_PER_TURN:]
+        if groups:
+            self._clock.call_soon(partial(self._expire_some, groups))
+
+    def _expire_offsets(self, shard: Shard, group: Group) -> None:
+        offsets = shard.offsets.of(group.group_id)
+        keys = expired(group, offsets, self._clock.wall_ms(), self._limits().retention_ms)
+        if len(keys) == len(offsets) and group.state is State.EMPTY and not group.roster.pending:
+            self._bury(shard, group, _unheard)
+        else:
+            self._drop_offsets(shard, keys, _unheard)
+
+    # Storing
+
+    def _bury(self, shard: Shard, group: Group, done: AppendDone) -> None:
+        """Remove an empty group with its offsets. It answers nobody while its tombstones are on their way."""
+        kept = group.snapshot()
+        keys = [OffsetKey(group.group_id, *one) for one in shard.offsets.of(group.group_id)]
+        records: list[Record] = [(encode_offset_key(key), None) for key in keys]
+        if group.generation_id > 0:
+            records.append((encode_group_key(group.group_id), None))
+        self._act(shard, group, group.remove(Code.COORDINATOR_NOT_AVAILABLE, self._now()))
+
+        def buried(code: int) -> None:
+            if code == Code.NONE:
+                shard.forget(group, keys)
+            else:
+                shard.groups[group.group_id] = Group.restored(kept, self._limits().group, self._draw_id, self._now())
+            done(commits.FAULTS.get(code, code))
+
+        self._append_all(shard, records, buried)
+
+    def _drop_offsets(self, shard: Shard, keys: Sequence[OffsetKey], done: AppendDone) -> None:
+        def dropped(code: int) -> None:
+            if code == Code.NONE:
+                for key in keys:
+                    shard.offsets.drop(key)
+            done(code)
+
+        self._append_all(shard, [(encode_offset_key(key), None) for key in keys], dropped)
+
+    def _append_all(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
+        """Append in parts of bounded size; `done` hears once, the first error if there was one."""
+        parts = [records[first : first + RECORDS_PER_APPEND] for first in range(0, len(records), RECORDS_PER_APPEND)]
+        codes: list[int] = []
+
+        def part_done(code: int) -> None:
+            codes.append(code)
+            if len(codes) == len(parts):
+                done(next((code for code in codes if code != Code.NONE), Code.NONE))
+
+        for part in parts:
+            self._append(shard.partition, part, part_done)
+        if not parts:
+            done(Code.NONE)
+
+    def _stored(self, shard: Shard, group: Group, store: Store, code: int) -> None:
+        self._act(shard, group, group.stored(store, commits.FAULTS.get(code, code), self._now()))
+
+    # Groups and their alarms
+
+    def _act(self, shard: Shard, group: Group, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Answer):
+                cast(Callable[[object], None], action.ticket)(action.reply)
+            else:
+                record = (encode_group_key(group.group_id), encode_group(action.snapshot))
+                self._append(shard.partition, [record], partial(self._stored, shard, group, action))
+        self._set_alarm(shard, group)
+        if group.never_used and not shard.offsets.of(group.group_id):
+            shard.forget(group, ())
+
+    def _set_alarm(self, shard: Shard, group: Group) -> None:
+        self._alarms.keep(group, group.next_deadline, partial(self._ring, shard, group))
+
+    def _ring(self, shard: Shard, group: Group) -> None:
+        self._act(shard, group, group.expire(self._now()))
+
+    def _create(self, shard: Shard, group_id: str) -> Group:
+        group = shard.groups[group_id] = Group(group_id, self._limits().group, self._draw_id, self._now())
+        return group
+
+    def _creation_fault(self, group_id: str) -> int:
+        if group_name_fault(group_id) is not None:
+            return Code.INVALID_GROUP_ID
+        count = sum(len(shard.groups) for shard in self._shards.values())
+        return Code.GROUP_MAX_SIZE_REACHED if count >= self._limits().groups_max else Code.NONE
+
+    def _find(self, group_id: str) -> Shard | int:
+        """The shard of this group, or the code that says why it cannot be asked."""
+        partitions = self._partition_count()
+        shard = self._shards.get(partition_of(group_id, partitions)) if partitions else None
+        if shard is None:
+            return Code.NOT_COORDINATOR
+        return Code.COORDINATOR_LOAD_IN_PROGRESS if shard.loading else shard
+
+    def _open_shards(self) -> Iterator[Shard]:
+        return (shard for shard in self._shards.values() if not shard.loading)
+
+    def _now(self) -> Moment:
+        return Moment(self._clock.now(), self._clock.wall_ms())
+
+
+def _unheard(_code: int) -> None:
+    """Nobody waits: what could not be dropped now is found again by the next check."""

@@ -1,0 +1,132 @@
+"""Records of `__consumer_offsets`, and the committed offsets that they add up to.
+
+The format is Kafka's own, so that its tools read the topic. Big-endian; a string is its length (int16, -1 for null)
+and UTF-8; bytes are their length (int32) and the bytes. The first int16 of a key tells what it is, that of a value
+its version:
+
+    key 0, 1    group, topic, partition int32
+    value 0     offset int64, metadata, commit time int64          (written by old brokers)
+    value 1     offset int64, metadata, commit time int64, expiry time int64
+    value 2     offset int64, metadata, commit time int64
+    value 3     offset int64, leader epoch int32, metadata, commit time int64
+    key 2       group                                              (value: groups.snapshot)
+
+A record without a value removes its key. We write key 1 with value 3, and value 1 when the client chose how long the
+offset is kept. What is in the topic's log is the truth; the cache is rebuilt from it when a partition gets its
+leader.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.errors import CorruptBatch
+from headrace.groups.messages import NO_EPOCH
+from headrace.groups.reading import Reader, string
+
+__all__ = ["OFFSETS_TOPIC", "GroupKey", "OffsetAndMetadata", "OffsetCache", "OffsetKey", "decode_key"]
+
+Record = tuple[bytes, bytes | None]
+NO_EXPIRY: Final = -1
+
+_OFFSET_KEY: Final = 1
+_GROUP_KEY: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetKey:
+    group: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_ms: int
+    expiry_ms: int = NO_EXPIRY
+    """When the client itself said how long it is kept."""
+
+
+def encode_offset_key(key: OffsetKey) -> bytes:
+    return struct.pack(">h", _OFFSET_KEY) + string(key.group) + string(key.topic) + struct.pack(">i", key.partition)
+
+
+def encode_group_key(group: str) -> bytes:
+    return struct.pack(">h", _GROUP_KEY) + string(group)
+
+
+def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
+    """What the record is about; None for a kind that is not ours to know."""
+    reader = Reader(key)
+    version = reader.int16()
+    if version in (0, _OFFSET_KEY):
+        return OffsetKey(reader.string(), reader.string(), reader.int32())
+    return GroupKey(reader.string()) if version == _GROUP_KEY else None
+
+
+def encode_offset(committed: OffsetAndMetadata) -> bytes:
+    if committed.expiry_ms != NO_EXPIRY:
+        head = struct.pack(">hq", 1, committed.offset)
+        return head + string(committed.metadata) + struct.pack(">qq", committed.commit_ms, committed.expiry_ms)
+    head = struct.pack(">hqi", 3, committed.offset, committed.leader_epoch)
+    return head + string(committed.metadata) + struct.pack(">q", committed.commit_ms)
+
+
+def decode_offset(value: bytes) -> OffsetAndMetadata:
+    reader = Reader(value)
+    version = reader.int16()
+    if not 0 <= version <= 3:
+        raise CorruptBatch(f"{OFFSETS_TOPIC}: offset value of version {version}; versions 0 to 3 are known")
+    offset = reader.int64()
+    epoch = reader.int32() if version == 3 else NO_EPOCH
+    metadata, commit_ms = reader.string(), reader.int64()
+    return OffsetAndMetadata(offset, epoch, metadata, commit_ms, reader.int64() if version == 1 else NO_EXPIRY)
+
+
+class OffsetCache:
+    """Committed offsets of the groups in one partition of the offsets topic."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[tuple[str, int], OffsetAndMetadata]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(offsets) for offsets in self._groups.values())
+
+    def groups(self) -> Collection[str]:
+        return self._groups.keys()
+
+    def of(self, group: str) -> Mapping[tuple[str, int], OffsetAndMetadata]:
+        return self._groups.get(group, {})
+
+    def put(self, group: str, topic: str, partition: int, committed: OffsetAndMetadata) -> None:
+        self._groups.setdefault(group, {})[topic, partition] = committed
+
+    def drop(self, key: OffsetKey) -> None:
+        offsets = self._groups.get(key.group)
+        if offsets is not None and offsets.pop((key.topic, key.partition), None) is not None and not offsets:
+            del self._groups[key.group]
+
+    def of_topics(self, topics: Collection[str]) -> list[OffsetKey]:
+        return [
+            OffsetKey(group, name, partition)
+            for group, offsets in self._groups.items()
+            for name, partition in offsets
+            if name in topics
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OffsetCache) and self._groups == other._groups
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,57 @@
+"""Strings and bytes as the records of groups hold them. Every length is checked against what is there."""
+
+from __future__ import annotations
+
+import struct
+
+from headrace.errors import CorruptBatch
+
+
+def string(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff\xff"
+    encoded = text.encode()
+    return struct.pack(">h", len(encoded)) + encoded
+
+
+def blob(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+class Reader:
+    """Reads on from where it stands; CorruptBatch when the record ends before its fields do."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._position = 0
+
+    def take(self, count: int) -> bytes:
+        start = self._position
+        if count < 0 or start + count > len(self._content):
+            raise CorruptBatch(f"a record of {len(self._content)} bytes has no {count} bytes at {start}")
+        self._position = start + count
+        return self._content[start : start + count]
+
+    def int16(self) -> int:
+        return int.from_bytes(self.take(2), "big", signed=True)
+
+    def int32(self) -> int:
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def int64(self) -> int:
+        return int.from_bytes(self.take(8), "big", signed=True)
+
+    def optional_string(self) -> str | None:
+        length = self.int16()
+        if length == -1:
+            return None
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            raise CorruptBatch("a string in a record is not UTF-8") from None
+
+    def string(self) -> str:
+        return self.optional_string() or ""
+
+    def blob(self) -> bytes:
+        return self.take(self.int32())
