@@ -32,7 +32,8 @@ from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import TopicLimits, Topics
 from headrace.cluster.view import ClusterView
 from headrace.errors import OperatorError
-from headrace.groups.coordinator import GroupCoordinator, limits_from
+from headrace.groups.coordinator import GroupCoordinator
+from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.kafka import listeners
 from headrace.kafka.group_log import GroupLog

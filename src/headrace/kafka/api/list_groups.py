@@ -8,7 +8,7 @@ from headrace.wire.message import Message
 
 def handle(request: Request) -> Message:
     body = request.body
-    reply = request.services.groups.list(body.states_filter or (), body.types_filter or ())
+    reply = request.services.groups.list_groups(body.states_filter or (), body.types_filter or ())
     groups = [
         Message(
             group_id=group.group_id,
