@@ -23,7 +23,7 @@ def extensions() -> list[Extension]:
     except ImportError as error:
         uncompiled(error)
         return []
-    kernel = Extension(KERNEL, ["src/headrace/records/kernel.py"], optional=True)
+    kernel = Extension(KERNEL, ["src/headrace/records/kernel.py"])
     # Annotations are for people and mypy here; the C types are in kernel.pxd.
     compiled: list[Extension] = cythonize(  # type: ignore[no-untyped-call]
         [kernel], build_dir="build/cython", quiet=True, compiler_directives={"annotation_typing": False}
@@ -39,6 +39,8 @@ class BuildKernel(build_ext):
             super().build_extension(ext)
         except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own
             uncompiled(error)
+            # What is still listed is expected as a file by the steps that follow.
+            self.extensions = [other for other in self.extensions if other is not ext]
 
 
 setup(
