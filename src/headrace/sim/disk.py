@@ -397,7 +397,7 @@ class SimDisk:
 
     def _find(self, path: str) -> _FileNode | _Folder:
         node: _FileNode | _Folder = self._root
-        for name in path.strip("/").split("/"):
+        for name in filter(None, path.split("/")):
             if not isinstance(node, _Folder) or name not in node.entries:
                 raise _missing(path)
             node = node.entries[name]

@@ -44,7 +44,7 @@ def lock(disk: Disk, folder: str) -> File:
     """Hold the data folder for this process; DataFolderError names the one that has it."""
     path = f"{folder}/{LOCK_FILE}"
     try:
-        disk.make_folder(folder)
+        _make(disk, folder)
         file = disk.lock(path)
     except BlockingIOError:
         holder = read_whole(disk, path).decode(errors="replace").strip() or "unknown"
@@ -58,6 +58,15 @@ def lock(disk: Disk, folder: str) -> File:
     file.truncate(0)
     file.pwritev([b"%d\n" % os.getpid()], 0)
     return file
+
+
+def _make(disk: Disk, folder: str) -> None:
+    """Create a folder and its parents so that they outlive a loss of power."""
+    if not disk.exists(folder):
+        parent = folder.rpartition("/")[0] or "/"
+        _make(disk, parent)
+        disk.make_folder(folder)
+        disk.sync_folder(parent)
 
 
 def partition_folder(data: str, topic_partition: TopicPartition) -> str:

@@ -76,7 +76,7 @@ class Found:
     segments: list[Segment]
     start_offset: int
     end_offset: int
-    cleaned_to: int = 0
+    cleanings: list[tuple[int, int]] = field(default_factory=list)
     began_ms: int = 0
     epochs: EpochHistory | None = None
     producers: dict[int, producers.ProducerState] | None = None
@@ -108,7 +108,7 @@ class PartitionedLog:
         self.sync_asked_offset = found.end_offset
         self.truncations = 0
         self.stopped = False
-        self.cleaned_to = found.cleaned_to
+        self.cleanings = found.cleanings
         self.began_ms = found.began_ms
         self.snapshots = found.snapshots
         self.recovered = found.recovered
@@ -141,6 +141,11 @@ class PartitionedLog:
     def settings(self, settings: LogSettings) -> None:
         self._settings = settings
         self._segment_bytes = settings.segment_bytes
+
+    @property
+    def cleaned_to(self) -> int:
+        """Everything before it has been compacted at least once."""
+        return self.cleanings[-1][0] if self.cleanings else 0
 
     @property
     def active(self) -> Segment:
@@ -323,6 +328,22 @@ class PartitionedLog:
             fresh=True,
         )
 
+    def cleaned_segment(self, base_offset: int, next_offset: int, size: int) -> Segment:
+        """A segment that compaction has just written."""
+        segment = Segment(
+            self._disk,
+            self._around.open_segments,
+            self.folder,
+            base_offset,
+            next_offset=next_offset,
+            size=size,
+            index_bytes=self._settings.segment_index_bytes,
+            interval_bytes=self._settings.index_interval_bytes,
+            cleaned=True,
+        )
+        segment.trust_all()
+        return segment
+
     def _add(self, segment: Segment) -> None:
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
@@ -408,6 +429,8 @@ class PartitionedLog:
             segment.close()
         self.segments[first : first + count] = [replacement]
         self._bases[first : first + count] = [replacement.base_offset]
+        inside = range(replacement.base_offset + 1, replacement.next_offset)
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot not in inside]
         self.size_bytes += replacement.written
         self._places.clear()
 
@@ -579,7 +602,7 @@ class PartitionedLog:
         self.end_offset = self.written_offset = end_offset
         self.durable_offset = min(self.durable_offset, end_offset)
         self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
-        self.cleaned_to = min(self.cleaned_to, end_offset)
+        self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]
         self.truncations += 1
         self._mark = None
         self._epoch = None
@@ -613,9 +636,10 @@ class PartitionedLog:
         """Files to sync so that everything written is safe; they count as asked for from now on."""
         files: list[File] = []
         for segment in reversed(self.segments):
-            if segment.next_offset <= self.durable_offset or segment.written == 0:
+            if segment.next_offset <= self.durable_offset:
                 break
-            files.append(segment.file)
+            if segment.written:
+                files.append(segment.file)
         if self._unsynced:
             for path in self._unsynced:
                 try:

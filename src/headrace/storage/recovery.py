@@ -43,7 +43,7 @@ def open_log(
     bases = _offsets(names, LOG)
     found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT))
     if point is not None:
-        found.cleaned_to, found.began_ms = point.cleaned_to, point.began_ms
+        found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
     if not bases:
         _nothing_there(around, folder, settings, found, point)
     else:
@@ -58,6 +58,8 @@ def open_log(
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same:
             _Recovery(around, folder, topic_partition, found, point).run()
+    told = point is not None and point.active_base == found.segments[-1].base_offset and point.began_ms
+    found.began_ms = point.began_ms if point and told else around.clock.wall_ms()
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
     opened = PartitionedLog(around, folder, topic_partition, topic_id, settings, found)
     if found.start_offset > found.end_offset:

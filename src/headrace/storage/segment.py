@@ -167,7 +167,9 @@ class Segment:
             index.count = size // entry_bytes
         if self.index.count:
             relative_offset, position = self.index.entry(self.index.count - 1)
-            return 0 < position < self.size and relative_offset < self.next_offset - self.base_offset
+            if not relative_offset or position >= self.size:
+                return False
+            return relative_offset < self.next_offset - self.base_offset
         return True
 
     def _no_entries(self) -> bool:
@@ -190,8 +192,12 @@ class Segment:
         self._greatest_ms = NO_TIMESTAMP
 
     def index_batch(self, base_offset: int, position: int) -> None:
-        """Make an entry if enough bytes have passed since the last; comes before the batch's own timestamp counts."""
-        if position >= self.next_index_at and position and not self.index.full:
+        """Make an entry if enough bytes have passed since the last; comes before the batch's own timestamp counts.
+        A compacted segment has an entry for every batch that does not begin where it does."""
+        if self.cleaned:
+            if base_offset > self.base_offset:
+                self.add_entry(base_offset - self.base_offset, position)
+        elif position >= self.next_index_at and position and not self.index.full:
             self.add_entry(base_offset - self.base_offset, position)
 
     def add_entry(self, relative_offset: int, position: int) -> None:
@@ -274,7 +280,7 @@ class Segment:
         dense = not self.cleaned
         for found_at, header in walk(self.file, position, end):
             base = header.base_offset
-            if base != expected_offset and (dense or base < expected_offset or self._unlike_index(base, found_at)):
+            if base < expected_offset or (base != expected_offset if dense else self._unlike_index(base, found_at)):
                 raise CorruptBatch(
                     f"{self.path} at byte {found_at}: base offset is {base}, but {expected_offset} comes next; "
                     "`headrace log verify` says more"
@@ -285,7 +291,7 @@ class Segment:
     def _unlike_index(self, base_offset: int, position: int) -> bool:
         """A compacted segment may jump, but only to where its index, which has every batch, says."""
         self.load_indexes()
-        return position > 0 and self.index.at_or_below_position(position) != (base_offset - self.base_offset, position)
+        return self.index.at_or_below_position(position) != (base_offset - self.base_offset, position)
 
     def sound_end(self, position: int, end: int, offset: int) -> int:
         """How far from `position`, where the batch that holds `offset` begins, bytes up to `end` can be served."""
@@ -316,7 +322,7 @@ class Segment:
             if expected is None:
                 expected = header.base_offset if header.base_offset <= offset else offset
             base = header.base_offset
-            if base != expected and (not self.cleaned or base < expected or self._unlike_index(base, found_at)):
+            if base < expected or (self._unlike_index(base, found_at) if self.cleaned else base != expected):
                 raise CorruptBatch(
                     f"{self.path} at byte {found_at}: base offset is {base}, but {expected} comes next; "
                     "`headrace log verify` says more"

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from headrace.errors import HeadraceError
+from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, write_atomically
 from headrace.settings import LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
 from headrace.storage.checkpoint import LogPoint
+from headrace.storage.cleaner import Cleaner
 from headrace.storage.commit import FILES_MAX, GroupCommit
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
@@ -63,6 +64,7 @@ class PartitionedStore:
             segment_began=self._segment_began,
             discarded=self._discard_later,
         )
+        self._cleaner = Cleaner(disk, clock, self._checkpoint_soon)
         self._flushes: list[tuple[float, int, PartitionedLog]] = []
         self._flush_due: set[PartitionedLog] = set()
         self._rolls: list[tuple[int, int, PartitionedLog, int]] = []
@@ -155,6 +157,7 @@ class PartitionedStore:
         if deleted is None:
             return
         self._staged.pop(deleted, None)
+        self._cleaner.drop(deleted)
         deleted.close_files()
         aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
         self._discard_later([aside], deleted.settings.file_delete_delay_ms)
@@ -186,6 +189,10 @@ class PartitionedStore:
         self._staged.clear()
         commit.start()
         return failures
+
+    @property
+    def compacting(self) -> bool:
+        return self._cleaner.busy
 
     def on_durable(self, listener: Callable[[Log], None]) -> None:
         self.commit.listeners.append(listener)
@@ -242,7 +249,20 @@ class PartitionedStore:
             checked = self._checking.popleft()
             if checked.offline is None and self._logs.get(checked.topic_partition) is checked:
                 checked.producers.expire(now_ms - self._producer_expire_ms)
-                retention.apply(checked, now_ms, self.roll)
+                self._check(checked, now_ms)
+
+    def _check(self, checked: PartitionedLog, now_ms: int) -> None:
+        settings = checked.settings
+        lag_ms = settings.max_compaction_lag_ms
+        if settings.compact and checked.active.written and checked.began_ms + lag_ms < now_ms:
+            self.roll(checked)
+        try:
+            retention.apply(checked, now_ms, self.roll)
+            self._cleaner.consider(checked, now_ms)
+        except CorruptBatch as error:
+            log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
+        except OSError as error:
+            log.error("%s: %s", checked.topic_partition, error)
 
     def _discard_later(self, paths: list[str], delay_ms: int) -> None:
         if paths:
@@ -315,7 +335,7 @@ class PartitionedStore:
                 each.active.base_offset,
                 each.active.written,
                 each.began_ms,
-                each.cleaned_to,
+                each.cleanings,
             )
 
     def _write_checkpoint(self) -> None:
@@ -327,6 +347,7 @@ class PartitionedStore:
             return
         self.write_staged()
         self.commit.close()
+        self._cleaner.close()
         self._sync_now([each for each in self._logs.values() if self._stop_log(each)])
         for each in self._logs.values():
             each.stopped = each.offline is None
@@ -342,6 +363,7 @@ class PartitionedStore:
         """Let go of the folder as a dying process does: nothing is written."""
         self._closed = True
         self.commit.close()
+        self._cleaner.close()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -1,0 +1,192 @@
+"""Compaction compared with a model: the latest value of each key, at its offset."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.records import kernel
+from headrace.sim.disk import SimDisk
+from headrace.storage.log import Log
+from headrace.storage.partitioned import PartitionedLog
+from proving import proves
+from storage.harness import Harness, append, batch, read_all
+
+COMPACTED = {
+    "cleanup_policy": "compact",
+    "segment_bytes": 1500,
+    "index_interval_bytes": 200,
+    "min_cleanable_dirty_ratio": 0.0,
+}
+
+
+def records(log: Log) -> dict[int, tuple[bytes | None, bytes | None]]:
+    return {r.offset: (r.key, r.value) for _, view in read_all(log) for r in kernel.records(view)}
+
+
+def compact(harness: Harness, rounds: int = 200) -> None:
+    """Let time pass until nothing is left to compact."""
+    assert harness.store is not None
+    harness.advance(1.1)
+    for _ in range(rounds):
+        if not harness.store.compacting:
+            return
+        harness.clock.advance(0.05)
+        harness.settle()
+    raise AssertionError("compaction does not end")
+
+
+def put(harness: Harness, log: Log, key: bytes, value: bytes | None) -> int:
+    built = kernel.build([(1_750_000_000_000, key, value, [])])
+    offset = append(log, memoryview(built))
+    harness.write()
+    return offset
+
+
+def check(log: Log, before: dict[int, tuple[bytes | None, bytes | None]], active_base: int) -> None:
+    """What is left below the active segment is the latest of each key there, or was overwritten in the active one."""
+    after = records(log)
+    latest = {key: offset for offset, (key, _) in sorted(before.items()) if offset < active_base}
+    assert set(after) == set(latest.values()) | {offset for offset in before if offset >= active_base}
+    assert all(before[offset] == after[offset] for offset in after)
+
+
+@proves("J6")
+@pytest.mark.parametrize("seed", range(5))
+def test_only_the_latest_record_of_each_key_stays_at_its_offset(harness: Harness, seed: int) -> None:
+    chance = random.Random(seed)
+    log = harness.log(**COMPACTED)
+    assert isinstance(log, PartitionedLog)
+    for round_ in range(3):
+        for i in range(150):
+            put(harness, log, b"key%d" % chance.randrange(20), b"%d-%d" % (round_, i))
+        before, active_base = records(log), log.active.base_offset
+        size = log.size_bytes
+        compact(harness)
+        check(log, before, active_base)
+        assert log.size_bytes < size
+        log = harness.reopen() if chance.random() < 0.5 else harness.kill()
+        assert isinstance(log, PartitionedLog)
+        check(log, before, active_base)
+
+
+def test_small_neighbours_become_one_segment(harness: Harness) -> None:
+    log = harness.log(**COMPACTED)
+    assert isinstance(log, PartitionedLog)
+    for _ in range(3):
+        for i in range(150):
+            put(harness, log, b"key%d" % (i % 5), b"%d" % i)
+        compact(harness)
+    rolled = 450 * 72 // 1500
+    assert len(log.segments) <= rolled // 2
+
+
+def test_every_offset_can_still_be_asked_for(harness: Harness) -> None:
+    log = harness.log(**COMPACTED)
+    for i in range(200):
+        put(harness, log, b"key%d" % (i % 7), b"%d" % i)
+    compact(harness)
+    left = sorted(records(log))
+    for offset in range(200):
+        first = kernel.records(read_from(log, offset))[-1].offset
+        assert first == next(o for o in left if o >= offset)
+
+
+def read_from(log: Log, offset: int) -> bytes:
+    result = log.read(offset, 1, log.written_offset)
+    return b"".join(part.file.pread(part.count, part.position) for part in result.slices)
+
+
+def test_tombstones_go_after_their_time_and_not_before(harness: Harness) -> None:
+    log = harness.log(**COMPACTED, delete_retention_ms=60_000)
+    put(harness, log, b"gone", b"x" * 100)
+    tombstone = put(harness, log, b"gone", None)
+
+    def fill() -> None:
+        for i in range(40):
+            put(harness, log, b"other", b"%d" % i)
+
+    fill()
+    compact(harness)
+    assert records(log)[tombstone] == (b"gone", None)
+    harness.advance(30)
+    fill()
+    compact(harness)
+    assert tombstone in records(log)
+    harness.advance(31)
+    fill()
+    compact(harness)
+    assert tombstone not in records(log)
+    assert b"gone" not in {key for key, _ in records(log).values()}
+
+
+def test_the_last_sequence_of_a_producer_is_kept_without_its_records(harness: Harness) -> None:
+    log = harness.log(**COMPACTED)
+    for sequence in range(3):
+        append(log, batch(b"v", key=b"k", producer=(7, 0, sequence)))
+    for i in range(60):
+        put(harness, log, b"k", b"%d" % i)
+    compact(harness)
+    kept = [(h.base_offset, h.record_count, h.base_sequence) for h, _ in read_all(log) if h.producer_id == 7]
+    assert kept == [(2, 0, 2)]
+
+
+def test_records_that_are_too_young_are_left_alone(harness: Harness) -> None:
+    log = harness.log(**COMPACTED, min_compaction_lag_ms=10_000)
+    now_ms = harness.clock.wall_ms()
+    for i in range(60):
+        append(log, batch(b"%d" % i, key=b"k", timestamp_ms=now_ms))
+        harness.write()
+    compact(harness)
+    assert len(records(log)) == 60
+    harness.advance(10)
+    compact(harness)
+    assert len(records(log)) < 60
+
+
+def test_old_dirt_is_compacted_even_if_there_is_little(harness: Harness) -> None:
+    lag = COMPACTED | {"min_cleanable_dirty_ratio": 1.0, "max_compaction_lag_ms": 5000}
+    log = harness.log(**lag)
+    now_ms = harness.clock.wall_ms()
+    for i in range(3):
+        append(log, batch(b"%d" % i, key=b"k", timestamp_ms=now_ms))
+        harness.write()
+    harness.advance(2)
+    assert len(records(log)) == 3
+    harness.advance(4)
+    compact(harness)
+    assert sorted(records(log)) == [2]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_crash_at_any_point_leaves_the_old_or_the_new(sim: Harness, seed: int) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    chance = random.Random(seed)
+    log = sim.log(**COMPACTED, durability="disk")
+    assert isinstance(log, PartitionedLog)
+    for i in range(120):
+        put(sim, log, b"key%d" % chance.randrange(6), b"%d" % i)
+    sim.settle()
+    before, active_base = records(log), log.active.base_offset
+    sim.advance(1.1)
+    for _ in range(chance.randrange(30)):
+        sim.clock.advance(0.013)
+    log = sim.kill(seed)
+    after = records(log)
+    assert all(before[offset] == after[offset] for offset in after)
+    latest = {key: offset for offset, (key, _) in sorted(before.items())}
+    assert set(latest.values()) <= set(after)
+    compact(sim)
+    check(log, before, active_base)
+
+
+def test_a_damaged_log_is_not_compacted(sim: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log(**COMPACTED)
+    for i in range(60):
+        put(sim, log, b"k", b"%d" % i)
+    sim.disk.flip(f"/data/orders/orders-0/{0:020d}.log", 300)
+    compact(sim)
+    assert "orders-0 is not compacted" in caplog.text
+    assert log.size_bytes > 60 * 60
