@@ -46,7 +46,7 @@ class Deadlines:
             self._set_timer(at)
 
     def _rebuild(self) -> None:
-        self._heap = [entry for entry in self._heap if not entry[2].answered]
+        self._heap[:] = [entry for entry in self._heap if not entry[2].answered]
         heapq.heapify(self._heap)
         self._rebuild_at = max(REBUILD_LEAST, 2 * len(self._heap))
 

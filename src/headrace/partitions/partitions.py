@@ -80,24 +80,19 @@ class Partitions:
         self._after_turn.append(call)
 
     def end_turn(self) -> None:
-        """Write all that was staged, then answer."""
-        if not self._touched:
-            self._finish({})
-            return
+        """Write all that was staged, then answer. An answer may begin and end another turn within this one, so
+        what belongs to this one is taken out first: its calls must hear its own failures."""
+        calls, self._after_turn = self._after_turn, []
         failures: Failures = {}
-        for log, error in self.store.write_staged():
-            failures[log.topic_partition] = error
-        touched, self._touched = self._touched, {}
-        for partition in touched:
-            if partition.advance():
-                self._wake_later(partition)
-        self._finish(failures)
-
-    def _finish(self, failures: Failures) -> None:
-        if self._after_turn:
-            calls, self._after_turn = self._after_turn, []
-            for call in calls:
-                call(failures)
+        if self._touched:
+            touched, self._touched = self._touched, {}
+            for log, error in self.store.write_staged():
+                failures[log.topic_partition] = error
+            for partition in touched:
+                if partition.advance():
+                    self._wake_later(partition)
+        for call in calls:
+            call(failures)
 
     def _durable(self, log: Log) -> None:
         partition = self._by_log.get(log)
