@@ -1,0 +1,81 @@
+"""The table of everything that the HTTP port serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+from headrace.errors import InvalidRequest
+from headrace.http import fetch, health, metrics, produce, status, topics
+from headrace.http.exchange import Handler
+from headrace.http.message import Request, Response, refusal
+
+QUERY_FIELDS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str
+    api: str
+    """What the request is called in the metrics."""
+    handler: Handler
+    query: tuple[str, ...] = ()
+
+    def match(self, segments: list[str]) -> dict[str, str] | None:
+        """The path's parameters, or None if it is another path."""
+        own = self.path.split("/")
+        if len(own) != len(segments):
+            return None
+        parameters = {}
+        for wanted, given in zip(own, segments, strict=True):
+            if wanted.startswith("{"):
+                parameters[wanted[1:-1]] = unquote(given)
+            elif wanted != given:
+                return None
+        return parameters
+
+
+ROUTES: Final = (
+    Route("GET", "/", "http.status", status.page),
+    Route("GET", "/health", "http.health", health.health),
+    Route("GET", "/ready", "http.ready", health.ready),
+    Route("GET", "/metrics", "http.metrics", metrics.exposition),
+    Route("GET", "/topics", "http.topics", topics.list_topics),
+    Route("GET", "/topics/{topic}", "http.topic", topics.describe_topic),
+    Route("POST", "/topics/{topic}/records", "http.produce", produce.handle, produce.QUERY),
+    Route("GET", "/topics/{topic}/partitions/{partition}/records", "http.fetch", fetch.handle, fetch.QUERY),
+)
+UNKNOWN_API: Final = "http.unknown"
+_PATHS: Final = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
+
+
+def find(request: Request, target: str) -> tuple[Route, Request] | Response:
+    """The route of a request's target, with the request completed by path and query; or the answer that refuses it."""
+    path, _, query = target.partition("?")
+    segments = path.split("/")
+    matches = [(route, parameters) for route in ROUTES if (parameters := route.match(segments)) is not None]
+    if not matches:
+        return refusal(404, "UnknownPath", f"there is nothing at {path[:200]}; there is {_PATHS}")
+    method = "GET" if request.method == "HEAD" else request.method
+    for route, parameters in matches:
+        if route.method == method:
+            return route, replace(request, path=path, query=_query(route, query), parameters=parameters)
+    allowed = ", ".join(sorted({route.method for route, _ in matches}))
+    message = f"{request.method} is not for {path[:200]}; use {allowed}"
+    return refusal(405, "WrongMethod", message, (("Allow", allowed),))
+
+
+def _query(route: Route, query: str) -> dict[str, str]:
+    try:
+        fields = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=QUERY_FIELDS_MAX)
+    except ValueError as error:
+        raise InvalidRequest(f"the query {query[:100]!r} cannot be read: {error}") from None
+    for name, _ in fields:
+        if name not in route.query:
+            known = ", ".join(route.query) or "none"
+            raise InvalidRequest(f"unknown query parameter {name[:40]!r}; {route.path} knows: {known}")
+    if len({name for name, _ in fields}) != len(fields):
+        raise InvalidRequest("a query parameter is given twice")
+    return dict(fields)

@@ -1,0 +1,56 @@
+"""The HTTP listener and its connections."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.http.services import HttpServices
+from headrace.http.session import HttpSession
+from headrace.metrics import Sample
+from headrace.ports.network import Address, Listener, Network
+
+CONNECTIONS_MAX: Final = 1000
+"""Apart from the Kafka listeners' limit: an operator can look at a broker that has no connection left."""
+
+
+class HttpServer:
+    def __init__(self, network: Network, address: Address, services: HttpServices) -> None:
+        self._network = network
+        self._wanted = address
+        self._services = services
+        self._listener: Listener | None = None
+        self._sessions: set[HttpSession] = set()
+        services.metrics.collect(self._samples)
+
+    def start(self, tls: object | None = None) -> None:
+        self._listener = self._network.listen(self._wanted, self._accept, tls)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the port that was picked if none was asked for."""
+        return self._wanted if self._listener is None else self._listener.address
+
+    def _accept(self) -> HttpSession | None:
+        if len(self._sessions) >= CONNECTIONS_MAX:
+            self._services.metrics.connections_refused += 1
+            return None
+        session = HttpSession(self._services, self._sessions.discard)
+        self._sessions.add(session)
+        self._services.metrics.connections_accepted += 1
+        return session
+
+    def close_idle(self) -> None:
+        """Close the connections that have had no request answered for longer than connection.idle.ms."""
+        before = self._services.clock.now() - self._services.settings["connection.idle.ms"] / 1000
+        for session in [session for session in self._sessions if session.idle and session.quiet_since < before]:
+            session.abort()
+
+    def close(self) -> None:
+        """Stop listening, send what is queued and close; a request that waits for data is not answered."""
+        if self._listener is not None:
+            self._listener.close()
+        for session in list(self._sessions):
+            session.close()
+
+    def _samples(self) -> list[Sample]:
+        return [Sample("headrace_http_connections", "gauge", "Open HTTP connections.", (), len(self._sessions))]

@@ -1,0 +1,35 @@
+"""What the HTTP port may use; node.py fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.cluster.image import Image
+from headrace.groups.listing import Lag
+from headrace.metrics import Metrics
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk
+from headrace.settings import BrokerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServices:
+    settings: BrokerSettings
+    clock: Clock
+    disk: Disk
+    metrics: Metrics
+    broker_id: int
+    cluster_id: str
+    partitions: Partitions
+    image: Callable[[], Image]
+    """The newest image of the cluster's metadata."""
+    ensure_topic: Callable[[str], Awaitable[object]]
+    """Returns when the topic is there and its partitions are served, created if it may be; else raises."""
+    group_lags: Callable[[], Iterable[Lag]]
+    ready: Callable[[], str | None]
+    """None when requests can be served, else the reason why not."""
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    """Run a coroutine in a task that the node owns."""

@@ -1,0 +1,136 @@
+"""GET /: one plain page for a person: the broker, its topics, its groups. No scripts, no requests of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Final
+
+from headrace import __version__
+from headrace.cluster.image import Topic
+from headrace.http.exchange import Exchange
+from headrace.http.message import HTML, Response
+from headrace.http.process import process_figures
+from headrace.http.services import HttpServices
+
+ROWS_MAX: Final = 500
+POLICY: Final = (("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),)
+
+_STYLE: Final = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1a1a1a;
+       background: #fff; }
+table { border-collapse: collapse; width: 100%; margin: .5rem 0 2rem; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.bad { color: #a40000; font-weight: 600; }
+@media (prefers-color-scheme: dark) { body { background: #16181b; color: #e8e8e8; } th, td { border-color: #3a3d42; }
+       .bad { color: #ff8a80; } a { color: #8ab4f8; } }
+"""
+
+Cell = str | int
+Row = tuple[Cell, ...]
+
+
+def page(exchange: Exchange) -> Response:
+    services = exchange.services
+    body = "".join(
+        (
+            f"<h1>Headrace broker {services.broker_id}</h1>",
+            _broker(services),
+            "<h2>Topics</h2>",
+            _table(
+                ("Topic", "Partitions", "Records", "Size", "Offsets", "State"),
+                [_topic_row(services, topic) for _, topic in sorted(services.image().topics.items())],
+                "No topics yet. A producer that names one creates it, as does <code>headrace topic create</code>.",
+            ),
+            "<h2>Groups</h2>",
+            _table(
+                ("Group", "Topic", "Partition", "Committed", "Lag"),
+                sorted(
+                    (lag.group_id, lag.topic, lag.partition, lag.committed_offset, lag.lag)
+                    for lag in services.group_lags()
+                ),
+                "No consumer group has committed an offset.",
+            ),
+            '<p>More: <a href="/topics">topics as JSON</a>, <a href="/metrics">metrics</a>, '
+            '<a href="/ready">readiness</a>.</p>',
+        )
+    )
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Headrace broker {services.broker_id}</title><style>{_STYLE}</style></head><body>{body}</body></html>\n"
+    )
+    return Response(200, HTML, [text.encode(errors="replace")], POLICY)
+
+
+def _broker(services: HttpServices) -> str:
+    image, process, metrics = services.image(), process_figures(), services.metrics
+    known = image.brokers.get(services.broker_id)
+    uptime = _duration((services.clock.wall_ms() - known.started_ms) // 1000) if known is not None else "not registered"
+    reason = services.ready()
+    state = "ready" if reason is None else f'<span class="bad">not ready: {escape(reason)}</span>'
+    rows = (
+        ("State", state),
+        ("Cluster", f"{escape(services.cluster_id)}, {len(image.brokers)} brokers"),
+        ("Version", escape(__version__)),
+        ("Uptime", uptime),
+        ("Partitions led here", f"{len(services.partitions):,}"),
+        ("Connections", f"{metrics.connections_open:,} open, {metrics.paused_connections:,} held back"),
+        ("Received, sent", f"{_size(metrics.bytes_in)}, {_size(metrics.bytes_out)}"),
+        ("Memory", f"{_size(process.resident_bytes)} resident"),
+        ("Processor", f"{process.cpu_seconds:,.1f} s"),
+        ("Open files", f"{process.open_files:,} of {process.open_files_max:,}"),
+    )
+    return "<table>" + "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows) + "</table>"
+
+
+def _topic_row(services: HttpServices, topic: Topic) -> Row:
+    led = [services.partitions.find(topic.name, state.index) for state in topic.partitions]
+    here = [partition for partition in led if partition is not None]
+    records = sum(partition.high_watermark - partition.log.start_offset for partition in here)
+    size = _size(sum(partition.log.size_bytes for partition in here))
+    offsets = "-"
+    if here:
+        least = min(partition.log.start_offset for partition in here)
+        offsets = f"{least:,} to {max(partition.high_watermark for partition in here):,}"
+    offline = sum(partition.log.offline is not None for partition in here)
+    state = "internal" if topic.internal else "live"
+    if offline:
+        state = f"{offline} of {len(here)} partitions are offline: see the broker's log"
+    elif len(here) < len(led):
+        state += f", {len(led) - len(here)} partitions on other brokers"
+    return topic.name, len(led), records, size, offsets, state
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[Row], empty: str) -> str:
+    rows = list(rows)
+    if not rows:
+        return f"<p>{empty}</p>"
+    parts = ["<table><thead><tr>", *(f"<th>{head}</th>" for head in heads), "</tr></thead><tbody>"]
+    for row in rows[:ROWS_MAX]:
+        parts.append("<tr>")
+        parts += [
+            f'<td class="n">{cell:,}</td>' if isinstance(cell, int) else f"<td>{escape(cell)}</td>" for cell in row
+        ]
+        parts.append("</tr>")
+    parts.append("</tbody></table>")
+    if len(rows) > ROWS_MAX:
+        parts.append(f"<p>and {len(rows) - ROWS_MAX:,} more.</p>")
+    return "".join(parts)
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def _duration(seconds: int) -> str:
+    days, seconds = divmod(max(0, seconds), 86_400)
+    hours, seconds = divmod(seconds, 3600)
+    minutes, seconds = divmod(seconds, 60)
+    return (f"{days} d " if days else "") + f"{hours:02d}:{minutes:02d}:{seconds:02d}"
