@@ -115,6 +115,7 @@ def decode_frame(frame: bytes) -> tuple[int, int]:
     start, end = complete[0]
     content = view[start:end]
     head = header.read_request_header(content)
+    assert header.skip_request_header(content) == (*head[:3], head.body)
     api = API.get(head.api_key)
     if api is None or not api.serves(head.version):
         raise NotServed

@@ -12,7 +12,7 @@ from kio.schema.request_header.v2.header import RequestHeader as RequestHeaderV2
 from kio.static.primitive import i16, i32
 
 from headrace.errors import ProtocolError
-from headrace.wire import frames, header, schema
+from headrace.wire import codec, frames, header, schema
 from headrace.wire.api import API, API_VERSIONS, METADATA, PRODUCE
 from proving import proves
 from wire import kio_peer
@@ -56,6 +56,7 @@ def test_headers_are_of_the_version_that_the_schema_says(api_key: int) -> None:
         assert frame == struct.pack(">i", len(theirs) + 4) + theirs + b"body"
         read = header.read_request_header(memoryview(frame), 4)
         assert read == (api_key, version, 77, "ключ", len(frame) - 4)
+        assert header.skip_request_header(memoryview(frame)[4:]) == (api_key, version, 77, len(frame) - 8)
 
         theirs = kio_peer.write(response(correlation_id=i32(-5)))
         frame = header.write_response(api_key, version, -5, b"body")
@@ -87,6 +88,30 @@ def test_a_null_client_id_and_unknown_header_tags_are_accepted() -> None:
 def test_a_version_above_the_known_ones_still_yields_its_correlation_id() -> None:
     frame = header.write_request(API_VERSIONS, 99, 31, "new", b"")
     assert header.read_request_header(memoryview(frame), 4)[:4] == (API_VERSIONS, 99, 31, "new")
+
+
+def test_skipping_a_header_finds_the_body_that_reading_it_finds() -> None:
+    start = struct.pack(">hhi", METADATA, 12, 1)
+    for client_id in (b"\xff\xff", b"\0\0", b"\0\1c"):
+        for tags in (b"\0", b"\x01\x05\x03abc"):
+            frame = memoryview(start + client_id + tags)
+            assert header.skip_request_header(frame) == (METADATA, 12, 1, len(frame))
+            assert header.read_request_header(frame).body == len(frame)
+    for malformed in (b"", start, start + b"\xff\xfe\0", start + b"\0\5abc", start + b"\0\1a\x01\x05\x7f"):
+        with pytest.raises(ProtocolError, match="request header"):
+            header.skip_request_header(memoryview(malformed))
+
+
+@each_api
+def test_a_client_id_longer_than_the_frame_is_refused_with_the_body(api_key: int) -> None:
+    frame = memoryview(struct.pack(">hhih", api_key, API[api_key].min_version, 1, 500))
+
+    def serve() -> None:
+        _, version, _, body = header.skip_request_header(frame)
+        codec.decode_request(api_key, version, frame, body)
+
+    with pytest.raises(ProtocolError):
+        serve()
 
 
 def test_the_one_request_with_header_v0_is_read() -> None:

@@ -145,11 +145,18 @@ def _decode_flexible(version: int, view: memoryview, pos: int, end: int) -> tupl
         count, pos = _compact_count(view, pos, end, _partition_v12.size)
         left -= count
         stop = pos + count * _partition_v12.size
-        rows = list(_partition_v12.iter_unpack(view[pos:stop]))
-        if left < 0 or view[stop] or any(row[6] for row in rows):
+        if count == 1:
+            row = _partition_v12.unpack_from(view, pos)
+            untagged = [] if row[6] else [row[:6]]
+        else:
+            untagged = [row[:6] for row in _partition_v12.iter_unpack(view[pos:stop]) if not row[6]]
+        if left < 0 or view[stop] or len(untagged) != count:
             raise Refused("too many partitions or a tagged field")
-        topics.append((name, topic_id, [row[:6] for row in rows]))
+        topics.append((name, topic_id, untagged))
         pos = stop + 1
+    # Neither forgotten topics, nor a rack, nor tagged fields: what most consumers send.
+    if pos + 3 == end and view[pos] == view[pos + 1] == 1 and not view[pos + 2]:
+        return _new(FetchRequest, (replica_id, *head, topics, [], "")), end
     count, pos = _compact_count(view, pos, end, 3)
     forgotten: list[ForgottenTopic] = []
     for _ in range(count):
@@ -178,7 +185,10 @@ def _compact_count(view: memoryview, pos: int, end: int, least_bytes: int) -> tu
 
 
 def _compact_string(view: memoryview, pos: int, end: int) -> tuple[str, int]:
-    length, pos = read_uvarint(view, pos)
+    length = view[pos]
+    pos += 1
+    if length > 127:
+        length, pos = read_uvarint(view, pos - 1)
     stop = pos + length - 1
     if length == 0 or stop > end:
         raise too_long(length - 1, end - pos)
@@ -212,7 +222,7 @@ def _decode_legacy(version: int, view: memoryview, pos: int, end: int) -> tuple[
         if left < 0:
             raise too_many(count, end - pos)
         stop = pos + count * layout.size
-        rows = layout.iter_unpack(view[pos:stop])
+        rows = (layout.unpack_from(view, pos),) if count == 1 else layout.iter_unpack(view[pos:stop])
         pos = stop
         partitions: list[RequestPartition]
         if version >= _WITH_EPOCH:

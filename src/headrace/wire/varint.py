@@ -10,6 +10,7 @@ from typing import Final
 
 MAX_VARINT_BYTES: Final = 5
 MAX_VARINT: Final = 0xFFFF_FFFF
+_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 class Refused(Exception):
@@ -35,7 +36,11 @@ def read_uvarint(view: memoryview, pos: int) -> tuple[int, int]:
 def write_uvarint(value: int) -> bytes:
     """The shortest varint of `value`."""
     if value < 0x80:
-        return bytes((value,))
+        return _ONE_BYTE[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x20_0000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
