@@ -178,7 +178,10 @@ class Scene:
         members: list[JoinReply] = []
         for number in range(count):
             new = self.join(instance=f"i{number}" if static else None, client=f"c{number}")
-            again = [self.join(member.member_id, f"i{n}" if static else None) for n, member in enumerate(members)]
+            again = [
+                self.join(member.member_id, f"i{n}" if static else None, client=f"c{n}")
+                for n, member in enumerate(members)
+            ]
             members = [waiter.reply for waiter in (*again, new)]
         leader = next(member for member in members if member.member_id == member.leader)
         assignments = {member.member_id: b"%d" % number for number, member in enumerate(members)}

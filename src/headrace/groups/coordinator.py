@@ -50,7 +50,7 @@ Append = Callable[[int, list[Record], AppendDone], None]
 """Append records to a partition of the offsets topic; `done` hears the error code once they are below the watermark."""
 
 RECORDS_PER_APPEND: Final = 1000
-GROUPS_PER_TURN: Final = 500
+GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
 
 

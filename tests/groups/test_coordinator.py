@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from groups.scene import GROUP, LIMITS, SESSION_MS, Scene, Waiter
+from headrace.errors import Code
+from headrace.groups.coordinator import partition_of
+from headrace.groups.limits import limits_from
+from headrace.groups.listing import Lag
+from headrace.groups.messages import (
+    CommitRequest,
+    FetchedOffset,
+    JoinReply,
+    Leaver,
+    OffsetDeleteReply,
+    OffsetToCommit,
+    PartitionResult,
+)
+from headrace.groups.offsets import OffsetKey, encode_offset_key
+from headrace.settings import load
+from proving import proves
+
+RETENTION_SECONDS = LIMITS.retention_ms / 1000
+CHECK_SECONDS = LIMITS.expiry_check_ms / 1000
+
+
+def subscription(*topics: str) -> bytes:
+    return struct.pack(">hi", 0, len(topics)) + b"".join(struct.pack(">h", len(t)) + t.encode() for t in topics)
+
+
+def subscribed_member(scene: Scene, *topics: str) -> JoinReply:
+    joined = scene.join(protocols=(("range", subscription(*topics)),)).reply
+    scene.sync(joined, {joined.member_id: b"a"})
+    return joined
+
+
+# Commits
+
+
+def test_a_commit_is_answered_and_seen_when_the_log_has_it() -> None:
+    scene = Scene(held=True)
+    waits = scene.commit({("t", 0): 5}, metadata="why")
+    assert not waits.answered
+    assert scene.committed() == {}
+    scene.acknowledge()
+    assert waits.reply == (PartitionResult("t", 0, Code.NONE),)
+    reply = scene.coordinator.fetch_offsets(GROUP, [("t", 0), ("t", 1), ("u", 0)])
+    assert reply.offsets == (FetchedOffset("t", 0, 5, 0, "why"), FetchedOffset("t", 1), FetchedOffset("u", 0))
+
+
+@pytest.mark.parametrize(
+    ("failed", "told"),
+    [
+        (Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_COORDINATOR),
+        (Code.STORAGE_ERROR, Code.NOT_COORDINATOR),
+        (Code.NOT_ENOUGH_REPLICAS, Code.COORDINATOR_NOT_AVAILABLE),
+        (Code.REQUEST_TIMED_OUT, Code.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+def test_a_commit_that_cannot_be_stored_is_told_and_not_seen(failed: int, told: int) -> None:
+    scene = Scene(held=True)
+    waits = scene.commit({("t", 0): 5})
+    scene.acknowledge(failed)
+    assert waits.reply[0].error_code == told
+    assert scene.committed() == {}
+
+
+def test_members_commit_in_their_generation() -> None:
+    scene = Scene()
+    first, second = scene.stable(2)
+    assert scene.commit({("t", 0): 1}, first).reply[0].error_code == Code.NONE
+    stranger, old = replace(first, member_id="nobody"), replace(first, generation_id=1)
+    assert scene.commit({("t", 0): 2}, stranger).reply[0].error_code == Code.UNKNOWN_MEMBER_ID
+    assert scene.commit({("t", 0): 2}, old).reply[0].error_code == Code.ILLEGAL_GENERATION
+    assert scene.commit({("t", 0): 2}).reply[0].error_code == Code.UNKNOWN_MEMBER_ID
+    waits = scene.join(first.member_id)
+    assert scene.commit({("t", 0): 3}, second).reply[0].error_code == Code.NONE
+    scene.join(second.member_id)
+    assert scene.commit({("t", 0): 4}, waits.reply).reply[0].error_code == Code.REBALANCE_IN_PROGRESS
+    assert scene.committed() == {("t", 0): 3}
+    assert scene.commit({("t", 0): 4}, first, group_id="none").reply[0].error_code == Code.ILLEGAL_GENERATION
+
+
+def test_a_fenced_instance_cannot_commit() -> None:
+    scene = Scene()
+    _leader, follower = scene.stable(2, static=True)
+    scene.join(instance="i1")
+    waiter: Waiter[tuple[PartitionResult, ...]] = Waiter()
+    request = CommitRequest((OffsetToCommit("t", 0, 1),), follower.member_id, follower.generation_id, "i1")
+    scene.coordinator.commit(GROUP, request, waiter)
+    assert waiter.reply[0].error_code == Code.FENCED_INSTANCE_ID
+
+
+def test_a_commit_keeps_the_session_alive() -> None:
+    scene = Scene()
+    member = scene.stable(1)[0]
+    for offset in range(5):
+        scene.advance(0.9 * SESSION_MS / 1000)
+        assert scene.commit({("t", 0): offset}, member).reply[0].error_code == Code.NONE
+    assert scene.beat(member) == Code.NONE
+
+
+def test_metadata_above_the_limit_is_refused_for_its_partition_alone() -> None:
+    scene = Scene(limits=replace(LIMITS, metadata_max_bytes=4))
+    waiter: Waiter[tuple[PartitionResult, ...]] = Waiter()
+    offsets = tuple(OffsetToCommit("t", n, 7, 0, text) for n, text in enumerate(["four", "fünf", "over it"]))
+    scene.coordinator.commit(GROUP, CommitRequest(offsets), waiter)
+    too_large = Code.OFFSET_METADATA_TOO_LARGE
+    assert [one.error_code for one in waiter.reply] == [Code.NONE, too_large, too_large]
+    assert scene.committed() == {("t", 0): 7}
+
+
+# Loading and leadership
+
+
+def test_groups_of_other_partitions_are_somebody_elses() -> None:
+    scene = Scene(partitions=4)
+    scene.coordinator.resign(partition_of(GROUP, 4))
+    assert scene.join().reply.error_code == Code.NOT_COORDINATOR
+    assert scene.coordinator.heartbeat(GROUP, "m", 1) == Code.NOT_COORDINATOR
+    assert scene.commit({("t", 0): 1}).reply[0].error_code == Code.NOT_COORDINATOR
+    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.NOT_COORDINATOR
+    assert scene.coordinator.describe(GROUP).error_code == Code.NOT_COORDINATOR
+    assert scene.coordinator.leave(GROUP, [Leaver("m")]).error_code == Code.NOT_COORDINATOR
+
+
+def test_before_the_offsets_topic_is_there_nobody_is_coordinator() -> None:
+    scene = Scene(partitions=0)
+    assert scene.join().reply.error_code == Code.NOT_COORDINATOR
+
+
+def test_while_a_partition_loads_its_groups_say_so() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 5})
+    loading = scene.coordinator.lead(0)
+    assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.list_groups().error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    loading.replay(scene.log[0])
+    loading.ready()
+    assert scene.committed() == {("t", 0): 5}
+    assert scene.coordinator.list_groups().error_code == Code.NONE
+
+
+def test_a_load_that_was_overtaken_has_no_effect() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 5})
+    overtaken = scene.coordinator.lead(0)
+    current = scene.coordinator.lead(0)
+    overtaken.replay(scene.log[0])
+    overtaken.ready()
+    assert not overtaken.wanted
+    assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    current.ready()
+    assert scene.committed() == {}
+
+
+def test_those_who_wait_hear_when_leadership_is_lost() -> None:
+    scene = Scene()
+    scene.stable(2)
+    joins = scene.join()
+    scene.coordinator.resign(0)
+    assert joins.reply.error_code == Code.NOT_COORDINATOR
+    scene.advance(1000)
+
+
+def test_a_commit_acknowledged_after_leadership_was_lost_is_answered() -> None:
+    scene = Scene(held=True)
+    waits = scene.commit({("t", 0): 5})
+    scene.coordinator.resign(0)
+    scene.acknowledge()
+    assert waits.answered
+
+
+@proves("R4")
+def test_members_and_offsets_go_on_under_the_next_coordinator() -> None:
+    scene = Scene()
+    members = scene.stable(3)
+    scene.commit({("t", n): n for n in range(3)}, members[0])
+    before = scene.coordinator.describe(GROUP)
+    scene.take_over()
+    assert scene.coordinator.describe(GROUP) == before
+    assert scene.committed() == {("t", n): n for n in range(3)}
+    for number, member in enumerate(members):
+        assert scene.beat(member) == Code.NONE
+        assert scene.sync(member).reply.assignment == b"%d" % number
+    scene.advance(SESSION_MS / 1000)
+    assert scene.state() == "Empty"
+
+
+@proves("R4")
+def test_an_emptied_group_is_empty_under_the_next_coordinator() -> None:
+    scene = Scene()
+    member = scene.stable(1)[0]
+    scene.coordinator.leave(GROUP, [Leaver(member.member_id)])
+    scene.take_over()
+    assert scene.state() == "Empty"
+    assert scene.join().reply.generation_id == 3
+
+
+def test_records_that_cannot_be_read_are_passed_over() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 5})
+    scene.log[0][:0] = [(b"", None), (b"\0\1\0\x05", b""), (b"\0\2\0\1g", b"\0\x63"), (b"\0\x09", b"new kind")]
+    scene.take_over()
+    assert scene.committed() == {("t", 0): 5}
+
+
+# Groups as a whole
+
+
+def test_groups_are_listed_and_described() -> None:
+    scene = Scene(partitions=5)
+    scene.stable(2)
+    scene.commit({("t", 0): 1}, group_id="simple")
+    scene.join(group_id="forming")
+    listed = {(one.group_id, one.protocol_type, one.group_state) for one in scene.coordinator.list_groups().groups}
+    assert listed == {
+        ("g", "consumer", "Stable"),
+        ("simple", "", "Empty"),
+        ("forming", "consumer", "CompletingRebalance"),
+    }
+    assert [one.group_id for one in scene.coordinator.list_groups(["stable"]).groups] == ["g"]
+    assert scene.coordinator.list_groups(types=["consumer"]).groups == ()
+    assert len(scene.coordinator.list_groups(types=["Classic"]).groups) == 3
+    assert scene.coordinator.states() == {"Stable": 1, "Empty": 1, "CompletingRebalance": 1}
+    described = scene.coordinator.describe(GROUP)
+    assert (described.group_state, described.protocol_type, described.protocol_data) == ("Stable", "consumer", "range")
+    assert [(one.client_id, one.member_metadata, one.member_assignment) for one in described.members] == [
+        ("c0", b"m", b"0"),
+        ("c1", b"m", b"1"),
+    ]
+    forming = scene.coordinator.describe("forming")
+    assert (forming.protocol_data, forming.members[0].member_metadata) == ("", b"")
+    assert scene.coordinator.describe("none").group_state == "Dead"
+
+
+def test_only_empty_groups_are_deleted_and_then_for_good() -> None:
+    scene = Scene()
+    member = scene.stable(1)[0]
+    scene.commit({("t", n): 1 for n in range(2500)}, member)
+    codes: list[int] = []
+    scene.coordinator.delete(GROUP, codes.append)
+    scene.coordinator.leave(GROUP, [Leaver(member.member_id)])
+    scene.coordinator.delete(GROUP, codes.append)
+    scene.coordinator.delete(GROUP, codes.append)
+    assert codes == [Code.NON_EMPTY_GROUP, Code.NONE, Code.GROUP_ID_NOT_FOUND]
+    scene.take_over()
+    assert scene.coordinator.list_groups().groups == ()
+    assert scene.committed() == {}
+
+
+def test_a_group_on_its_way_out_takes_nobody_in_and_comes_back_if_the_log_refuses() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    scene.held = True
+    codes: list[int] = []
+    scene.coordinator.delete(GROUP, codes.append)
+    assert scene.join().reply.error_code == Code.COORDINATOR_NOT_AVAILABLE
+    assert scene.commit({("t", 0): 2}).reply[0].error_code == Code.COORDINATOR_NOT_AVAILABLE
+    scene.acknowledge(Code.NOT_ENOUGH_REPLICAS)
+    assert codes == [Code.COORDINATOR_NOT_AVAILABLE]
+    assert scene.state() == "Empty"
+    assert scene.committed() == {("t", 0): 1}
+
+
+def test_a_commit_on_its_way_when_its_group_is_deleted_is_as_the_log_says() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    scene.held = True
+    late = scene.commit({("t", 1): 1})
+    scene.coordinator.delete(GROUP, lambda code: None)
+    scene.acknowledge()
+    assert late.reply[0].error_code == Code.NONE
+    before = scene.committed()
+    scene.take_over()
+    assert scene.committed() == before
+
+
+def test_offsets_are_deleted_unless_their_topic_is_subscribed() -> None:
+    scene = Scene()
+    member = subscribed_member(scene, "used")
+    scene.commit({("used", 0): 1, ("left", 0): 1, ("left", 1): 1}, member)
+    waiter: Waiter[OffsetDeleteReply] = Waiter()
+    scene.coordinator.delete_offsets(GROUP, [("used", 0), ("left", 0), ("none", 0)], waiter)
+    assert [one.error_code for one in waiter.reply.partitions] == [Code.GROUP_SUBSCRIBED_TO_TOPIC, Code.NONE, Code.NONE]
+    assert scene.committed() == {("used", 0): 1, ("left", 1): 1}
+    scene.take_over()
+    assert scene.committed() == {("used", 0): 1, ("left", 1): 1}
+
+
+def test_offsets_of_groups_that_are_not_consumers_are_deleted_only_when_empty() -> None:
+    scene = Scene()
+    joined = scene.join(kind="connect").reply
+    scene.sync(joined, {})
+    replies: list[OffsetDeleteReply] = []
+    scene.coordinator.delete_offsets(GROUP, [("t", 0)], replies.append)
+    scene.coordinator.delete_offsets("none", [("t", 0)], replies.append)
+    assert [reply.error_code for reply in replies] == [Code.NON_EMPTY_GROUP, Code.GROUP_ID_NOT_FOUND]
+
+
+def test_offsets_of_a_deleted_topic_are_dropped() -> None:
+    scene = Scene(partitions=3)
+    for name in ("a", "b", "c"):
+        scene.commit({("t", 0): 1, ("u", 0): 2}, group_id=name)
+    scene.coordinator.drop_topics({"t"})
+    scene.take_over()
+    assert [scene.committed(name) for name in ("a", "b", "c")] == [{("u", 0): 2}] * 3
+
+
+def test_lag_is_the_distance_from_the_commit_to_the_end() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 5, ("t", 1): 9, ("gone", 0): 1})
+    ends = {("t", 0): 12, ("t", 1): 8}
+    lags = list(scene.coordinator.lags(lambda topic, partition: ends.get((topic, partition))))
+    assert lags == [Lag(GROUP, "t", 0, 5, 7), Lag(GROUP, "t", 1, 9, 0)]
+
+
+# Expiry
+
+
+def test_offsets_of_a_group_without_members_expire_after_their_commit() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    scene.advance(RETENTION_SECONDS / 2)
+    scene.commit({("t", 1): 1})
+    scene.advance(RETENTION_SECONDS / 2 + CHECK_SECONDS)
+    assert scene.committed() == {("t", 1): 1}
+    assert scene.log[0][-1] == (encode_offset_key(OffsetKey(GROUP, "t", 0)), None)
+    scene.advance(RETENTION_SECONDS)
+    assert scene.coordinator.list_groups().groups == ()
+    scene.take_over()
+    assert scene.coordinator.list_groups().groups == ()
+
+
+def test_offsets_of_an_emptied_group_expire_after_it_became_empty() -> None:
+    scene = Scene()
+    member = scene.stable(1)[0]
+    scene.commit({("t", 0): 1}, member)
+    for _ in range(int(2 * RETENTION_SECONDS * 1000 / SESSION_MS / 100)):
+        scene.advance(SESSION_MS / 2000)
+        assert scene.beat(member) == Code.NONE
+    scene.coordinator.leave(GROUP, [Leaver(member.member_id)])
+    scene.take_over()
+    scene.advance(RETENTION_SECONDS - 1)
+    assert scene.committed() == {("t", 0): 1}
+    scene.advance(1 + CHECK_SECONDS)
+    assert scene.committed() == {}
+    assert scene.state() == "Dead"
+    scene.take_over()
+    assert scene.coordinator.list_groups().groups == ()
+
+
+def test_offsets_in_use_do_not_expire_and_those_left_behind_do() -> None:
+    scene = Scene(limits=replace(LIMITS, retention_ms=3_600_000))
+    member = subscribed_member(scene, "used")
+    scene.commit({("used", 0): 1, ("left", 0): 1}, member)
+    for _ in range(2 * 3600 // 5):
+        scene.advance(5)
+        assert scene.beat(member) == Code.NONE
+    assert scene.committed() == {("used", 0): 1}
+
+
+def test_a_client_may_say_how_long_its_offsets_are_kept() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1}, retention_ms=1000)
+    scene.commit({("t", 1): 1})
+    scene.advance(CHECK_SECONDS)
+    assert scene.committed() == {("t", 1): 1}
+
+
+def test_expiry_goes_through_many_groups_in_slices() -> None:
+    scene = Scene(limits=replace(LIMITS, expiry_check_ms=LIMITS.retention_ms), partitions=3)
+    for number in range(1200):
+        scene.commit({("t", 0): 1}, group_id=f"g{number}")
+    scene.advance(RETENTION_SECONDS)
+    assert scene.coordinator.list_groups().groups == ()
+
+
+def test_a_closed_coordinator_leaves_no_timer_with_work() -> None:
+    scene = Scene()
+    scene.stable(3)
+    scene.coordinator.close()
+    assert len(scene.coordinator._alarms) == 0
+
+
+def test_limits_come_from_the_settings() -> None:
+    settings = load(environment={"HEADRACE_GROUP_MAX_SIZE": "7", "HEADRACE_OFFSETS_RETENTION_MS": "8"})
+    limits = limits_from(settings)
+    assert (limits.group.max_size, limits.retention_ms, limits.groups_max) == (7, 8, 100_000)
