@@ -35,6 +35,8 @@ from headrace.errors import OperatorError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.http.server import HttpServer
+from headrace.http.services import HttpServices
 from headrace.kafka import listeners
 from headrace.kafka.group_log import GroupLog
 from headrace.kafka.producer_ids import ProducerIds
@@ -66,8 +68,6 @@ class Node:
         self, settings: BrokerSettings, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]
     ) -> None:
         self.settings = settings
-        self.started_ms = 0
-        self.ready = False
         self._loop = loop
         self._failed = failed
         self._broker_id: int = settings["node.id"]
@@ -76,11 +76,11 @@ class Node:
         self._tasks_under_way: set[asyncio.Task[None]] = set()
         self._ticker: Timer | None = None
         self.metrics = Metrics()
+        self.http: HttpServer | None = None
         self.clock = LoopClock(loop)
 
     async def start(self) -> None:
         settings = self.settings
-        tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
         self.disk = SystemDisk(self._loop, sync_helper=settings["sync.helper"])
         self.store = PartitionedStore(
             self.disk,
@@ -122,18 +122,54 @@ class Node:
             producer_ids=ProducerIds(self.coordination, prefix),
             spawn=self.spawn,
         )
-        self.server = KafkaServer(SocketNetwork(self._loop, settings["receive.buffer.total.bytes"]), self.services)
+        endpoints = self._listen()
+        http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
+        broker = Broker(self._broker_id, endpoints, secrets.token_hex(8), self.clock.wall_ms(), settings["rack"], http)
+        self.membership = Membership(self.coordination, prefix, self.clock, broker, self._failed)
+        await self.membership.start()
+        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
+
+    def _listen(self) -> dict[str, Endpoint]:
+        """Open all listeners; what clients are told of each."""
+        settings = self.settings
+        network = SocketNetwork(self._loop, settings["receive.buffer.total.bytes"])
+        tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
+        self.server = KafkaServer(network, self.services)
         endpoints = {}
         for spec in self._specs:
             real = self.server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
             told = spec.advertised or real
             endpoints[spec.name] = Endpoint(told.host, told.port or real.port)
-        self.started_ms = self.clock.wall_ms()
-        broker = Broker(self._broker_id, endpoints, secrets.token_hex(8), self.started_ms, settings["rack"])
-        self.membership = Membership(self.coordination, prefix, self.clock, broker, self._failed)
-        await self.membership.start()
-        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
-        self.ready = True
+        if settings["http.listen"] != "off":
+            address = listeners.parse_address(settings["http.listen"], "http.listen")
+            self.http = HttpServer(network, address, self._http_services())
+            self.http.start()
+        return endpoints
+
+    def _http_services(self) -> HttpServices:
+        return HttpServices(
+            settings=self.settings,
+            clock=self.clock,
+            disk=self.disk,
+            metrics=self.metrics,
+            broker_id=self._broker_id,
+            cluster_id=self.cluster_id,
+            partitions=self.partitions,
+            image=lambda: self.view.image,
+            ensure_topic=self.services.creation.ensure,
+            group_lags=lambda: self.groups.lags(self._end_offset),
+            ready=self._why_not_ready,
+            spawn=self.spawn,
+        )
+
+    def _end_offset(self, topic: str, index: int) -> int | None:
+        partition = self.partitions.find(topic, index)
+        return partition.high_watermark if partition is not None else None
+
+    def _why_not_ready(self) -> str | None:
+        if not hasattr(self, "membership") or not self.membership.standing:
+            return "the broker is not registered with the cluster"
+        return None
 
     def effective_settings(self) -> BrokerSettings:
         return effective(self.settings, self.view.image, self._broker_id)
@@ -195,16 +231,19 @@ class Node:
         self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
         self.store.tick()
         self.assignment.retry()
+        if self.http is not None:
+            self.http.close_idle()
 
     async def stop(self) -> None:
         """Take down what has been built, in reverse; safe at any point of a start that failed."""
-        self.ready = False
         if self._ticker is not None:
             self._ticker.cancel()
         if hasattr(self, "membership"):
             await self.membership.close()
         if hasattr(self, "server"):
             self.server.close()
+        if self.http is not None:
+            self.http.close()
         for task in list(self._tasks_under_way):
             task.cancel()
         if hasattr(self, "groups"):
@@ -257,6 +296,8 @@ def _say_ready(node: Node) -> None:
         ("kafka=" if name == listeners.DEFAULT_NAME else f"kafka.{name}=") + str(address)
         for name, address in node.addresses().items()
     ]
+    if node.http is not None:
+        where.append(f"http={node.http.address}")
     print("ready", *where, f"pid={os.getpid()}", flush=True)
     log.info("headrace %s on %s, cluster %s", __version__, socket.gethostname(), node.cluster_id)
 
