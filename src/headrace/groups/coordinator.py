@@ -317,16 +317,17 @@ class GroupCoordinator:
 
     def _expire_some(self, groups: list[tuple[Shard, Group]]) -> None:
         """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
+        retention_ms = self._limits().retention_ms
         for shard, group in groups[-GROUPS_PER_TURN:]:
             if not shard.gone and group.state is not State.DEAD:
-                self._expire_offsets(shard, group)
+                self._expire_offsets(shard, group, retention_ms)
         del groups[-GROUPS_PER_TURN:]
         if groups:
             self._clock.call_soon(partial(self._expire_some, groups))
 
-    def _expire_offsets(self, shard: Shard, group: Group) -> None:
+    def _expire_offsets(self, shard: Shard, group: Group, retention_ms: int) -> None:
         offsets = shard.offsets.of(group.group_id)
-        keys = expired(group, offsets, self._clock.wall_ms(), self._limits().retention_ms)
+        keys = expired(group, offsets, self._clock.wall_ms(), retention_ms)
         if len(keys) == len(offsets) and group.state is State.EMPTY and not group.roster.pending:
             self._bury(shard, group, _unheard)
         else:
