@@ -82,31 +82,15 @@ def decode(payload: View, header: BatchHeader) -> Columns:
     """
     if isinstance(payload, memoryview):
         payload = bytes(payload)
-    count = header.record_count
     end = len(payload)
-    if count < 0 or count > end // LEAST_RECORD_BYTES:
-        raise InvalidRecord(f"batch counts {count} records, which {end} bytes cannot hold")
+    _refuse_impossible(header, end)
+    count = header.record_count
+    last_delta = header.last_offset_delta
     base_offset = header.base_offset
     base_ms = header.base_timestamp_ms
     append_time = header.append_time
     append_ms = header.max_timestamp_ms
-    if not 0 <= base_offset < MOST or not -MOST < base_ms < MOST or not -MOST < append_ms < MOST:
-        raise InvalidRecord(
-            f"batch has base offset {base_offset} and timestamps {base_ms} to {append_ms}, out of range"
-        )
-    last_delta = header.last_offset_delta
-    found = Columns(
-        payload,
-        offsets=_zeros(count),
-        timestamps_ms=_zeros(count),
-        key_starts=_zeros(count),
-        key_lengths=_zeros(count),
-        value_starts=_zeros(count),
-        value_lengths=_zeros(count),
-        header_starts=_zeros(count),
-        header_counts=_zeros(count),
-        record_starts=_zeros(count + 1),
-    )
+    found = _empty_columns(payload, count)
     data = payload
     offsets = found.offsets
     timestamps_ms = found.timestamps_ms
@@ -152,6 +136,34 @@ def decode(payload: View, header: BatchHeader) -> Columns:
     if pos != end:
         raise InvalidRecord(f"{end - pos} bytes follow the last record of the batch at offset {base_offset}")
     return found
+
+
+def _refuse_impossible(header: BatchHeader, payload_bytes: int) -> None:
+    """What a header may claim: bounds the columns' memory, and keeps sums inside 64 bits."""
+    if not 0 <= header.record_count <= payload_bytes // LEAST_RECORD_BYTES:
+        raise InvalidRecord(f"batch counts {header.record_count} records, which {payload_bytes} bytes cannot hold")
+    if not 0 <= header.base_offset < MOST:
+        raise InvalidRecord(f"batch has base offset {header.base_offset}, out of range")
+    if not (-MOST < header.base_timestamp_ms < MOST and -MOST < header.max_timestamp_ms < MOST):
+        raise InvalidRecord(
+            f"batch at offset {header.base_offset} has timestamps from {header.base_timestamp_ms} to "
+            f"{header.max_timestamp_ms} ms, out of range"
+        )
+
+
+def _empty_columns(payload: Payload, count: int) -> Columns:
+    return Columns(
+        payload,
+        offsets=_zeros(count),
+        timestamps_ms=_zeros(count),
+        key_starts=_zeros(count),
+        key_lengths=_zeros(count),
+        value_starts=_zeros(count),
+        value_lengths=_zeros(count),
+        header_starts=_zeros(count),
+        header_counts=_zeros(count),
+        record_starts=_zeros(count + 1),
+    )
 
 
 def _zeros(count: int) -> array[int]:
