@@ -1,0 +1,171 @@
+"""Consumer groups of real clients: members that join, leave and die, and offsets that outlive them and the broker."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from brokers import Broker, wait_for
+from clients.conftest import MakeTopic, create_topic
+from clients.members import Member, wait_shared, wait_values
+from clients.records import Client, Record
+from proving import proves
+
+PARTITIONS = 4
+STRATEGIES = (
+    ("confluent-kafka", "range"),
+    ("confluent-kafka", "roundrobin"),
+    ("confluent-kafka", "cooperative-sticky"),
+    ("kafka-python", "range"),
+    ("kafka-python", "roundrobin"),
+    ("kafka-python", "sticky"),
+    ("kafka-python", "cooperative-sticky"),
+    ("aiokafka", "range"),
+    ("aiokafka", "roundrobin"),
+    ("aiokafka", "sticky"),
+    ("kafkajs", "its own round robin"),
+    ("kcat", "range"),
+)
+Join = Callable[..., Member]
+rounds = itertools.count()
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    """Start members that do not outlive the test."""
+    started: list[Member] = []
+
+    def start(client: str, broker: Broker, group: str, topic: str, **how: object) -> Member:
+        member = Member(client, broker, group, topic, **how)  # type: ignore[arg-type]
+        started.append(member)
+        return member
+
+    yield start
+    for member in started:
+        member.kill()
+
+
+def write(broker: Broker, writer: Client, topic: str, per_partition: int = 3) -> set[bytes]:
+    """Write a few records of their own to every partition."""
+    records = [
+        Record(b"%d-%d-%d" % (next(rounds), partition, n), partition=partition)
+        for partition in range(PARTITIONS)
+        for n in range(per_partition)
+    ]
+    writer.produce(broker.bootstrap, topic, records)
+    return {record.value for record in records if record.value is not None}
+
+
+def values_of(*members: Member) -> list[bytes]:
+    return sorted(value for member in members for _, _, value in member.records)
+
+
+@proves("G4")
+@pytest.mark.parametrize(("client", "strategy"), STRATEGIES)
+def test_members_join_leave_and_die(
+    broker: Broker, clients: dict[str, Client], topic: MakeTopic, join: Join, client: str, strategy: str
+) -> None:
+    target, group = topic(PARTITIONS), f"group-{uuid.uuid4()}"
+    writer = clients["confluent-kafka"]
+
+    first = join(client, broker, group, target, strategy=strategy)
+    wait_shared([first], PARTITIONS)
+    alone = write(broker, writer, target)
+    wait_values([first], alone)
+
+    second = join(client, broker, group, target, strategy=strategy)
+    wait_shared([first, second], PARTITIONS)
+    both = write(broker, writer, target)
+    wait_values([first, second], both)
+    for member in (first, second):
+        later = [(partition, value) for partition, _, value in member.records if value in both]
+        assert {partition for partition, _ in later} <= set(member.partitions)
+
+    second.kill()
+    wait_shared([first], PARTITIONS)
+    after_death = write(broker, writer, target)
+    wait_values([first], after_death)
+
+    first.leave()
+    third = join(client, broker, group, target, strategy=strategy)
+    wait_shared([third], PARTITIONS)
+    continued = write(broker, writer, target)
+    wait_values([third], continued)
+    if client != "kcat":
+        # kcat commits by interval, so a kill may repeat records; the others say a record only when it is committed.
+        assert values_of(first, second, third) == sorted(alone | both | after_death | continued)
+
+
+@proves("G4")
+def test_different_clients_share_one_group(
+    broker: Broker, clients: dict[str, Client], topic: MakeTopic, join: Join
+) -> None:
+    target, group = topic(PARTITIONS), f"group-{uuid.uuid4()}"
+    members = [
+        join(client, broker, group, target) for client in ("confluent-kafka", "kafka-python", "aiokafka", "kcat")
+    ]
+    wait_shared(members, PARTITIONS)
+    values = write(broker, clients["confluent-kafka"], target)
+    wait_values(members, values)
+    members.pop(0).leave()
+    wait_shared(members, PARTITIONS)
+
+
+@pytest.mark.parametrize("client", ["confluent-kafka", "kafka-python", "aiokafka"])
+def test_a_static_member_returns_without_a_rebalance(broker: Broker, topic: MakeTopic, join: Join, client: str) -> None:
+    target, group = topic(PARTITIONS), f"group-{uuid.uuid4()}"
+    staying = join(client, broker, group, target, instance="staying", session_ms=20_000)
+    returning = join(client, broker, group, target, instance="returning", session_ms=20_000)
+    wait_shared([staying, returning], PARTITIONS)
+    had, changes = returning.partitions, staying.changes
+    returning.kill()
+    returned = join(client, broker, group, target, instance="returning", session_ms=20_000)
+    wait_for("the same partitions again", lambda: returned.partitions == had)
+    assert staying.changes == changes
+
+
+def test_the_second_owner_of_an_instance_fences_the_first(broker: Broker, topic: MakeTopic, join: Join) -> None:
+    client = "confluent-kafka"
+    target, group = topic(PARTITIONS), f"group-{uuid.uuid4()}"
+    first = join(client, broker, group, target, instance="only")
+    wait_shared([first], PARTITIONS)
+    second = join(client, broker, group, target, instance="only")
+    wait_shared([second], PARTITIONS)
+    wait_for("the first to be told that it is fenced", lambda: first.fatal)
+
+
+@proves("R4")
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+def test_offsets_and_members_continue_after_a_restart(
+    fresh_broker: Callable[..., Broker], clients: dict[str, Client], join: Join, clean: bool
+) -> None:
+    """The members stay up: they find the broker again and go on where they were."""
+    broker = fresh_broker()
+    members = {}
+    before = {}
+    for client in ("confluent-kafka", "kafka-python", "aiokafka", "kafkajs"):
+        target = create_topic(broker, f"restarted-{client}", PARTITIONS)
+        members[client] = join(client, broker, f"group-{client}", target)
+        wait_shared([members[client]], PARTITIONS)
+        before[client] = write(broker, clients["confluent-kafka"], target)
+        wait_values([members[client]], before[client])
+    left = join("confluent-kafka", broker, "group-left", "restarted-confluent-kafka")
+    wait_values([left], before["confluent-kafka"])
+    left.leave()
+
+    broker.restart(clean)
+
+    for client, member in members.items():
+        after = write(broker, clients["confluent-kafka"], f"restarted-{client}")
+        wait_values([member], after)
+        assert values_of(member) == sorted(before[client] | after)
+    returned = join("confluent-kafka", broker, "group-left", "restarted-confluent-kafka")
+    wait_values([returned], after_of(members["confluent-kafka"], before["confluent-kafka"]))
+    assert not set(values_of(returned)) & before["confluent-kafka"]
+
+
+def after_of(member: Member, before: set[bytes]) -> set[bytes]:
+    return set(values_of(member)) - before
