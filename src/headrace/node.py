@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
 STOP_SECONDS: Final = 30.0
+GC_ALLOCATIONS: Final = 50_000
 
 
 class Node:
@@ -264,7 +265,6 @@ class Node:
 def run(settings: BrokerSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     logs.setup(settings["log.format"], settings["log.level"])
-    gc.freeze()
     return uvloop.run(_serve(settings))
 
 
@@ -281,6 +281,7 @@ async def _serve(settings: BrokerSettings) -> int:
     node = Node(settings, loop, stop)
     try:
         await node.start()
+        _quieten_collector()
         _say_ready(node)
         error = await stopping
         if error is not None:
@@ -288,6 +289,13 @@ async def _serve(settings: BrokerSettings) -> int:
     finally:
         await asyncio.wait_for(node.stop(), STOP_SECONDS)
     return 0 if error is None else 1
+
+
+def _quieten_collector() -> None:
+    """What stands after the start stands for good; looking through it again and again would only stop the loop."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS)
 
 
 def _say_ready(node: Node) -> None:

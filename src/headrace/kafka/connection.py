@@ -96,6 +96,7 @@ class Connection:
             self._metrics.protocol_errors += 1
             self._partitions.end_turn()
             self._receiving = False
+            self._send_ready()
             self.refuse(str(error))
             return end
         self._metrics.bytes_in += used
@@ -209,11 +210,10 @@ class Connection:
             channel.resume()
 
     def refuse(self, reason: str) -> None:
-        """End the connection: the peer cannot be answered in a way it would understand."""
+        """End the connection, after what is ready to leave: the peer cannot be answered in a way it would understand."""
         if self._channel is not None:
             log.warning("closing the connection from %s: %s", self.peer, reason)
-            channel = self._channel
-            channel.close() if not self._slots else channel.abort()
+            self._channel.close()
 
     def abort(self) -> None:
         if self._channel is not None:
