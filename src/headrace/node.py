@@ -31,7 +31,6 @@ from headrace.cluster.membership import Membership, settle_cluster_id
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import TopicLimits, Topics
 from headrace.cluster.view import ClusterView
-from headrace.errors import OperatorError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
@@ -78,6 +77,7 @@ class Node:
         self._ticker: Timer | None = None
         self.metrics = Metrics()
         self.http: HttpServer | None = None
+        self._effective: tuple[Image, BrokerSettings] | None = None
         self.clock = LoopClock(loop)
 
     async def start(self) -> None:
@@ -173,7 +173,14 @@ class Node:
         return None
 
     def effective_settings(self) -> BrokerSettings:
-        return effective(self.settings, self.view.image, self._broker_id)
+        """With what was altered while running; made anew only when the image has changed."""
+        image = self.view.image
+        if self._effective is None or self._effective[0] is not image:
+            self._effective = image, effective(self.settings, image, self._broker_id)
+        return self._effective[1]
+
+    def _follow_log_level(self, _old: Image, _new: Image) -> None:
+        logging.getLogger().setLevel(self.effective_settings()["log.level"].upper())
 
     def _limits(self) -> TopicLimits:
         settings = self.effective_settings()
@@ -200,6 +207,7 @@ class Node:
         )
         self.assignment.start(self.view.image)
         self.view.listen(self.assignment.follow)
+        self.view.listen(self._follow_log_level)
 
     def _serving(self, partition: Partition) -> None:
         where = partition.topic_partition
@@ -306,10 +314,6 @@ def _say_ready(node: Node) -> None:
     ]
     if node.http is not None:
         where.append(f"http={node.http.address}")
-    print("ready", *where, f"pid={os.getpid()}", flush=True)
+    sys.stdout.write(" ".join(("ready", *where, f"pid={os.getpid()}")) + "\n")
+    sys.stdout.flush()
     log.info("headrace %s on %s, cluster %s", __version__, socket.gethostname(), node.cluster_id)
-
-
-def fail(error: OperatorError) -> int:
-    print(f"headrace: {error}", file=sys.stderr)
-    return 1

@@ -210,7 +210,7 @@ class Connection:
             channel.resume()
 
     def refuse(self, reason: str) -> None:
-        """End the connection, after what is ready to leave: the peer cannot be answered in a way it would understand."""
+        """End the connection, after what is ready to leave: the peer cannot be answered in a way that it knows."""
         if self._channel is not None:
             log.warning("closing the connection from %s: %s", self.peer, reason)
             self._channel.close()
