@@ -22,8 +22,10 @@ from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
+from headrace.ports.disk import Disk
 from headrace.ports.network import Address
 from headrace.settings import load, log_settings
+from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
 from headrace.storage.store import PartitionedStore
 from headrace.system.clock import LoopClock
@@ -51,9 +53,11 @@ class Answer:
 
 
 class HttpPort:
-    """Topics are created by the test, or by a request when `auto_create` is set."""
+    """Topics are created by the test, or by a request when `auto_create` is set. With `faulty` the disk is the one in
+    memory, `port.faults`, that can be filled, damaged and cooled down."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, *, faulty: bool = False, **settings: object) -> None:
+        self._faulty = faulty
         self.auto_create = True
         self.unready: str | None = None
         self.lags: list[Lag] = []
@@ -71,7 +75,9 @@ class HttpPort:
 
     def _start(self) -> None:
         self.clock = LoopClock(self._loop)
-        self.disk = SystemDisk(self._loop, sync_helper=False)
+        self.faults = SimDisk(self.clock)
+        self.disk: Disk = self.faults if self._faulty else SystemDisk(self._loop, sync_helper=False)
+        self.disk.make_folder(str(self._folder))
         self.store = PartitionedStore(self.disk, self.clock, str(self._folder))
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, BROKER)

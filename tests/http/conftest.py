@@ -16,3 +16,11 @@ def port(tmp_path: Path) -> Iterator[HttpPort]:
     yield port
     port.close()
     assert port.failures == [], "something was raised on the loop"
+
+
+@pytest.fixture
+def faulty_port() -> Iterator[HttpPort]:
+    port = HttpPort(Path("/data"), faulty=True)
+    yield port
+    port.close()
+    assert port.failures == [], "something was raised on the loop"

@@ -107,7 +107,13 @@ def _table(heads: tuple[str, ...], rows: Iterable[Row], empty: str) -> str:
     rows = list(rows)
     if not rows:
         return f"<p>{empty}</p>"
-    parts = ["<table><thead><tr>", *(f"<th>{head}</th>" for head in heads), "</tr></thead><tbody>"]
+    numeric = [isinstance(cell, int) for cell in rows[0]]
+    parts = ["<table><thead><tr>"]
+    parts += [
+        f'<th class="n">{head}</th>' if right else f"<th>{head}</th>"
+        for head, right in zip(heads, numeric, strict=True)
+    ]
+    parts.append("</tr></thead><tbody>")
     for row in rows[:ROWS_MAX]:
         parts.append("<tr>")
         parts += [
