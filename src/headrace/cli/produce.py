@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import click
@@ -23,6 +25,7 @@ from headrace.records.record import Header
 ACKS: Final = {"0": 0, "1": 1, "-1": -1, "all": -1}
 PROGRESS_SECONDS: Final = 0.5
 REASONS_SHOWN: Final = 5
+EXIT_INTERRUPTED: Final = 130
 
 
 @click.command()
@@ -65,16 +68,12 @@ def produce(
     producer = Producer(cluster, topic, acks=ACKS[acks], codec=Codec[compression.upper()])
     fixed: list[Header] = [(name, value.encode()) for name, value in pairs(headers, "--header").items()]
     intake = _Intake(producer, fixed, partition, key_separator.encode() if key_separator else None, json_lines)
-    descriptor = _open(path)
-    interrupted = False
-    try:
-        intake.run(descriptor, linger / 1000)
-    except KeyboardInterrupt:
-        interrupted = True
+    signal.signal(signal.SIGINT, intake.interrupt)
+    intake.run(_open(path), linger / 1000)
     producer.flush()
     _report(producer, as_json)
-    if interrupted:
-        return 130
+    if intake.interrupted:
+        return EXIT_INTERRUPTED
     return 1 if producer.failed else 0
 
 
@@ -103,12 +102,23 @@ class _Intake:
         self._partition = partition
         self._key_separator = key_separator
         self._json_lines = json_lines
+        self.interrupted = False
+        self._waiting = False
         self._line_number = 0
         self._progress_due = time.monotonic() + PROGRESS_SECONDS
         self._shows_progress = sys.stderr.isatty() and not sys.stdin.isatty()
 
+    def interrupt(self, *_: object) -> None:
+        """Ctrl-C: take no more lines, but send those that were taken. A second one ends it at once."""
+        waiting, self._waiting = self._waiting, False
+        if waiting or self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        self.interrupted = True
+
     def run(self, descriptor: int, linger_seconds: float) -> None:
-        for lines in read_lines(descriptor, linger_seconds):
+        chunks = read_lines(descriptor, linger_seconds)
+        while (lines := self._next_lines(chunks)) is not None:
             if not lines:
                 self._producer.flush()
             for line in lines:
@@ -116,6 +126,18 @@ class _Intake:
             self._show_progress()
         if self._shows_progress:
             click.echo("\r\x1b[K", nl=False, err=True)
+
+    def _next_lines(self, chunks: Iterator[list[bytes]]) -> list[bytes] | None:
+        """The next lines; None at the end of input and after ctrl-C."""
+        if self.interrupted:
+            return None
+        try:
+            self._waiting = True
+            lines = next(chunks, None)
+            self._waiting = False
+            return lines
+        except KeyboardInterrupt:
+            return None
 
     def _add(self, line: bytes) -> None:
         self._line_number += 1
