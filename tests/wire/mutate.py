@@ -55,6 +55,7 @@ class Mutator:
             self._repeat,
             self._overwrite,
             self._nudge,
+            self._stretch_varint,
         )
 
     def body(self, valid: bytes) -> bytes:
@@ -118,3 +119,9 @@ class Mutator:
         if data:
             place = self._rng.randrange(len(data))
             data[place] = (data[place] + self._rng.choice((-1, 1))) & 0xFF
+
+    def _stretch_varint(self, data: bytearray) -> None:
+        """Write a byte as a varint of more bytes than it needs: where it was one, the value stays the same."""
+        if data:
+            place = self._rng.randrange(len(data))
+            data[place : place + 1] = bytes((data[place] | 0x80,)) + b"\x80" * self._rng.randrange(3) + b"\0"

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,10 @@ from headrace.errors import ProtocolError
 from headrace.wire import codec, fetch, frames, header, produce
 from headrace.wire.api import API, FETCH, METADATA, PRODUCE
 from headrace.wire.decoder import compile_decoder
+from headrace.wire.message import Message
 from headrace.wire.schema import Direction
 from proving import proves
+from wire import fast_paths
 from wire.mutate import Mutator
 from wire.samples import valid_bodies, valid_request_frames
 
@@ -119,27 +120,40 @@ def decode_frame(frame: bytes) -> tuple[int, int]:
     api = API.get(head.api_key)
     if api is None or not api.serves(head.version):
         raise NotServed
-    fast = {PRODUCE: produce.decode, FETCH: fetch.decode}.get(api.key)
-    if fast is not None:
-        compare_with_fast_path(fast, api.key, head.version, content, head.body)
+    if api.key == PRODUCE:
+        compare_with_fast_path(api.key, head.version, content, head.body, produce.decode, fast_paths.produce_of)
+    elif api.key == FETCH:
+        compare_with_fast_path(api.key, head.version, content, head.body, fetch.decode, fast_paths.fetch_of)
     else:
         codec.decode_request(api.key, head.version, content, head.body)
     return api.key, head.version
 
 
-def compare_with_fast_path(fast: Callable[..., Any], api_key: int, version: int, content: memoryview, pos: int) -> None:
-    judged = refusal_of(lambda: codec.decode_request(api_key, version, content, pos))
-    assert refusal_of(lambda: fast(version, content, pos, len(content))) == judged
-    if judged is not None:
-        raise ProtocolError(judged)
+def compare_with_fast_path(
+    api_key: int,
+    version: int,
+    content: memoryview,
+    pos: int,
+    fast: Callable[[int, memoryview, int, int], object],
+    expected: Callable[[Message, int], object],
+) -> None:
+    """Both must refuse with the same words, or both decode the same; raises what they refuse with."""
+    judged = outcome(lambda: expected(codec.decode_request(api_key, version, content, pos), version))
+    assert outcome(lambda: fast(version, content, pos, len(content))) == judged
+    if isinstance(judged, Refusal):
+        raise ProtocolError(judged.reason)
 
 
-def refusal_of(decode: Callable[[], object]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    reason: str
+
+
+def outcome(decode: Callable[[], object]) -> object:
     try:
-        decode()
+        return decode()
     except ProtocolError as refusal:
-        return str(refusal)
-    return None
+        return Refusal(str(refusal))
 
 
 def request_mutants(count: int, seed: int) -> Iterator[tuple[tuple[int, int], bytes]]:

@@ -14,7 +14,7 @@ from headrace.wire.api import FETCH
 from headrace.wire.decoder import MAX_ELEMENTS
 from headrace.wire.message import Message
 from proving import proves
-from wire import tokens
+from wire import fast_paths, tokens
 
 each_version = pytest.mark.parametrize("version", range(fetch.MIN_VERSION, fetch.MAX_VERSION + 1))
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -53,32 +53,6 @@ requests = st.builds(
 )
 
 
-def expected(message: Message, version: int) -> fetch.FetchRequest:
-    """The request that a decoded message stands for."""
-
-    def key(topic: Message) -> tuple[str | None, bytes | None]:
-        return (None, topic.topic_id) if version >= 13 else (topic.topic, None)
-
-    def row(p: Message) -> fetch.RequestPartition:
-        start = p.log_start_offset
-        return (
-            p.partition, p.current_leader_epoch, p.fetch_offset, p.last_fetched_epoch, start, p.partition_max_bytes
-        )  # fmt: skip
-
-    return fetch.FetchRequest(
-        message.replica_state.replica_id if version >= 15 else message.replica_id,
-        message.max_wait_ms,
-        message.min_bytes,
-        message.max_bytes,
-        message.isolation_level,
-        message.session_id,
-        message.session_epoch,
-        [(*key(topic), [row(p) for p in topic.partitions]) for topic in message.topics],
-        [(*key(topic), topic.partitions) for topic in message.forgotten_topics_data],
-        message.rack_id,
-    )
-
-
 @proves("G4")
 @each_version
 @settings(max_examples=25, deadline=None, database=None)
@@ -87,7 +61,7 @@ def test_requests_decode_as_by_the_compiled_codec(version: int, message: Message
     body = codec.encode_request(FETCH, version, message)
     decoded = codec.decode_request(FETCH, version, memoryview(body))
     request = fetch.decode(version, memoryview(before + body + after), len(before), len(before) + len(body))
-    assert request == expected(decoded, version)
+    assert request == fast_paths.fetch_of(decoded, version)
 
 
 @each_version

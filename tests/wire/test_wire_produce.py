@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from headrace.wire.api import PRODUCE
 from headrace.wire.decoder import MAX_ELEMENTS
 from headrace.wire.message import Message
 from proving import proves
-from wire import tokens
+from wire import fast_paths, tokens
 
 each_version = pytest.mark.parametrize("version", range(produce.MIN_VERSION, produce.MAX_VERSION + 1))
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -49,18 +47,6 @@ responses = st.lists(
 )
 
 
-def as_message(request: produce.ProduceRequest, version: int) -> Message:
-    topics = []
-    for name, topic_id, partitions in request.topics:
-        key: dict[str, Any] = {"topic_id": topic_id} if version >= 13 else {"name": name}
-        assert (topic_id is None) == (version < 13)
-        assert (name is None) == (version >= 13)
-        topics.append(Message(**key, partition_data=[Message(index=i, records=r) for i, r in partitions]))
-    return Message(
-        transactional_id=request.transactional_id, acks=request.acks, timeout_ms=request.timeout_ms, topic_data=topics
-    )
-
-
 @proves("G4")
 @each_version
 @settings(max_examples=25, deadline=None, database=None)
@@ -69,7 +55,7 @@ def test_requests_decode_as_by_the_compiled_codec(version: int, message: Message
     body = codec.encode_request(PRODUCE, version, message)
     view = memoryview(before + body + after)
     request = produce.decode(version, view, len(before), len(before) + len(body))
-    assert as_message(request, version) == codec.decode_request(PRODUCE, version, memoryview(body))
+    assert request == fast_paths.produce_of(codec.decode_request(PRODUCE, version, memoryview(body)), version)
     for _, _, partitions in request.topics:
         assert all(piece is None or piece.obj is view.obj for _, piece in partitions)
 
@@ -98,6 +84,17 @@ def test_unknown_tags_are_skipped(version: int) -> None:
     body = b"\x00\x00\x01\x00\x00\x00\x05\x02" + topic + b"\x02\x00\x00\x00\x07\x03rr" + tags * 3
     request = produce.decode(version, memoryview(body), 0, len(body))
     assert [(index, bytes(piece or b"")) for index, piece in request.topics[0][2]] == [(7, b"rr")]
+
+
+@pytest.mark.parametrize("version", range(9, produce.MAX_VERSION + 1))
+@pytest.mark.parametrize("null_id", [b"\0", b"\x80\0", b"\x80\x80\0"])
+@pytest.mark.parametrize("null_records", [b"\0", b"\x80\0", b"\x80\x80\0"])
+def test_nulls_in_more_bytes_than_they_need_are_nulls(version: int, null_id: bytes, null_records: bytes) -> None:
+    topic = bytes(16) if version >= 13 else b"\x02t"
+    body = null_id + b"\0\1\0\0\0\5\x02" + topic + b"\x02\0\0\0\7" + null_records + b"\0\0\0"
+    request = produce.decode(version, memoryview(body), 0, len(body))
+    assert (request.transactional_id, request.topics[0][2]) == (None, [(7, None)])
+    assert request == fast_paths.produce_of(codec.decode_request(PRODUCE, version, memoryview(body)), version)
 
 
 @each_version

@@ -98,10 +98,12 @@ def _decode_lone(by_id: bool, view: memoryview, pos: int, end: int) -> ProduceRe
         name = str(view[pos:stop], "utf-8")
         topic_id = None
         partitions, index, length = _lone_partition(view, stop)
-    if id_length or topics != 2 or partitions != 2 or length == 0:
+    if id_length or topics != 2 or partitions != 2:
         return None
     if length > 127:
         length, start = read_uvarint(view, start - 1)
+    if length == 0:
+        return None
     stop = start + length - 1
     # The tags of partition, topic and request, all empty, are the last three bytes.
     if stop + 3 != end or view[stop] or view[stop + 1] or view[stop + 2]:
@@ -116,10 +118,12 @@ def _decode_flexible(by_id: bool, view: memoryview, pos: int, end: int) -> Produ
     pos += 8
     if id_length:
         id_length, pos = read_uvarint(view, pos - 8)
-        stop = pos + id_length - 1
+        # A null may be written in more bytes than it needs.
+        stop = pos + max(0, id_length - 1)
         if stop > end:
             raise too_long(id_length - 1, end - pos)
-        transactional_id = str(view[pos:stop], "utf-8")
+        if id_length:
+            transactional_id = str(view[pos:stop], "utf-8")
         acks, timeout_ms, count = _compact_acks_timeout_count(view, stop)
         pos = stop + 7
     if count > 127:
