@@ -43,9 +43,9 @@ def serve(
     if print_config:
         _print_config(effective, as_json)
         return 0
-    from headrace import node
+    from headrace.node import run
 
-    return node.run(effective)
+    return run(effective)
 
 
 def _print_config(effective: settings.BrokerSettings, as_json: bool) -> None:

@@ -1,0 +1,261 @@
+"""`headrace log`: a data folder read offline. Nothing in it is changed, and no broker is needed.
+
+Exit code 0: whole. 1: not whole, with a line for every problem: file, byte, offset, reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import click
+
+from headrace.cli.formats import format_json
+from headrace.cli.output import format_bytes, show_json, show_table
+from headrace.cli.times import format_time_ms
+from headrace.errors import DataFolderError, HeadraceError
+from headrace.records import kernel
+from headrace.records.codecs import Codec
+from headrace.storage import folder
+from headrace.storage.log import TopicPartition
+from headrace.storage.verify import DumpedBatch, PartitionReport, Problem, inspect_folder
+from headrace.storage.verify import dump as dump_batches
+from headrace.storage.verify import verify as verify_partitions
+from headrace.system.disk import SystemDisk
+
+LOG_ENDING: Final = ".log"
+_DUMP_LINE: Final = "{:<24} {:>12} {:>12} {:>8} {:>10} {:<7} {:<24} {:>8} {}"
+
+
+def _selection(command: click.decorators.FC) -> click.decorators.FC:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--partition", type=click.IntRange(0), help="Only this partition."),
+        click.option("--topic", help="Only this topic."),
+        click.argument("data", metavar="DIR"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def log() -> None:
+    """Read a data folder offline: what is in it, and is it whole."""
+
+
+@log.command()
+@_selection
+def verify(data: str, topic: str | None, partition: int | None, as_json: bool) -> int:
+    """Check every byte of the data folder DIR and say what is not as it should be."""
+    disk, data = _open(data)
+    whole_folder = inspect_folder(disk, data)
+    _warn_of_broker(whole_folder.holder)
+    problems = list(whole_folder.problems)
+    reports = []
+    chosen = _choose(disk, data, topic, partition)
+    for report in _with_progress(verify_partitions(disk, data), data):
+        if report.topic_partition in chosen:
+            reports.append(report)
+            problems += report.problems
+    if as_json:
+        show_json(
+            {
+                "whole": not problems,
+                "set_aside": list(whole_folder.strays),
+                "partitions": [_partition_row(report) for report in reports],
+                "problems": [_problem_row(problem) for problem in problems],
+            }
+        )
+    else:
+        _show_verified(data, reports, whole_folder.strays, problems)
+    return 1 if problems else 0
+
+
+def _show_verified(data: str, reports: list[PartitionReport], strays: Iterable[str], problems: list[Problem]) -> None:
+    rows = [
+        {
+            "partition": str(report.topic_partition),
+            "segment": os.path.basename(segment.path),
+            "first": segment.base_offset,
+            "next": segment.next_offset,
+            "batches": segment.batches,
+            "records": segment.records,
+            "bytes": segment.size_bytes,
+            "compacted": segment.compacted,
+        }
+        for report in reports
+        for segment in report.segments
+    ]
+    if rows:
+        show_table(rows, ("partition", "segment", "first", "next", "batches", "records", "bytes", "compacted"))
+    for stray in strays:
+        click.echo(f"set aside, not checked: {stray}")
+    for problem in problems:
+        click.echo(str(problem))
+    size = format_bytes(sum(report.size_bytes for report in reports))
+    content = f"{len(reports)} partitions, {len(rows)} segments, {sum(r.records for r in reports)} records, {size}"
+    click.echo(f"{data} is {'whole' if not problems else f'NOT whole, problems: {len(problems)}'}; {content}")
+
+
+def _partition_row(report: PartitionReport) -> dict[str, Any]:
+    return {
+        "topic": report.topic_partition.topic,
+        "partition": report.topic_partition.partition,
+        "topic_id": report.topic_id.hex() if report.topic_id else None,
+        "start": report.start_offset,
+        "end": report.end_offset,
+        "segments": [
+            {
+                "path": segment.path,
+                "first": segment.base_offset,
+                "next": segment.next_offset,
+                "batches": segment.batches,
+                "records": segment.records,
+                "bytes": segment.size_bytes,
+                "compacted": segment.compacted,
+            }
+            for segment in report.segments
+        ],
+    }
+
+
+def _problem_row(problem: Problem) -> dict[str, Any]:
+    return {"path": problem.path, "position": problem.position, "offset": problem.offset, "what": problem.what}
+
+
+@log.command()
+@_selection
+@click.option("--records", "with_records", is_flag=True, help="Print the records of each batch, as JSON lines.")
+def dump(data: str, topic: str | None, partition: int | None, as_json: bool, with_records: bool) -> int:
+    """Print every batch in the data folder DIR, one a line; with --json one object a line."""
+    disk, data = _open(data)
+    _warn_of_broker(folder.holder(disk, data))
+    chosen = _choose(disk, data, topic, partition)
+    if not as_json:
+        columns = ("PARTITION", "FIRST", "LAST", "RECORDS", "BYTES", "CODEC", "TIMESTAMP", "PRODUCER", "PLACE")
+        click.echo(_DUMP_LINE.format(*columns))
+    broken = 0
+    for topic_partition in chosen:
+        for found in dump_batches(disk, data, topic_partition):
+            if isinstance(found, Problem):
+                broken += 1
+                click.echo(json.dumps({"problem": _problem_row(found)}) if as_json else str(found))
+                continue
+            click.echo(json.dumps(_batch_row(found)) if as_json else _batch_line(found))
+            if with_records:
+                broken += _print_records(disk, found)
+    return 1 if broken else 0
+
+
+def _batch_row(found: DumpedBatch) -> dict[str, Any]:
+    header = found.header
+    return {
+        "topic": found.topic_partition.topic,
+        "partition": found.topic_partition.partition,
+        "first": header.base_offset,
+        "last": header.last_offset,
+        "records": header.record_count,
+        "bytes": header.size_bytes,
+        "codec": _codec_name(header.codec),
+        "epoch": header.leader_epoch,
+        "max_timestamp": header.max_timestamp_ms,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "sequence": header.base_sequence,
+        "control": header.is_control,
+        "path": found.path,
+        "position": found.position,
+    }
+
+
+def _batch_line(found: DumpedBatch) -> str:
+    header = found.header
+    return _DUMP_LINE.format(
+        str(found.topic_partition),
+        header.base_offset,
+        header.last_offset,
+        header.record_count,
+        header.size_bytes,
+        _codec_name(header.codec),
+        format_time_ms(header.max_timestamp_ms),
+        header.producer_id if header.producer_id >= 0 else "-",
+        f"{os.path.basename(found.path)}:{found.position}",
+    )
+
+
+def _codec_name(codec: int) -> str:
+    return Codec(codec).name.lower() if codec in Codec._value2member_map_ else f"codec {codec}"
+
+
+def _print_records(disk: SystemDisk, found: DumpedBatch) -> int:
+    """Print the records of a batch; 1 if they do not unpack."""
+    file = disk.open(found.path)
+    try:
+        records = kernel.records(file.pread(found.header.size_bytes, found.position))
+    except HeadraceError as error:
+        click.echo(f"{found.path} at byte {found.position}, offset {found.header.base_offset}: {error}")
+        return 1
+    finally:
+        file.close()
+    where = found.topic_partition
+    sys.stdout.buffer.write(b"".join([format_json(where.topic, where.partition, record) for record in records]))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _open(data: str) -> tuple[SystemDisk, str]:
+    """The disk, and the folder's absolute path; DataFolderError if it is none of ours."""
+    disk, path = SystemDisk(), os.path.abspath(data)
+    if not os.path.isdir(path):
+        raise DataFolderError(f"there is no folder {path}")
+    if not disk.exists(f"{path}/{folder.LOCK_FILE}"):
+        raise DataFolderError(
+            f"{path} is not the data folder of a broker; it is what `headrace serve --data` was given"
+        )
+    return disk, path
+
+
+def _choose(disk: SystemDisk, data: str, topic: str | None, partition: int | None) -> dict[TopicPartition, str]:
+    chosen = {
+        found: path
+        for found, path in folder.partitions(disk, data)
+        if topic in (None, found.topic) and partition in (None, found.partition)
+    }
+    if not chosen and (topic is not None or partition is not None):
+        raise DataFolderError(f"{data} holds no such partition")
+    return chosen
+
+
+def _warn_of_broker(holder: str | None) -> None:
+    if holder is not None:
+        click.echo(
+            f"headrace: a broker (process {holder}) runs on this folder; its newest batches may look torn", err=True
+        )
+
+
+def _with_progress(reports: Iterator[PartitionReport], data: str) -> Iterator[PartitionReport]:
+    """The same reports, with a bar on the terminal that follows them."""
+    if not sys.stderr.isatty():
+        yield from reports
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verifying", total=_log_bytes(data))
+        for report in reports:
+            progress.update(task, advance=report.size_bytes, description=str(report.topic_partition))
+            yield report
+
+
+def _log_bytes(data: str) -> int:
+    return sum(
+        os.path.getsize(os.path.join(path, name))
+        for path, _, names in os.walk(data)
+        for name in names
+        if name.endswith(LOG_ENDING)
+    )

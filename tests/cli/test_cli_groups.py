@@ -1,0 +1,118 @@
+"""`headrace group` against a broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from brokers import wait_for
+from cli.conftest import Run, Running
+
+MakeTopic = Callable[..., str]
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def group(run: Run, topic: MakeTopic) -> tuple[str, str]:
+    """A topic of two partitions with three records in each, and a group that has read all."""
+    name = topic(2)
+    for partition in ("0", "1"):
+        run("produce", name, "--partition", partition, stdin="a\nb\nc\n")
+    group_id = f"group-of-{name}"
+    assert len(run("consume", name, "--group", group_id).stdout.split()) == 6
+    return group_id, name
+
+
+def described(run: Run, group_id: str) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(run("group", "describe", group_id, "--json").stdout)
+    return shown
+
+
+def committed(run: Run, group_id: str) -> list[int]:
+    return [row["committed"] for row in described(run, group_id)["partitions"]]
+
+
+def test_groups_are_listed_and_their_lag_is_shown(run: Run, group: tuple[str, str]) -> None:
+    group_id, name = group
+    listed = {row["group"]: row["state"] for row in json.loads(run("group", "list", "--json").stdout)}
+    assert listed[group_id] == "Empty"
+    assert [group_id, "Empty", "consumer"] in [line.split() for line in run("group", "list").stdout.splitlines()]
+    run("produce", name, "--partition", "1", stdin="d\ne\n")
+    rows = described(run, group_id)["partitions"]
+    assert [(row["committed"], row["end"], row["lag"]) for row in rows] == [(3, 3, 0), (3, 5, 2)]
+    lines = run("group", "describe", group_id).stdout.splitlines()
+    assert lines[0] == f"group {group_id}, Empty, assignor -, lag 2"
+    assert lines[-1].split() == [name, "1", "3", "5", "2", "-"]
+
+
+def test_members_are_shown_and_protect_the_group(run: Run, start: Start, group: tuple[str, str]) -> None:
+    group_id, name = group
+    member = start("consume", name, "--group", group_id, "--follow")
+    run("produce", name, "--partition", "0", stdin="hello\n")
+    assert member.lines(1) == ["hello"]
+    shown = described(run, group_id)
+    assert (shown["state"], shown["assignor"]) == ("Stable", "range")
+    assert [m["partitions"] for m in shown["members"]] == [2]
+    assert {row["member"] for row in shown["partitions"]} == {shown["members"][0]["member"]}
+    assert "stop its consumers first" in run("group", "reset", group_id, "--to", "earliest", exit_code=1).stderr
+    assert "stop its consumers first" in run("group", "delete", group_id, exit_code=1).stderr
+    code, _ = member.interrupt()
+    assert code == 130
+    assert committed(run, group_id) == [4, 3], "what was printed is committed on the way out"
+    assert described(run, group_id)["members"] == []
+
+
+def test_two_members_share_a_topic(run: Run, start: Start, topic: MakeTopic) -> None:
+    name = topic(2)
+    group_id = f"group-of-{name}"
+    members = [start("consume", name, "--group", group_id, "--follow") for _ in range(2)]
+    wait_for("both members", lambda: [m["partitions"] for m in settled(run, group_id)] == [1, 1])
+    for partition in ("0", "1"):
+        run("produce", name, "--partition", partition, stdin="x\n")
+    assert [member.lines(1) for member in members] == [["x"], ["x"]]
+
+
+def settled(run: Run, group_id: str) -> list[dict[str, Any]]:
+    try:
+        shown = described(run, group_id)
+    except AssertionError:
+        return []  # Neither has joined yet.
+    return list(shown["members"]) if shown["state"] == "Stable" else []
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("earliest", [0, 0]), ("latest", [3, 3]), ("2", [2, 2]), ("99", [3, 3]), ("1h ago", [0, 0]), ("now", [3, 3])],
+)
+def test_a_group_is_reset_to_a_place_or_a_time(
+    run: Run, group: tuple[str, str], target: str, expected: list[int]
+) -> None:
+    group_id, name = group
+    shown = json.loads(run("group", "reset", group_id, "--to", target, "--dry-run", "--json").stdout)
+    assert shown["partitions"] == [
+        {"topic": name, "partition": n, "committed": 3, "new": expected[n]} for n in range(2)
+    ]
+    assert committed(run, group_id) == [3, 3], "a dry run changes nothing"
+    run("group", "reset", group_id, "--to", target)
+    assert committed(run, group_id) == expected
+
+
+def test_only_what_is_named_is_reset(run: Run, group: tuple[str, str]) -> None:
+    group_id, name = group
+    run("group", "reset", group_id, "--to", "1", "--topic", name, "--partition", "1")
+    assert committed(run, group_id) == [3, 1]
+    fresh = f"fresh-{group_id}"
+    assert "--topic" in run("group", "reset", fresh, "--to", "latest", exit_code=1).stderr
+    run("group", "reset", fresh, "--to", "latest", "--topic", name)
+    assert committed(run, fresh) == [3, 3]
+    run("group", "reset", fresh, "--to", "nonsense", exit_code=2)
+
+
+def test_a_group_is_deleted(run: Run, group: tuple[str, str]) -> None:
+    group_id, _ = group
+    assert run("group", "delete", group_id).stdout == f"deleted group {group_id}\n"
+    assert "there is no such group" in run("group", "describe", group_id, exit_code=1).stderr
+    assert "there is no such group" in run("group", "delete", group_id, exit_code=1).stderr

@@ -1,0 +1,88 @@
+"""`headrace log` on a folder that a broker has left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from brokers import Broker
+from cli.conftest import Run, run_command
+from proving import proves
+
+FreshBroker = Callable[..., Broker]
+
+
+@pytest.fixture
+def data(fresh_broker: FreshBroker, request: pytest.FixtureRequest) -> Path:
+    """The folder of a stopped broker with two topics."""
+    if request.config.getoption("--apache-kafka"):
+        pytest.skip("Apache Kafka's folders are not read")
+    broker = fresh_broker()
+
+    def run(*arguments: str, stdin: str = "") -> None:
+        run_command(*arguments, bootstrap=broker.bootstrap, stdin=stdin)
+
+    run("topic", "create", "orders", "--partitions", "2", "--config", "segment.bytes=4096")
+    run("topic", "create", "other")
+    for n in range(5):
+        run(
+            "produce",
+            "orders",
+            "--partition",
+            "1",
+            "--compression",
+            "none",
+            stdin=f"{n}-first {'x' * 1500}\n{n}-second\n",
+        )
+    run("produce", "other", "--key-separator", ":", "--header", "h=v", stdin="k:v\n")
+    broker.stop()
+    return broker.data
+
+
+def test_a_whole_folder_is_said_to_be_whole(alone: Run, data: Path) -> None:
+    shown = json.loads(alone("log", "verify", str(data), "--json").stdout)
+    assert (shown["whole"], shown["problems"], shown["set_aside"]) == (True, [], [])
+    orders = next(p for p in shown["partitions"] if (p["topic"], p["partition"]) == ("orders", 1))
+    assert (orders["start"], orders["end"]) == (0, 10)
+    assert sum(segment["records"] for segment in orders["segments"]) == 10
+    assert len(orders["segments"]) > 1
+    text = alone("log", "verify", str(data), "--topic", "orders").stdout.splitlines()
+    assert text[0].split() == ["PARTITION", "SEGMENT", "FIRST", "NEXT", "BATCHES", "RECORDS", "BYTES", "COMPACTED"]
+    assert "orders-1" in text[-2]
+    assert " is whole; 2 partitions" in text[-1]
+
+
+@proves("J1")
+def test_a_flipped_byte_is_named_with_file_place_and_offset(alone: Run, data: Path) -> None:
+    log = sorted((data / "orders" / "orders-1").glob("*.log"))[0]
+    content = bytearray(log.read_bytes())
+    content[200] ^= 0x10
+    log.write_bytes(content)
+    done = alone("log", "verify", str(data), exit_code=1)
+    assert "NOT whole" in done.stdout.splitlines()[-1]
+    shown = json.loads(alone("log", "verify", str(data), "--json", exit_code=1).stdout)
+    problem = shown["problems"][0]
+    assert (problem["path"], problem["position"], problem["offset"]) == (str(log), 0, 0)
+    assert "CRC" in problem["what"]
+    assert f"{log} at byte 0, offset 0: " in alone("log", "dump", str(data), exit_code=1).stdout
+
+
+def test_batches_and_records_are_dumped(alone: Run, data: Path) -> None:
+    only = (str(data), "--topic", "other", "--partition", "0")
+    rows = [json.loads(line) for line in alone("log", "dump", *only, "--json", "--records").stdout.splitlines()]
+    batch, record = rows
+    assert (batch["first"], batch["last"], batch["records"], batch["codec"]) == (0, 0, 1, "none")
+    assert (record["key"], record["value"]) == ("k", "v")
+    assert record["headers"] == [{"name": "h", "value": "v"}]
+    lines = alone("log", "dump", str(data), "--topic", "orders").stdout.splitlines()
+    assert lines[0].split()[:3] == ["PARTITION", "FIRST", "LAST"]
+    assert [line.split()[:3] for line in lines[1:]] == [["orders-1", str(n), str(n + 1)] for n in range(0, 10, 2)]
+
+
+def test_what_is_no_data_folder_is_refused(alone: Run, data: Path, tmp_path: Path) -> None:
+    assert "there is no folder" in alone("log", "verify", str(tmp_path / "nothing"), exit_code=1).stderr
+    assert "is not the data folder of a broker" in alone("log", "dump", str(tmp_path), exit_code=1).stderr
+    assert "holds no such partition" in alone("log", "dump", str(data), "--topic", "nothing", exit_code=1).stderr

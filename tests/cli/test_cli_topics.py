@@ -1,0 +1,82 @@
+"""`headrace topic`, `config`, `cluster` against a broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from cli.conftest import Run
+from proving import proves
+
+
+@proves("J7")
+def test_a_topic_from_creation_to_deletion(run: Run, topic: Callable[..., str]) -> None:
+    name = topic(2, "--config", "retention.ms=86400000")
+    listed = {row["topic"]: row for row in json.loads(run("topic", "list", "--json").stdout)}
+    assert listed[name] == {"topic": name, "partitions": 2, "replicas": 1, "internal": False}
+    described = json.loads(run("topic", "describe", name, "--json").stdout)
+    assert described["settings"] == {"retention.ms": "86400000"}
+    assert [(p["partition"], p["start"], p["end"]) for p in described["partitions"]] == [(0, 0, 0), (1, 0, 0)]
+    run("topic", "alter", name, "--partitions", "3", "--config", "segment.bytes=1048576", "--unset", "retention.ms")
+    described = json.loads(run("topic", "describe", name, "--json").stdout)
+    assert (len(described["partitions"]), described["settings"]) == (3, {"segment.bytes": "1048576"})
+    assert run("topic", "delete", name).stdout == f"deleted topic {name}\n"
+    done = run("topic", "describe", name, exit_code=1)
+    assert done.stderr == f"headrace: there is no topic '{name}'; `headrace topic create {name}` makes it\n"
+
+
+def test_tables_without_a_terminal_are_aligned_text(run: Run, topic: Callable[..., str]) -> None:
+    name = topic(2)
+    lines = run("topic", "list").stdout.splitlines()
+    assert lines[0].split() == ["TOPIC", "PARTITIONS", "REPLICAS"]
+    assert [name, "2", "1"] in [line.split() for line in lines]
+    assert len({line.index("PARTITIONS") + len("PARTITIONS") for line in lines[:1]}) == 1
+    described = run("topic", "describe", name).stdout.splitlines()
+    assert described[0].startswith(f"topic {name}, 2 partitions, id ")
+    assert described[1].split() == ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN_SYNC", "START", "END"]
+
+
+def test_what_the_broker_refuses_is_one_line_and_exit_code_1(run: Run, topic: Callable[..., str]) -> None:
+    name = topic(2)
+    for arguments in (
+        ("topic", "create", name),
+        ("topic", "create", "not/a/name"),
+        ("topic", "create", name + "-x", "--config", "nonsense=1"),
+        ("topic", "create", name + "-x", "--replicas", "9"),
+        ("topic", "alter", name, "--partitions", "1"),
+        ("topic", "delete", "not-there"),
+        ("config", "set", "topic", name, "nonsense=1"),
+        ("config", "describe", "topic", "not-there"),
+        ("consume", "not-there"),
+        ("consume", name, "--partition", "2"),
+    ):
+        done = run(*arguments, exit_code=1)
+        assert done.stderr.startswith("headrace: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_settings_of_a_topic_are_shown_set_and_unset(run: Run, topic: Callable[..., str]) -> None:
+    name = topic(1)
+
+    def value(setting: str) -> tuple[str, str]:
+        rows = json.loads(run("config", "describe", "topic", name, "--json").stdout)
+        return next((row["value"], row["source"]) for row in rows if row["setting"] == setting)
+
+    before = value("retention.ms")
+    run("config", "set", "topic", name, "retention.ms=7200000", "flush.messages=9")
+    assert value("retention.ms") == ("7200000", "topic")
+    assert value("flush.messages") == ("9", "topic")
+    run("config", "unset", "topic", name, "retention.ms")
+    assert value("retention.ms") == before
+    changed = run("config", "describe", "topic", name, "--changed").stdout
+    assert "flush.messages" in changed
+    assert "retention.ms" not in changed
+
+
+def test_the_cluster_and_its_brokers_are_described(run: Run) -> None:
+    described = json.loads(run("cluster", "describe", "--json").stdout)
+    (broker,) = described["brokers"]
+    assert broker["controller"] is True
+    assert run("cluster", "describe").stdout.startswith(f"cluster {described['cluster_id']}\n")
+    rows = json.loads(run("config", "describe", "broker", str(broker["broker"]), "--json").stdout)
+    assert "node.id" in {row["setting"] for row in rows}
