@@ -134,6 +134,9 @@ class Partition:
 
     def wait(self, needed_offset: int, acks: int, waiter: ProduceWaiter) -> None:
         """`waiter.passed()` runs when the append counts; waiters are answered in log order."""
+        if self.log.offline is not None:  # it failed in this very turn: nothing would ever answer
+            waiter.failed(self.topic_partition, self.log.offline)
+            return
         queue = self._waiting_watermark if acks == -1 else self._waiting_local
         if queue and queue[-1][0] > needed_offset:  # a duplicate of an earlier batch
             entries = sorted([*queue, (needed_offset, waiter)], key=lambda entry: entry[0])

@@ -1,0 +1,98 @@
+"""Partitions on a store in memory: a virtual clock, a disk that fails when told, and waiters that take notes."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.partitions.submission import submit
+from headrace.records import kernel
+from headrace.records.batch import batches
+from headrace.records.record import NewRecord
+from headrace.settings import log_settings
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
+from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.storage.store import PartitionedStore
+
+BROKER = 1
+DATA = "/data"
+TOPIC_ID = bytes(16)
+
+
+class Led:
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.disk = SimDisk(self.clock)
+        self.disk.make_folder(DATA)
+        self.store = PartitionedStore(self.disk, self.clock, DATA)
+        self.store.open({})
+        self.partitions = Partitions(self.store, self.clock, BROKER)
+
+    def lead(self, topic: str = "orders", index: int = 0, **overrides: object) -> Partition:
+        given = {name.replace("_", "."): str(value) for name, value in overrides.items()}
+        log = self.store.create(TopicPartition(topic, index), TOPIC_ID, log_settings({}, given))
+        return self.partitions.lead(log, 0, (BROKER,))
+
+    def submit(self, partition: Partition, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Outcome:
+        outcome = Outcome()
+        submit(self.partitions, partition, batch(*values), acks, timeout_ms, outcome)
+        return outcome
+
+    def produce(self, partition: Partition, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Outcome:
+        outcome = self.submit(partition, *values, acks=acks, timeout_ms=timeout_ms)
+        self.partitions.end_turn()
+        return outcome
+
+    def log_path(self, log: Log) -> str:
+        return f"{DATA}/{log.topic_partition.topic}/{log.topic_partition}/{0:020d}.log"
+
+
+def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> bytearray:
+    records: list[NewRecord] = [(1_750_000_000_000, None, value, []) for value in values or (b"value",)]
+    producer_id, producer_epoch, base_sequence = producer
+    return kernel.build(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
+
+
+def values(found: ReadResult) -> list[bytes | None]:
+    raw = b"".join(piece.file.pread(piece.count, piece.position) for piece in found.slices)
+    return [record.value for _, view in batches(memoryview(raw)) for record in kernel.records(view)]
+
+
+class Outcome:
+    """What became of a submission."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[HeadraceError | None, int]] = []
+
+    def __call__(self, error: HeadraceError | None, base_offset: int) -> None:
+        self.calls.append((error, base_offset))
+
+    @property
+    def waiting(self) -> bool:
+        return not self.calls
+
+    @property
+    def offset(self) -> int:
+        ((error, offset),) = self.calls
+        assert error is None
+        return offset
+
+    @property
+    def error(self) -> HeadraceError:
+        ((error, _),) = self.calls
+        assert error is not None
+        return error
+
+
+class Reader:
+    """A fetch that waits until it has seen so many bytes."""
+
+    def __init__(self, wanted_bytes: int = 1) -> None:
+        self.answered = False
+        self.wanted_bytes = wanted_bytes
+        self.grown: list[int] = []
+
+    def grew(self, count: int) -> None:
+        self.grown.append(count)
+        self.answered = sum(self.grown) >= self.wanted_bytes
