@@ -45,12 +45,7 @@ def asked_to_leave() -> bool:
 def confluent(given: dict[str, Any]) -> None:
     from confluent_kafka import Consumer, KafkaError, KafkaException
 
-    def failed(error: Any) -> None:
-        if error.fatal() or error.code() == KafkaError.FENCED_INSTANCE_ID:
-            say("fatal", error=str(error))
-
     settings = {
-        "error_cb": failed,
         "bootstrap.servers": given["bootstrap"],
         "group.id": given["group"],
         "partition.assignment.strategy": given["strategy"],
@@ -69,7 +64,12 @@ def confluent(given: dict[str, Any]) -> None:
     while not asked_to_leave():
         message = consumer.poll(0.05)
         assignment.now(consumer.assignment())
-        if message is None or message.error() is not None:
+        if message is None:
+            continue
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError._FATAL:
+                say("fatal", error=str(error))
             continue
         try:
             consumer.commit(message=message, asynchronous=False)

@@ -125,8 +125,10 @@ class KafkaJS:
         read = self.node.ask("consume", bootstrap=bootstrap, counts=counts, group=f"kafkajs-{uuid.uuid4()}")
         return {topic: [record_of(said) for said in records] for topic, records in read.items()}
 
-    def admin(self, bootstrap: str, method: str, *arguments: object) -> Any:
-        return self.node.ask("admin", bootstrap=bootstrap, method=method, args=arguments)
+    def admin(self, bootstrap: str, method: str, *arguments: object, after: tuple[str, object] | None = None) -> Any:
+        """Call a method of its admin client, on request after another call on the same client."""
+        calls: list[tuple[str, tuple[object, ...]]] = [(after[0], (after[1],))] if after else []
+        return self.node.ask("admin", bootstrap=bootstrap, calls=[*calls, (method, arguments)])
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int | None:
         """kafkajs answers the end of the log where nothing is that new, so a record has to be there."""

@@ -97,11 +97,14 @@ const actions = {
     }
     return read
   },
-  async admin({ bootstrap, method, args }) {
+  // Calls [[method, arguments], ...] on one admin client; the answer of the last one.
+  async admin({ bootstrap, calls }) {
     const admin = kafkaAt(bootstrap, { retry: { retries: 3 } }).admin()
     await admin.connect()
     try {
-      return await admin[method](...args)
+      let answer = null
+      for (const [method, args] of calls) answer = await admin[method](...args)
+      return answer
     } finally {
       await admin.disconnect()
     }
