@@ -27,7 +27,7 @@ from headrace.records import kernel
 from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, read_header, sign
 from headrace.settings import FOREVER_MS
 from headrace.storage import sums, swap
-from headrace.storage.index import TIME_ENTRY
+from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, Segment, stem
 
@@ -267,8 +267,8 @@ class _Rewrite:
         found = sums.Sum(output.crc, output.size, self._group[-1].next_offset)
         files: list[File] = []
         for ending, content in (
-            (INDEX, output.index.tobytes()),
-            (TIME_INDEX, bytes(output.times)),
+            (INDEX, _closed(output.index.tobytes(), OffsetIndex)),
+            (TIME_INDEX, _closed(bytes(output.times), TimeIndex)),
             (SUM, sums.encode(found)),
         ):
             files.append(self._new_file(ending))
@@ -297,6 +297,10 @@ class _Rewrite:
             path = self._stem + ending + what
             if self._disk.exists(path):
                 self._disk.remove(path)
+
+
+def _closed(entries: bytes, kind: type[MappedIndex]) -> bytes:
+    return entries + kind.last_entry(crc32c(entries))
 
 
 def _emptied(header: BatchHeader) -> bytearray:

@@ -7,14 +7,18 @@ entries count, and what recovery reads from the log itself is added. A file that
 
 from __future__ import annotations
 
+import logging
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from crc32c import crc32c
 
 from headrace.ports.disk import Disk, File
 from headrace.storage.log import EpochEnd
+
+log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "leader-epochs"
 ENTRY: Final = struct.Struct(">IQI")
@@ -24,10 +28,11 @@ _BODY = struct.Struct(">IQ")
 class EpochHistory:
     """Epochs in memory, loaded at first use; `save` writes what is new."""
 
-    __slots__ = ("_changed", "_disk", "_entries", "_path", "_saved")
+    __slots__ = ("_changed", "_disk", "_entries", "_from_log", "_path", "_saved")
 
-    def __init__(self, disk: Disk, folder: str, *, fresh: bool) -> None:
+    def __init__(self, disk: Disk, folder: str, *, fresh: bool = False) -> None:
         self._disk = disk
+        self._from_log: Callable[[], Iterable[tuple[int, int]]] = tuple
         self._path = f"{folder}/{FILE_NAME}"
         self._entries: list[tuple[int, int]] | None = [] if fresh else None
         self._saved = 0
@@ -36,9 +41,18 @@ class EpochHistory:
     @property
     def entries(self) -> list[tuple[int, int]]:
         if self._entries is None:
-            self._entries, _ = read_entries(self._disk, self._path)
+            self._entries, wrong = read_entries(self._disk, self._path)
             self._saved = len(self._entries)
+            if wrong:
+                log.error("%s %s: rebuilt from the log", self._path, wrong)
+                self._changed = True
+                for epoch, offset in self._from_log():
+                    self.begin(epoch, offset)
         return self._entries
+
+    def rebuild_from(self, from_log: Callable[[], Iterable[tuple[int, int]]]) -> None:
+        """Where to find epoch and base offset of every batch, if the file is not whole when it is loaded."""
+        self._from_log = from_log
 
     def last_epoch(self) -> int:
         entries = self.entries

@@ -60,6 +60,18 @@ def lock(disk: Disk, folder: str) -> File:
     return file
 
 
+def holder(disk: Disk, folder: str) -> str | None:
+    """Process id of the broker that runs on the folder, if one does."""
+    path = f"{folder}/{LOCK_FILE}"
+    if not disk.exists(path):
+        return None
+    try:
+        disk.lock(path).close()
+    except BlockingIOError:
+        return read_whole(disk, path).decode(errors="replace").strip() or "unknown"
+    return None
+
+
 def _make(disk: Disk, folder: str) -> None:
     """Create a folder and its parents so that they outlive a loss of power."""
     if not disk.exists(folder):

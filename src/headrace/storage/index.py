@@ -7,8 +7,9 @@
 
 The first batch of a segment has no entry, so an entry of zeros is the unused rest of an active index. An active index
 is given its blocks before it is written, a page at first and four times as many when they are used up, so that a mapped
-write cannot meet a full disk. It is cut to its used size when the segment is closed and on a clean stop.
-After a crash an active index is not believed but rebuilt from the log; any index can be.
+write cannot meet a full disk. When the segment is closed, and on a clean stop, it is cut to its used size and gets a
+last entry with its CRC-32C: offset 0xffffffff with the CRC as position, or timestamp 2^63-1 with the CRC as offset.
+After a crash an active index is not believed but rebuilt from the log; so is any that does not agree with its CRC.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import struct
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from headrace.ports.disk import Disk
+from crc32c import crc32c
+
+from headrace.ports.disk import Disk, read_whole
 
 FIRST_BYTES: Final = 4096
 GROWTH: Final = 4
 LOW_HALF: Final = 0xFFFFFFFF
 OFFSET_ENTRY_BYTES: Final = 8
+LAST_TIMESTAMP_MS: Final = (1 << 63) - 1
 TIME_ENTRY: Final = struct.Struct("<qI")
 
 
@@ -73,20 +77,32 @@ class MappedIndex:
                 file.close()
 
     def cut(self) -> None:
-        """Unmap, and give the file its used size."""
+        """Unmap, give the file its used size and close it with its CRC."""
         self._release()
+        used = self.count * self._entry_bytes
         file = self._disk.open(self.path, create=True, writable=True)
         try:
-            file.truncate(self.count * self._entry_bytes)
+            file.truncate(used)
+            file.pwritev([self.last_entry(crc32c(file.pread(used, 0)))], used)
         finally:
             file.close()
 
-    def unmap(self) -> None:
-        if self.writable:
-            self.cut()
-        self._release()
+    def load(self) -> bool:
+        """Count the entries of a file that was cut; False if it is not whole."""
+        if not self._disk.exists(self.path):
+            return False
+        entries = closed_entries(read_whole(self._disk, self.path), type(self))
+        if entries is None:
+            return False
+        self.count = len(entries) // self._entry_bytes
+        return True
+
+    @staticmethod
+    def last_entry(crc: int) -> bytes:
+        raise NotImplementedError
 
     def drop(self) -> None:
+        """Unmap; the file keeps its spare room."""
         self._release()
 
     @property
@@ -109,6 +125,10 @@ class OffsetIndex(MappedIndex):
     def __init__(self, disk: Disk, path: str, most_bytes: int, count: int = 0) -> None:
         super().__init__(disk, path, OFFSET_ENTRY_BYTES, most_bytes, count)
         self._entries: memoryview | None = None
+
+    @staticmethod
+    def last_entry(crc: int) -> bytes:
+        return (LOW_HALF << 32 | crc).to_bytes(OFFSET_ENTRY_BYTES, "little")
 
     def _take(self, view: memoryview) -> None:
         self._view = view
@@ -167,6 +187,10 @@ class TimeIndex(MappedIndex):
     def __init__(self, disk: Disk, path: str, most_bytes: int, count: int = 0) -> None:
         super().__init__(disk, path, TIME_ENTRY.size, most_bytes // OFFSET_ENTRY_BYTES * TIME_ENTRY.size, count)
 
+    @staticmethod
+    def last_entry(crc: int) -> bytes:
+        return TIME_ENTRY.pack(LAST_TIMESTAMP_MS, crc)
+
     def append(self, timestamp_ms: int, relative_offset: int) -> None:
         """Taken only when the timestamp is greater than the last one."""
         if self.count and self.entry(self.count - 1)[0] >= timestamp_ms:
@@ -190,6 +214,15 @@ class TimeIndex(MappedIndex):
     def entries_upto(self, relative_offset: int) -> int:
         """How many entries speak only of what lies before the offset."""
         return bisect_right(range(self.count), relative_offset, key=lambda i: self.entry(i)[1])
+
+
+def closed_entries(data: bytes, kind: type[MappedIndex]) -> bytes | None:
+    """The entries of a closed index file; None if its last entry does not agree with them."""
+    entry_bytes = len(kind.last_entry(0))
+    entries = data[:-entry_bytes]
+    if len(data) % entry_bytes or kind.last_entry(crc32c(entries)) != data[len(entries) :]:
+        return None
+    return entries
 
 
 def _position(entry: int) -> int:

@@ -123,7 +123,8 @@ class PartitionedLog:
         self._refusal: HeadraceError | None = None
         self._places: dict[int, tuple[Segment, int]] = {}
         self._unsynced: dict[str, None] = dict.fromkeys(found.unsynced)
-        self.epochs = found.epochs or EpochHistory(self._disk, folder, fresh=False)
+        self.epochs = found.epochs or EpochHistory(self._disk, folder)
+        self.epochs.rebuild_from(self._epochs_in_log)
         self._epoch: int | None = None
         self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
         if found.producers is not None:
@@ -393,6 +394,10 @@ class PartitionedLog:
             log.warning("%s: not whole: left out, the log itself is read instead", path)
         return states
 
+    def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
+        for header, _ in self._sound_headers(self.start_offset):
+            yield header.leader_epoch, header.base_offset
+
     def save_epochs(self) -> None:
         file = self.epochs.save()
         if file is not None:
@@ -460,7 +465,7 @@ class PartitionedLog:
         end = self._end_in(segment, limit)
         if position + max_bytes < end:
             end = self._cut_end(segment, position, max_bytes)
-        sound = segment.sound_end(position, end, offset)
+        sound = segment.sound_end(position, end, offset, self.epochs, exact=place is not None)
         slices = [FileSlice(segment.file, position, sound - position)]
         count = sound - position
         while sound == segment.written and segment.next_offset < limit and count < max_bytes:
@@ -469,7 +474,7 @@ class PartitionedLog:
             if max_bytes - count < end:
                 end = self._cut_end(segment, 0, max_bytes - count, whole_first=False)
             try:
-                sound = segment.sound_end(0, end, segment.base_offset)
+                sound = segment.sound_end(0, end, segment.base_offset, self.epochs, exact=True)
             except CorruptBatch:
                 break  # the next read begins there, and says so
             if sound:
@@ -655,7 +660,7 @@ class PartitionedLog:
         if self.producers.loaded:
             self.write_snapshot(self.written_offset)
             self._unsynced[self.folder] = None
-        if self._active.index.writable:
+        if self._active.written and self._active.index.count >= 0:
             self._active.end_indexes()
             for ending in (INDEX, TIME_INDEX):
                 self._unsynced[self._active.stem + ending] = None

@@ -144,7 +144,7 @@ class _Recovery:
         self._topic_partition = topic_partition
         self._found = found
         self._safe_to = point.recovery_offset if point else 0
-        self._epochs = EpochHistory(around.disk, folder, fresh=False)
+        self._epochs = EpochHistory(around.disk, folder)
 
     def run(self) -> None:
         self._found.recovered = True
@@ -175,9 +175,10 @@ class _Recovery:
         limit = segment.next_offset
         expected, epoch, position = segment.base_offset, -1, 0
         damage: list[Damage] = []
+        chain = Chain(not segment.cleaned, self._synced_epoch_at, segment.bases_by_position())
         segment.begin_indexes()
         torn: Broken | None = None
-        for found in scan(segment.file, segment.size, expected, Chain(dense=not segment.cleaned)):
+        for found in scan(segment.file, segment.size, expected, chain):
             if isinstance(found, Broken):
                 if found.expected_offset >= self._safe_to or (found.next_offset is None and is_last):
                     torn = found
@@ -207,6 +208,10 @@ class _Recovery:
         segment.end_indexes()
         segment.trust_all()
         return torn is not None or short
+
+    def _synced_epoch_at(self, offset: int) -> int | None:
+        """The epochs file was synced with the batches, so below the recovery point it is right."""
+        return self._epochs.epoch_at(offset) if offset < self._safe_to else None
 
     def _cut(self, segment: Segment, torn: Broken) -> None:
         lost = segment.size - torn.position

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,8 @@ class Chain:
 
     dense: bool = True
     epoch_at: Callable[[int], int | None] | None = None
+    bases: Mapping[int, int] | None = None
+    """Base offset by position, from the index of a compacted segment."""
 
 
 def walk(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -112,7 +114,7 @@ def scan(
             need = _size_at(window, 0)
             if need is not None and len(window) < need <= size - position:
                 window = file.pread(need, position)
-        found = _check(window, at, expected_offset, chain, epoch)
+        found = _check(window, at, position, expected_offset, chain, epoch)
         if isinstance(found, BatchHeader):
             yield Whole(position, found)
             position += found.size_bytes
@@ -126,7 +128,7 @@ def scan(
         position, expected_offset = after.position, after.header.base_offset
 
 
-def _check(window: bytes, at: int, expected_offset: int, chain: Chain, epoch: int) -> BatchHeader | str:
+def _check(window: bytes, at: int, position: int, expected_offset: int, chain: Chain, epoch: int) -> BatchHeader | str:
     try:
         header = check(window, at)
     except (CorruptBatch, InvalidRecord) as error:
@@ -134,6 +136,8 @@ def _check(window: bytes, at: int, expected_offset: int, chain: Chain, epoch: in
     base = header.base_offset
     if base != expected_offset and (chain.dense or base < expected_offset):
         return f"base offset is {base}, but {expected_offset} comes next"
+    if chain.bases is not None and chain.bases.get(position) != base:
+        return f"base offset is {base}, but the index has {chain.bases.get(position)} here"
     if header.leader_epoch < epoch:
         return f"leader epoch falls from {epoch} to {header.leader_epoch}"
     right = chain.epoch_at(base) if chain.epoch_at is not None else None
@@ -145,6 +149,7 @@ def _check(window: bytes, at: int, expected_offset: int, chain: Chain, epoch: in
 def _search(file: File, position: int, size: int, expected_offset: int, chain: Chain, epoch: int) -> Whole | None:
     """The next whole batch behind broken bytes, with an offset that can follow."""
     after = position + 1
+    loose = Chain(False, chain.epoch_at, chain.bases)
     while size - after >= HEADER_BYTES:
         window = file.pread(min(SCAN_WINDOW_BYTES, size - after), after)
         for at in _candidates(window, expected_offset):
@@ -152,7 +157,7 @@ def _search(file: File, position: int, size: int, expected_offset: int, chain: C
             if need is None or need > size - after - at:
                 continue
             batch = window[at : at + need] if at + need <= len(window) else file.pread(need, after + at)
-            found = _check(batch, 0, expected_offset, Chain(False, chain.epoch_at), epoch)
+            found = _check(batch, 0, after + at, expected_offset, loose, epoch)
             if isinstance(found, BatchHeader):
                 return Whole(after + at, found)
         after += max(1, len(window) - SEARCH_TAIL_BYTES)

@@ -17,7 +17,8 @@ from typing import Final
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import BatchHeader
-from headrace.storage.index import OFFSET_ENTRY_BYTES, TIME_ENTRY, OffsetIndex, TimeIndex
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.index import OffsetIndex, TimeIndex
 from headrace.storage.scan import find, walk
 
 log = logging.getLogger(__name__)
@@ -151,30 +152,17 @@ class Segment:
         """Learn from the files how many entries there are; an index that cannot be true is rebuilt."""
         if self.index.count >= 0:
             return
-        if not self._count_entries():
+        if not (self.index.load() and self.times.load() and self._fits()):
             log.warning("%s: index is missing or does not fit its log: rebuilt", self.index.path)
             self.rebuild_indexes()
         last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
         self.next_index_at = last + self._interval_bytes
 
-    def _count_entries(self) -> bool:
-        for index, entry_bytes in ((self.index, OFFSET_ENTRY_BYTES), (self.times, TIME_ENTRY.size)):
-            if not self._disk.exists(index.path):
-                return self.size <= self._interval_bytes and self._no_entries()
-            size = self._disk.size(index.path)
-            if size % entry_bytes:
-                return False
-            index.count = size // entry_bytes
-        if self.index.count:
-            relative_offset, position = self.index.entry(self.index.count - 1)
-            if not relative_offset or position >= self.size:
-                return False
-            return relative_offset < self.next_offset - self.base_offset
-        return True
-
-    def _no_entries(self) -> bool:
-        self.index.count = self.times.count = 0
-        return True
+    def _fits(self) -> bool:
+        if not self.index.count:
+            return True
+        relative_offset, position = self.index.entry(self.index.count - 1)
+        return position < self.size and 0 < relative_offset < self.next_offset - self.base_offset
 
     def rebuild_indexes(self) -> None:
         self.begin_indexes()
@@ -185,8 +173,8 @@ class Segment:
 
     def begin_indexes(self) -> None:
         """Empty indexes, to be filled by `index_batch` for every batch in turn."""
-        self.index.unmap()
-        self.times.unmap()
+        self.index.drop()
+        self.times.drop()
         self.index.count = self.times.count = 0
         self.next_index_at = self._interval_bytes
         self._greatest_ms = NO_TIMESTAMP
@@ -216,17 +204,10 @@ class Segment:
 
     @property
     def greatest_ms(self) -> int:
-        """Greatest timestamp of any batch; from the last time entry when the segment was not written by us."""
+        """Greatest timestamp of any batch; a closed index says it in its last time entry."""
         if self._greatest_ms is None:
             self.load_indexes()
-            self._greatest_ms = NO_TIMESTAMP
-            position = 0
-            if self.times.count:
-                timestamp_ms, relative_offset = self.times.entry(self.times.count - 1)
-                self._greatest_ms = timestamp_ms
-                position = self.locate(self.base_offset + relative_offset)
-            for _, header in walk(self.file, position, self.written):
-                self._greatest_ms = max(self._greatest_ms, header.max_timestamp_ms)
+            self._greatest_ms = self.times.entry(self.times.count - 1)[0] if self.times.count else NO_TIMESTAMP
         return self._greatest_ms
 
     @greatest_ms.setter
@@ -241,7 +222,7 @@ class Segment:
         try:
             return self._locate(offset)
         except CorruptBatch:
-            if self._index_doubted:
+            if self._index_doubted or self.damage:
                 raise
             # The index may have led to a place where no batch begins: the log itself decides.
             self._index_doubted = True
@@ -277,24 +258,36 @@ class Segment:
         yield from self._chained(position, end, expected_offset)
 
     def _chained(self, position: int, end: int, expected_offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        dense = not self.cleaned
+        """Headers that follow from each other; any first one is right if the expected offset is -1."""
         for found_at, header in walk(self.file, position, end):
             base = header.base_offset
-            if base < expected_offset or (base != expected_offset if dense else self._unlike_index(base, found_at)):
-                raise CorruptBatch(
-                    f"{self.path} at byte {found_at}: base offset is {base}, but {expected_offset} comes next; "
-                    "`headrace log verify` says more"
-                )
+            if self.cleaned:
+                right = base >= expected_offset and self._like_index(base, found_at)
+            else:
+                right = base == expected_offset or expected_offset < 0
+            if not right:
+                raise self._wrong(found_at, f"base offset is {base}, but {expected_offset} comes next")
             yield found_at, header
             expected_offset = base + header.last_offset_delta + 1
 
-    def _unlike_index(self, base_offset: int, position: int) -> bool:
+    def _like_index(self, base_offset: int, position: int) -> bool:
         """A compacted segment may jump, but only to where its index, which has every batch, says."""
         self.load_indexes()
-        return self.index.at_or_below_position(position) != (base_offset - self.base_offset, position)
+        return self.index.at_or_below_position(position) == (base_offset - self.base_offset, position)
 
-    def sound_end(self, position: int, end: int, offset: int) -> int:
-        """How far from `position`, where the batch that holds `offset` begins, bytes up to `end` can be served."""
+    def bases_by_position(self) -> dict[int, int] | None:
+        """Where each batch of a compacted segment begins, with which offset; None if its index is not whole."""
+        if not self.cleaned or not self.index.load():
+            return None
+        entries = (self.index.entry(at) for at in range(self.index.count))
+        return {0: self.base_offset} | {position: self.base_offset + relative for relative, position in entries}
+
+    def _wrong(self, position: int, what: str) -> CorruptBatch:
+        return CorruptBatch(f"{self.path} at byte {position}: {what}; `headrace log verify` says more")
+
+    def sound_end(self, position: int, end: int, offset: int, epochs: EpochHistory, *, exact: bool) -> int:
+        """How far bytes from `position` up to `end` can be served. The batch there holds `offset`, and begins with it
+        if `exact`."""
         for damage in self.damage:
             if damage.position <= position < damage.end:
                 raise self.damaged(damage)
@@ -305,8 +298,15 @@ class Segment:
             return end
         sound = position
         try:
-            for found_at, header in self._walk_slice(position, end, offset):
+            for found_at, header in self._chained(position, self.written, offset if exact else -1):
+                if not header.base_offset <= offset <= header.last_offset and sound == position and not self.cleaned:
+                    raise self._wrong(found_at, f"base offset is {header.base_offset}, but {offset} is due here")
+                epoch = epochs.epoch_at(header.base_offset)
+                if epoch is not None and epoch != header.leader_epoch:
+                    raise self._wrong(found_at, f"leader epoch is {header.leader_epoch}, not {epoch}")
                 sound = found_at + header.size_bytes
+                if sound >= end:
+                    break
         except CorruptBatch as error:
             if sound == position:
                 raise
@@ -314,23 +314,6 @@ class Segment:
             return sound
         self._trust(position, min(sound, end))
         return end
-
-    def _walk_slice(self, position: int, end: int, offset: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Headers of a slice whose last batch may be cut."""
-        expected: int | None = None
-        for found_at, header in walk(self.file, position, self.written):
-            if expected is None:
-                expected = header.base_offset if header.base_offset <= offset else offset
-            base = header.base_offset
-            if base < expected or (self._unlike_index(base, found_at) if self.cleaned else base != expected):
-                raise CorruptBatch(
-                    f"{self.path} at byte {found_at}: base offset is {base}, but {expected} comes next; "
-                    "`headrace log verify` says more"
-                )
-            yield found_at, header
-            expected = base + header.last_offset_delta + 1
-            if found_at + header.size_bytes >= end:
-                return
 
     def _trust(self, position: int, end: int) -> None:
         start, stop = self._checked
@@ -353,8 +336,6 @@ class Segment:
         self.load_indexes()
         self.index.count = self.index.entries_below(position)
         self.times.count = self.times.entries_upto(next_offset - self.base_offset)
-        self.index.cut()
-        self.times.cut()
         self.file.truncate(position)
         self._own_from = min(self._own_from, position)
         self.size = self.written = position
@@ -362,13 +343,19 @@ class Segment:
         self.damage = tuple(damage for damage in self.damage if damage.end <= position)
         last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
         self.next_index_at = last + self._interval_bytes
-        self._greatest_ms = None
+        greatest_ms, relative_offset = self.times.entry(self.times.count - 1) if self.times.count else (NO_TIMESTAMP, 0)
+        for _, header in walk(self.file, self.locate(self.base_offset + relative_offset), position):
+            greatest_ms = max(greatest_ms, header.max_timestamp_ms)
+        self._greatest_ms = greatest_ms
+        self.end_indexes()
 
     def release(self) -> None:
         """Let go of files and maps; they come back at next use."""
         self._file = None
-        self.index.unmap()
-        self.times.unmap()
+        if self.index.writable:
+            self.end_indexes()
+        self.index.drop()
+        self.times.drop()
 
     def close(self) -> None:
         """Let go for good; an index that is being written keeps its spare room."""
