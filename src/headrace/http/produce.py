@@ -100,6 +100,7 @@ class Appending:
             except HeadraceError as error:
                 self._done(index, error, -1)
                 continue
+            self._exchange.services.metrics.batches_in += 1
             submit(
                 partitions,
                 partition,
