@@ -1,0 +1,170 @@
+"""The real disk's helper process: small, mortal, replaceable; and a real full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.system import sync_helper
+from headrace.system.disk import SystemDisk
+from storage.small_disk import small_disk
+
+DEADLINE_SECONDS = 20.0
+HELPER_MEMORY_KIB = 16_000
+
+
+def wait(loop: asyncio.AbstractEventLoop, done: Callable[[], bool]) -> None:
+    async def until() -> None:
+        end = time.monotonic() + DEADLINE_SECONDS
+        while not done():
+            assert time.monotonic() < end
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(until())
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    created = asyncio.new_event_loop()
+    yield created
+    created.close()
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+def test_the_helper_is_small(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    disk = SystemDisk(loop)
+    answers: list[OSError | None] = []
+    disk.request_sync([disk.open(str(tmp_path / "a"), create=True)], answers.append)
+    wait(loop, lambda: bool(answers))
+    status = Path(f"/proc/{disk.helper_pid}/status").read_text()
+    rss_kib = int(status.split("VmRSS:")[1].split()[0])
+    assert rss_kib < HELPER_MEMORY_KIB
+    disk.close()
+
+
+def test_the_helper_ends_with_the_disk(loop: asyncio.AbstractEventLoop) -> None:
+    disk = SystemDisk(loop)
+    pid = disk.helper_pid
+    assert pid is not None
+    disk.close()
+    assert not alive(pid)
+
+
+def test_the_helper_ends_when_the_broker_is_killed() -> None:
+    script = (
+        "import asyncio, time; from headrace.system.disk import SystemDisk\n"
+        "disk = SystemDisk(asyncio.new_event_loop()); print(disk.helper_pid, flush=True); time.sleep(1000)"
+    )
+    broker = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "src"}
+    )
+    assert broker.stdout is not None
+    helper_pid = int(broker.stdout.readline())
+    assert alive(helper_pid)
+    broker.send_signal(signal.SIGKILL)
+    broker.wait()
+    broker.stdout.close()
+    end = time.monotonic() + DEADLINE_SECONDS
+    while alive(helper_pid):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_syncs_go_on_in_a_thread_when_the_helper_dies(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SystemDisk(loop)
+    assert disk.helper_pid is not None
+    file = disk.open(str(tmp_path / "a"), create=True, writable=True)
+    os.kill(disk.helper_pid, signal.SIGKILL)
+    answers: list[OSError | None] = []
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            disk.request_sync([file], answers.append)
+        wait(loop, lambda: len(answers) == 3)
+    assert answers == [None] * 3
+    assert [record.message for record in caplog.records] == [
+        "the sync helper process has ended; syncs go on in a thread, slower, until the broker is restarted"
+    ]
+    assert disk.helper_pid is None
+    disk.close()
+
+
+@pytest.mark.parametrize("helper", [True, False])
+def test_a_failed_sync_is_told_with_its_reason(loop: asyncio.AbstractEventLoop, helper: bool) -> None:
+    disk = SystemDisk(loop, sync_helper=helper)
+    null = disk.open("/dev/null", writable=True)
+    answers: list[OSError | None] = []
+    disk.request_sync([null], answers.append)
+    wait(loop, lambda: bool(answers))
+    assert answers[0] is not None
+    assert answers[0].errno == errno.EINVAL
+    assert answers[0].filename == "/dev/null"
+    disk.close()
+
+
+def test_a_slice_of_a_file_keeps_it_open_and_nothing_else_does(tmp_path: Path) -> None:
+    disk = SystemDisk()
+    before = len(os.listdir("/proc/self/fd"))
+    file = disk.open(str(tmp_path / "a"), create=True, writable=True)
+    file.allocate(4096)
+    view = file.map(4096, writable=True, populate=True)
+    del file
+    view.release()
+    del view
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_cold_file_is_told_from_a_warm_one(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    disk = SystemDisk(loop)
+    file = disk.open(str(tmp_path / "a"), create=True, writable=True)
+    file.pwritev([b"x" * (4 << 20)], 0)
+    file.sync()
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if file.in_cache(0, 4 << 20):
+        pytest.skip("this file system does not drop its cache when told to")
+    done: list[bool] = []
+    disk.read_ahead(file, 0, 4 << 20, lambda: done.append(True))
+    wait(loop, lambda: bool(done))
+    assert file.in_cache(0, 4 << 20)
+    disk.close()
+
+
+def test_the_limit_of_open_files_is_raised() -> None:
+    SystemDisk()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == hard
+
+
+def test_a_write_to_a_full_disk_is_an_error_not_a_short_write(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as folder:
+        disk = SystemDisk()
+        file = disk.open(f"{folder}/a", create=True, writable=True)
+        with pytest.raises(OSError, match="No space left") as raised:
+            file.pwritev([b"x" * (1 << 20)] * 64, 0)
+        assert raised.value.errno == errno.ENOSPC
+        file.truncate(0)
+        with pytest.raises(OSError, match="No space left"):
+            file.allocate(64 << 20)
+        assert file.pwritev([b"x"], 0) == 1
+
+
+def test_the_request_and_its_answer_are_of_fixed_size() -> None:
+    assert (sync_helper.REQUEST.size, sync_helper.ANSWER.size) == (25, 12)
