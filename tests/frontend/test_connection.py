@@ -65,6 +65,7 @@ def test_unknown_apis_and_versions_and_broken_bodies_close_the_connection_and_no
         struct.pack(">i", 0),
         struct.pack(">i", (1 << 31) - 1),
         struct.pack(">ihhih", 10, apis.LIST_OFFSETS, 5, 1, 5000),
+        struct.pack(">ihhih", 17 << 20, apis.METADATA, 9, 1, -1),
     ):
         hostile = connect(broker)
         hostile.socket.sendall(frame)

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError, ProtocolError
 from headrace.kafka.request import Request, Slot
 from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
-from headrace.wire.api import API, API_VERSIONS
+from headrace.wire.api import API, API_VERSIONS, PRODUCE
 from headrace.wire.codec import decode_request
 from headrace.wire.header import read_request_header, skip_request_header
 from headrace.wire.message import Message
@@ -35,6 +35,8 @@ LoneProduce = tuple[Slot, int, int, int, int, str | None, bytes | None, int, Par
 """A produce of one batch in this turn: slot, version, correlation id, acks, timeout ms, topic, topic id, index, ..."""
 
 _length = struct.Struct(">i").unpack_from
+_api_key = struct.Struct(">h").unpack_from
+OTHER_FRAME_MAX_BYTES: Final = 16 << 20
 LENGTH_BYTES: Final = 4
 NOWHERE: Final = Address("", 0)
 
@@ -51,6 +53,7 @@ class Connection:
         self.listener = listener
         self.peer = NOWHERE
         self.last_heard = services.clock.now()
+        """When the last whole request came."""
         self._handlers = handlers
         self._raw_handlers = raw_handlers
         self._partitions = services.partitions
@@ -76,7 +79,7 @@ class Connection:
         channel = self._channel
         assert channel is not None
         self._receiving = True
-        self.last_heard = started = self._now()
+        started = self._now()
         used, end = 0, len(data)
         try:
             while end - used >= LENGTH_BYTES:
@@ -85,6 +88,7 @@ class Connection:
                     raise ProtocolError(f"a frame of {length} bytes; frame.max.bytes is {self._frame_max_bytes}")
                 frame_end = used + LENGTH_BYTES + length
                 if frame_end > end:
+                    self._check_large(data, used, end, length)
                     channel.want_bytes = LENGTH_BYTES + length
                     break
                 if len(self._slots) >= self._requests_max or channel.queued_bytes() > self._queued_max_bytes:
@@ -99,11 +103,23 @@ class Connection:
             self._send_ready()
             self.refuse(str(error))
             return end
+        if used:  # a peer that drips a frame for ever counts as silent
+            self.last_heard = started
         self._metrics.bytes_in += used
         self._partitions.end_turn()
         self._receiving = False
         self._send_ready()
         return used
+
+    def _check_large(self, data: memoryview, used: int, end: int, length: int) -> None:
+        """Only records make a large request: others are refused before their memory is spent."""
+        if length > OTHER_FRAME_MAX_BYTES and end - used >= LENGTH_BYTES + 2:
+            (api_key,) = _api_key(data, used + LENGTH_BYTES)
+            if api_key != PRODUCE:
+                raise ProtocolError(
+                    f"a request of API {api_key} with {length} bytes; only Produce may have more than "
+                    f"{OTHER_FRAME_MAX_BYTES}"
+                )
 
     def drained(self) -> None:
         self._maybe_resume()

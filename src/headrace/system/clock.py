@@ -1,4 +1,4 @@
-"""The real clock: the loop's monotonic time and the system's wall time."""
+"""The real clock: the system's monotonic and wall time, and the loop's timers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from headrace.ports.clock import Timer
 class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.now = loop.time
+        # The loop's own time stands still within a turn, in whole milliseconds: too coarse for latencies.
+        self.now = time.monotonic
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
