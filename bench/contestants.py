@@ -168,7 +168,7 @@ def headrace_program() -> str:
 def headrace(folder: Path, port: int) -> Recipe:
     program = headrace_program()
     listeners = ("--listen", f"{HOST}:{port}", "--http", f"{HOST}:{free_port()}")
-    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    commit = _output("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     return Recipe(
         name="headrace",
         version=f"commit {commit}, Python {sys.version.split()[0]}",

@@ -72,9 +72,9 @@ def main() -> None:
     try:
         topic = Topic("hot", partitions, size)
         loads.create(broker, topic)
-        count = options.count
+        primed, count = loads.prime(broker, topic), options.count
         if options.mode == "consume":
-            count = loads.send(broker, "produce", topic, count).on_topic
+            count = primed + loads.send(broker, "produce", topic, count).on_topic
         pid, raw = str(broker.process.pid), folder / "stacks.raw"
         spy = (sampler(), "record", "-p", pid, "-r", str(SAMPLES_PER_S), "-f", "raw", "-o", str(raw), "-d", "600")
         profilers.append(subprocess.Popen(spy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))

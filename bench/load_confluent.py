@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 STALL_S = 30.0
+PRIME_BYTES = 6000
 
 
 def begin_load() -> float:
@@ -33,6 +34,17 @@ def administer(mode: str, bootstrap: str, topic: str, partitions: int) -> dict[s
     for result in results.values():
         result.result(STALL_S)
     return {"mode": mode}
+
+
+def prime(bootstrap: str, topic: str, partitions: int, size: int) -> dict[str, Any]:
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": 1, "linger.ms": 5})
+    payload, each, rounds = b"x" * size, PRIME_BYTES // (size + 1) + 1, 3
+    for _ in range(rounds):
+        for i in range(each * partitions):
+            producer.produce(topic, payload, partition=i % partitions)
+        if producer.flush(STALL_S):
+            raise SystemExit("load: no delivery report for 30 s")
+    return {"mode": "prime", "primed": rounds * each * partitions}
 
 
 def produce(
@@ -126,6 +138,8 @@ def main() -> None:
     bootstrap = f"{host}:{port}"
     if mode in ("create", "delete"):
         answer = administer(mode, bootstrap, topic, partitions)
+    elif mode == "prime":
+        answer = prime(bootstrap, topic, partitions, size)
     elif mode == "consume":
         answer = consume(bootstrap, topic, partitions)
     else:

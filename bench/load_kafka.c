@@ -1,5 +1,6 @@
 /* Load for whatever speaks the Kafka protocol, by librdkafka: Headrace and Apache Kafka get this same program.
  *
+ * prime      some kilobytes to each partition, so that no load pays for a newborn topic; answers how many messages
  * produce    linger 5 ms, acks 1, messages dealt to the partitions in turn, every delivery report counted
  * pipelined  one message per request, WINDOW requests unanswered at once, latency of each
  * sync       one message at a time, latency of each
@@ -7,6 +8,9 @@
  */
 #include "load.h"
 #include <librdkafka/rdkafka.h>
+
+/* More than the 4 KiB of log between two index entries that brokers of this protocol keep by default. */
+#define PRIME_BYTES 6000
 
 static int64_t delivered, failed;
 static int64_t *latencies_ns;
@@ -135,6 +139,23 @@ static void produce(const struct load *load) {
     rd_kafka_destroy(rk);
 }
 
+/* Three rounds, because an index entry is written by the append that follows enough bytes. */
+static void prime(const struct load *load) {
+    rd_kafka_conf_t *conf = rd_kafka_conf_new();
+    set(conf, "acks", "1");
+    set(conf, "linger.ms", "5");
+    rd_kafka_conf_set_dr_msg_cb(conf, on_delivery);
+    rd_kafka_t *rk = client(RD_KAFKA_PRODUCER, conf, load);
+    rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, load->topic, NULL);
+    await_leaders(rk, topic, load);
+    int64_t each = PRIME_BYTES / (int64_t)(load->size + 1) + 1, sent = 0;
+    for (int round = 0; round < 3; round++) {
+        for (int64_t i = 0; i < each * load->partitions; i++, sent++) send_one(topic, rk, load, i);
+        await_answers(rk, sent);
+    }
+    printf("{\"mode\": \"prime\", \"primed\": %" PRId64 "}\n", delivered);
+}
+
 static void consume(const struct load *load) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     set(conf, "group.id", "bench");
@@ -180,6 +201,7 @@ static void consume(const struct load *load) {
 int main(int argc, char **argv) {
     struct load load = parse_load(argc, argv);
     if (strcmp(load.mode, "create") == 0 || strcmp(load.mode, "delete") == 0) administer(&load);
+    else if (strcmp(load.mode, "prime") == 0) prime(&load);
     else if (strcmp(load.mode, "consume") == 0) consume(&load);
     else produce(&load);
     return failed ? 1 : 0;
