@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 
 def environment(bootstrap: str | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    kept["PYTHONPATH"] = os.pathsep.join(sys.path)
+    kept["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "users_environment"), *sys.path])
     return kept | ({"HEADRACE_BOOTSTRAP": bootstrap} if bootstrap else {})
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from brokers import Broker
 from cli.conftest import COMMAND, Run, Running, environment
+from headrace.client import admin
+from headrace.client.cluster import Cluster
 from headrace.client.partitioner import partition_for_key
 from proving import proves
 
@@ -124,9 +126,6 @@ def test_where_to_start_and_how_many(run: Run, topic: MakeTopic) -> None:
 
 
 def test_an_offset_before_the_log_is_refused_with_the_remedy(run: Run, topic: MakeTopic, broker: Broker) -> None:
-    from headrace.client import admin
-    from headrace.client.cluster import Cluster
-
     name = topic()
     run("produce", name, stdin="0\n1\n2\n")
     with Cluster(broker.bootstrap) as cluster:
