@@ -1,8 +1,8 @@
 """One file for the whole store, `@checkpoint`: what is safe of each log, so that a start reads no more than it must.
 
-Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 1, "logs": [[topic, partition, clean, recovery
-point, start offset, end offset, active segment, its bytes, wall ms of its first append, [[compacted up to, wall ms],
-...]], ...]}.
+Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 1, "logs": [[topic, partition, topic id in hex, clean,
+recovery point, start offset, end offset, active segment, its bytes, wall ms of its first append, [[compacted up to,
+wall ms], ...]], ...]}.
 
 It is replaced whole; a crash leaves the old or the new one. `clean` is true only between a clean stop and the next
 start. An old one costs time, never data: more is read again. Without one every log is read. What only stands here is
@@ -30,6 +30,7 @@ class LogPoint(NamedTuple):
 
     topic: str
     partition: int
+    topic_id: str
     clean: bool
     recovery_offset: int
     start_offset: int

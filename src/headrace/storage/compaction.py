@@ -231,8 +231,7 @@ class _Rewrite:
         swap.finish(self._disk, self._log.folder, output.base_offset)
         before = sum(segment.written for segment in self._group)
         first = self._log.segments.index(self._group[0])
-        replacement = self._log.cleaned_segment(output.base_offset, self._group[-1].next_offset, output.size)
-        self._log.swap_segments(first, len(self._group), replacement)
+        replacement = self._log.swap_segments(first, len(self._group), output.size)
         log.info(
             "%s: compacted offsets %d to %d from %d to %d bytes",
             self._log.topic_partition,

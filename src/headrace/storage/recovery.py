@@ -20,9 +20,10 @@ from headrace.storage import swap
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import TopicPartition
-from headrace.storage.partitioned import DELETED, Found, PartitionedLog, Surroundings
+from headrace.storage.partitioned import DELETED, PartitionedLog
 from headrace.storage.scan import Broken, Chain, scan
-from headrace.storage.segment import INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment
+from headrace.storage.segment import INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
+from headrace.storage.surroundings import Found, Surroundings
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,9 @@ def open_log(
     else:
         cleaned = {int(name[:DIGITS]) for name in names if name.endswith(SUM)}
         ends = [*bases[1:], point.end_offset if point else bases[-1]]
-        found.segments = [
-            _segment(around, folder, settings, base, end, base in cleaned)
-            for base, end in zip(bases, ends, strict=True)
-        ]
+        for base, end in zip(bases, ends, strict=True):
+            size = around.disk.size(stem(folder, base) + LOG)
+            found.segments.append(around.old_segment(folder, settings, base, end, size, cleaned=base in cleaned))
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
@@ -88,43 +88,13 @@ def _offsets(names: Iterable[str], ending: str) -> list[int]:
     return sorted(int(name[:DIGITS]) for name in names if name.endswith(ending) and name[:DIGITS].isdigit())
 
 
-def _segment(
-    around: Surroundings, folder: str, settings: LogSettings, base_offset: int, next_offset: int, cleaned: bool
-) -> Segment:
-    segment = Segment(
-        around.disk,
-        around.open_segments,
-        folder,
-        base_offset,
-        next_offset=next_offset,
-        size=0,
-        index_bytes=settings.segment_index_bytes,
-        interval_bytes=settings.index_interval_bytes,
-        cleaned=cleaned,
-    )
-    segment.found_bytes(around.disk.size(segment.path))
-    return segment
-
-
 def _nothing_there(
     around: Surroundings, folder: str, settings: LogSettings, found: Found, point: LogPoint | None
 ) -> None:
     base = max(point.recovery_offset, point.start_offset) if point else 0
     if base:
         log.error("%s: the segments that the checkpoint tells of are gone; the log goes on at offset %d", folder, base)
-    found.segments = [
-        Segment(
-            around.disk,
-            around.open_segments,
-            folder,
-            base,
-            next_offset=base,
-            size=0,
-            index_bytes=settings.segment_index_bytes,
-            interval_bytes=settings.index_interval_bytes,
-            fresh=True,
-        )
-    ]
+    found.segments = [around.new_segment(folder, settings, base)]
     found.end_offset = base
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from headrace.ports.disk import File
 from headrace.records import kernel
@@ -12,7 +12,7 @@ from headrace.storage.segment import NEVER, Segment
 
 
 def offset_for_time(
-    segments: Sequence[Segment], timestamp_ms: int, start_offset: int, end_offset: int
+    segments: Iterable[Segment], timestamp_ms: int, start_offset: int, end_offset: int
 ) -> TimedOffset | None:
     """The first record at or after `start_offset` whose timestamp is not below the one asked for."""
     for segment in segments:

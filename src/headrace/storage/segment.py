@@ -104,9 +104,8 @@ class Segment:
         open_segments: OpenSegments,
         folder: str,
         base_offset: int,
-        *,
         next_offset: int,
-        size: int,
+        *,
         index_bytes: int,
         interval_bytes: int,
         cleaned: bool = False,
@@ -119,7 +118,7 @@ class Segment:
         self.stem = stem(folder, base_offset)
         self.base_offset = base_offset
         self.next_offset = next_offset
-        self.size = self.written = size
+        self.size = self.written = 0
         self.cleaned = cleaned
         self.damage: tuple[Damage, ...] = ()
         self.index = OffsetIndex(disk, self.stem + INDEX, index_bytes, 0 if fresh else -1)
@@ -127,7 +126,7 @@ class Segment:
         self.next_index_at = interval_bytes if fresh else 0
         self._greatest_ms: int | None = NO_TIMESTAMP if fresh else None
         # What this process wrote or checked itself; header chains elsewhere are checked when they are first read.
-        self._own_from = 0 if fresh else size
+        self._own_from = 0
         self._checked = (0, 0)
         self._fresh = fresh
         self._index_doubted = False
@@ -193,6 +192,10 @@ class Segment:
         self.times.make_room()
         self.index.append(relative_offset, position)
         self.times.append(self.greatest_ms, relative_offset)
+        self.next_index_at = position + self._interval_bytes
+
+    def skip_entry(self, position: int) -> None:
+        """Leave this entry out and try again after the usual interval."""
         self.next_index_at = position + self._interval_bytes
 
     def end_indexes(self) -> None:

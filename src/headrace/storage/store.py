@@ -15,15 +15,16 @@ from typing import Final
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, write_atomically
-from headrace.settings import LogSettings
+from headrace.settings import FOREVER_MS, LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cleaner import Cleaner
 from headrace.storage.commit import FILES_MAX, GroupCommit
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.partitioned import PartitionedLog, Surroundings
+from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.segment import OpenSegments
+from headrace.storage.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,12 @@ class PartitionedStore:
 
     def open(self, expected: Expected) -> list[Stray]:
         """Open the logs of the expected partitions; answers the folders that were set aside."""
-        found = checkpoint.read(self._disk, self.data)
-        if found is None:
+        points = checkpoint.read(self._disk, self.data)
+        if points is None:
             log.error("%s/%s is damaged: every log is read and checked", self.data, checkpoint.FILE_NAME)
-            found = {}
+        # A point of a topic that had the same name is nothing to go by.
+        wanted = {where: topic_id.hex() for where, (topic_id, _) in expected.items()}
+        found = {where: point for where, point in (points or {}).items() if point.topic_id == wanted.get(where)}
         strays: list[Stray] = []
         self._opened = True
         for topic_partition, path in list(folder.partitions(self._disk, self.data)):
@@ -253,8 +256,8 @@ class PartitionedStore:
 
     def _check(self, checked: PartitionedLog, now_ms: int) -> None:
         settings = checked.settings
-        lag_ms = settings.max_compaction_lag_ms
-        if settings.compact and checked.active.written and checked.began_ms + lag_ms < now_ms:
+        oldest_ms = min(settings.segment_ms, settings.max_compaction_lag_ms if settings.compact else FOREVER_MS)
+        if checked.active.written and checked.began_ms + oldest_ms < now_ms:
             self.roll(checked)
         try:
             retention.apply(checked, now_ms, self.roll)
@@ -328,6 +331,7 @@ class PartitionedStore:
             yield LogPoint(
                 each.topic_partition.topic,
                 each.topic_partition.partition,
+                each.topic_id.hex(),
                 each.stopped,
                 each.durable_offset,
                 each.start_offset,

@@ -139,7 +139,7 @@ class _Request:
         return sync_helper.REQUEST.pack(self.kind, self.number, self.position, self.count)
 
 
-class _Helper:
+class _SyncProcess:
     """The other process: requests out as packets, answers in on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, died: Callable[[Sequence[_Request]], None]) -> None:
@@ -258,7 +258,7 @@ class SystemDisk:
         self._numbers = 0
         self.unanswered = 0
         self._thread: _SyncThread | None = None
-        self._helper = _Helper(loop, self._helper_died) if loop is not None and sync_helper else None
+        self._helper = _SyncProcess(loop, self._helper_died) if loop is not None and sync_helper else None
 
     @property
     def helper_pid(self) -> int | None:

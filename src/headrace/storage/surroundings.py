@@ -1,0 +1,81 @@
+"""What a log is given: the services that the logs of a store share, and what opening its folder found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk
+from headrace.settings import LogSettings
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.segment import OpenSegments, Segment
+
+if TYPE_CHECKING:
+    from headrace.storage.partitioned import PartitionedLog
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What the logs of one store share."""
+
+    disk: Disk
+    clock: Clock
+    open_segments: OpenSegments
+    staged: dict[PartitionedLog, None]
+    checkpoint_soon: Callable[[], None]
+    segment_began: Callable[[PartitionedLog], None]
+    discarded: Callable[[list[str], int], None]
+    """Paths to remove after so many milliseconds."""
+
+    def new_segment(self, folder: str, settings: LogSettings, base_offset: int) -> Segment:
+        """An empty one, whose file is created when it is first used."""
+        return self._segment(folder, settings, base_offset, base_offset, fresh=True)
+
+    def old_segment(
+        self, folder: str, settings: LogSettings, base_offset: int, next_offset: int, size: int, *, cleaned: bool
+    ) -> Segment:
+        """One whose file is there and has this size."""
+        segment = self._segment(folder, settings, base_offset, next_offset, cleaned=cleaned)
+        segment.found_bytes(size)
+        return segment
+
+    def _segment(
+        self,
+        folder: str,
+        settings: LogSettings,
+        base_offset: int,
+        next_offset: int,
+        *,
+        cleaned: bool = False,
+        fresh: bool = False,
+    ) -> Segment:
+        return Segment(
+            self.disk,
+            self.open_segments,
+            folder,
+            base_offset,
+            next_offset,
+            index_bytes=settings.segment_index_bytes,
+            interval_bytes=settings.index_interval_bytes,
+            cleaned=cleaned,
+            fresh=fresh,
+        )
+
+
+@dataclass(slots=True)
+class Found:
+    """What opening a folder found out about its log."""
+
+    segments: list[Segment]
+    start_offset: int
+    end_offset: int
+    cleanings: list[tuple[int, int]] = field(default_factory=list)
+    began_ms: int = 0
+    epochs: EpochHistory | None = None
+    snapshots: list[int] = field(default_factory=list)
+    recovered: bool = False
+    durable_offset: int | None = None
+    """Where what is known to be synced ends, if that is not the log's end."""
+    unsynced: list[str] = field(default_factory=list)
