@@ -23,7 +23,7 @@ LOAD_TIMEOUT_S = 120.0
 # A broker is quiet when it uses less than this share of one core over the window.
 QUIET_CPU_SHARE = 0.15
 QUIET_WINDOW_S = 0.1
-QUIET_TIMEOUT_S = 6.0
+QUIET_TIMEOUT_S = 2.0
 LIBRARIES = {
     "kafka": ("rdkafka", "librdkafka-dev"),
     "nats": ("nats", "libnats-dev"),

@@ -2,7 +2,7 @@
 the cells (message size x partitions) with the contestants taking turns in each, and prints medians over the rounds.
 
 Per cell and contestant: a throughput load, the same topic read back with every record counted, then synchronous and
-pipelined sends to a second topic, counted likewise. A contestant that cannot be had is named with the reason.
+pipelined sends to it, counted likewise. A contestant that cannot be had is named with the reason.
 """
 
 import argparse
@@ -42,7 +42,7 @@ QUICK_CELLS = (Cell(100, 1), Cell(100, 256), Cell(1024, 16), Cell(10240, 1))
 BULK_MESSAGES_MAX = 1_000_000
 BULK_BYTES = 150_000_000
 SYNC_SENDS = 2_000
-PIPELINED_SENDS = 10_000
+PIPELINED_SENDS = 8_000
 WINDOW = 256
 SETTLE_S = 3.0
 Taken = dict[Cell, dict[str, list[Figures] | None]]
@@ -105,27 +105,24 @@ def observe_idle(brokers: Sequence[Running], start_s: dict[str, float]) -> list[
 
 def measure(broker: Running, cell: Cell, label: str, volume: float = 1.0) -> Figures:
     """One contestant, one cell, one round."""
-    bulk = Topic(f"bulk-{label}", cell.partitions, cell.message_bytes)
-    single = Topic(f"single-{label}", cell.partitions, cell.message_bytes)
+    topic = Topic(f"bench-{label}", cell.partitions, cell.message_bytes)
     count = min(BULK_MESSAGES_MAX, BULK_BYTES // cell.message_bytes)
     count = max(cell.partitions, int(count * broker.recipe.bulk_share * volume))
     try:
-        loads.create(broker, bulk)
-        primed = loads.prime(broker, bulk)
-        sent = loads.send(broker, "produce", bulk, count)
-        received = loads.receive(broker, bulk, primed + sent.on_topic)
+        loads.create(broker, topic)
+        on_topic = loads.prime(broker, topic)
+        sent = loads.send(broker, "produce", topic, count)
+        on_topic += sent.on_topic
+        received = loads.receive(broker, topic, on_topic)
         memory = broker.memory()
-        loads.create(broker, single)
-        primed = loads.prime(broker, single)
-        sync = loads.send(broker, "sync", single, int(SYNC_SENDS * volume))
-        pipelined = loads.send(broker, "pipelined", single, int(PIPELINED_SENDS * volume), WINDOW)
-        loads.receive(broker, single, primed + sync.on_topic + pipelined.on_topic)
+        sync = loads.send(broker, "sync", topic, int(SYNC_SENDS * volume))
+        pipelined = loads.send(broker, "pipelined", topic, int(PIPELINED_SENDS * volume), WINDOW)
+        loads.receive(broker, topic, on_topic + sync.on_topic + pipelined.on_topic)
     finally:
-        for topic in (bulk, single):
-            try:
-                loads.delete(broker, topic)
-            except Invalid as trouble:
-                say(f"{broker.recipe.name}: {topic.name} was not deleted: {trouble}")
+        try:
+            loads.delete(broker, topic)
+        except Invalid as trouble:
+            say(f"{broker.recipe.name}: {topic.name} was not deleted: {trouble}")
     steps = (sent, received, sync, pipelined)
     others_s = sum(step.others_cpu_s for step in steps)
     sent_bytes = sent.messages * cell.message_bytes
