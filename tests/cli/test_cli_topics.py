@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import struct
+import subprocess
+import termios
 from collections.abc import Callable
 
-from cli.conftest import Run
+from brokers import Broker
+from cli.conftest import COMMAND, Run, environment
 from proving import proves
 
 
@@ -80,3 +87,19 @@ def test_the_cluster_and_its_brokers_are_described(run: Run) -> None:
     assert run("cluster", "describe").stdout.startswith(f"cluster {described['cluster_id']}\n")
     rows = json.loads(run("config", "describe", "broker", str(broker["broker"]), "--json").stdout)
     assert "node.id" in {row["setting"] for row in rows}
+
+
+def test_a_terminal_gets_a_table(run: Run, topic: Callable[..., str], broker: Broker) -> None:
+    name = topic(2)
+    ours, theirs = os.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+    process = subprocess.Popen([*COMMAND, "topic", "list"], stdout=theirs, env=environment(broker.bootstrap))
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux ends a terminal whose other side is gone with EIO.
+        while read := os.read(ours, 65536):
+            shown += read
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert "─" in shown.decode()
+    assert name in shown.decode()

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import ssl
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from brokers import Broker, free_port
+from certificates import self_signed
+from client.conftest import MakeTopic
+from headrace.client import admin
 from headrace.client.cluster import Cluster, parse_address, parse_bootstrap
 from headrace.client.connection import Connection, Request, exchange
+from headrace.client.fetch import FetchLimits, Position, fetch, read
+from headrace.client.produce import Outgoing, produce
 from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
 from headrace.errors import HeadraceError, ProtocolError, SettingError
 from headrace.ports.network import Address
+from headrace.records import kernel
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -144,6 +154,43 @@ def test_a_broken_connection_fails_its_own_requests_and_no_others(broker: Broker
     whole.close()
 
 
+def test_ctrl_c_while_waiting_leaves_no_answer_behind(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    ctrl_c = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.start()
+            fetch(cluster, [Position(name, 0, 0)], FetchLimits(max_wait_ms=30_000))
+            ctrl_c.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert cluster.leader(name, 0).awaited_count == 0
+    assert name in cluster.topology([name]).topics
+
+
 def test_any_bootstrap_address_that_answers_will_do(broker: Broker) -> None:
     with Cluster([f"127.0.0.1:{free_port()}", broker.bootstrap]) as cluster:
         assert cluster.topology([]).brokers
+
+
+def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    broker = fresh_broker(
+        listen=("tls://127.0.0.1:0",),
+        settings={"tls.certificate": certificate.certificate_path, "tls.key": certificate.key_path},
+    )
+    trusting = ssl.create_default_context(cafile=str(certificate.certificate_path))
+    with Cluster(broker.bootstrap, tls=trusting) as cluster:
+        admin.create_topic(cluster, "sealed")
+        batch = kernel.build([(1, None, b"x" * 100_000, [])])
+        produce(cluster, [Outgoing("sealed", 0, batch)] * 3)
+        assert read(cluster, "sealed", 0, 0, 10).next_offset == 3
+    with pytest.raises(NoBroker, match="no TLS with"):
+        Cluster(broker.bootstrap, tls=ssl.create_default_context()).topology()
+    with pytest.raises(NoBroker):
+        Cluster(broker.bootstrap, timeout_ms=2000).topology()

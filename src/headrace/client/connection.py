@@ -2,7 +2,8 @@
 
 Any number of requests leave in one vectored `sendmsg`; their parts, ready-made record batches among them, are never
 joined. Each answer is read into a buffer of its own, so that record sets can be handed out as slices of it. After a
-timeout or a broken frame the connection is closed: what follows on the socket could no longer be told apart.
+timeout, a broken frame or ctrl-C in the middle the connection is closed: what follows on the socket could no longer be
+told apart.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ class Connection:
             self._write(parts, self._deadline(timeout_ms))
         except OSError as error:
             raise self._broken("sending to", error) from None
+        except KeyboardInterrupt:
+            self.close()
+            raise
 
     def receive(self, timeout_ms: int | None = None) -> Message:
         """The answer to the oldest request that waits for one; `records` fields are slices of its own buffer."""
@@ -147,7 +151,7 @@ class Connection:
             frame = self._read(size, deadline)
         except OSError as error:
             raise self._broken("waiting for an answer from", error) from None
-        except ProtocolError:
+        except (ProtocolError, KeyboardInterrupt):
             self.close()
             raise
         try:
@@ -241,19 +245,44 @@ def exchange(
     for nth, (connection, _) in enumerate(asked):
         by_connection.setdefault(connection, []).append(nth)
     results: list[Message | HeadraceError] = [Message() for _ in asked]
-    for connection, places in by_connection.items():
-        try:
-            connection.submit(*(asked[nth][1] for nth in places), timeout_ms=timeout_ms)
-        except HeadraceError as error:
-            for nth in places:
-                results[nth] = error
-    for connection, places in by_connection.items():
-        failure: HeadraceError | None = None
-        for nth in places:
-            if isinstance(results[nth], HeadraceError) or not asked[nth][1].answered:
-                continue
-            try:
-                results[nth] = failure or connection.receive(timeout_ms)
-            except HeadraceError as error:
-                results[nth] = failure = error
+    try:
+        for connection, places in by_connection.items():
+            _submit(connection, asked, places, results, timeout_ms)
+        for connection, places in by_connection.items():
+            _receive(connection, asked, places, results, timeout_ms)
+    finally:
+        for connection in by_connection:
+            if connection.awaited_count:
+                connection.close()
     return results
+
+
+def _submit(
+    connection: Connection,
+    asked: Sequence[tuple[Connection, Request]],
+    places: list[int],
+    results: list[Message | HeadraceError],
+    timeout_ms: int | None,
+) -> None:
+    try:
+        connection.submit(*(asked[nth][1] for nth in places), timeout_ms=timeout_ms)
+    except HeadraceError as error:
+        for nth in places:
+            results[nth] = error
+
+
+def _receive(
+    connection: Connection,
+    asked: Sequence[tuple[Connection, Request]],
+    places: list[int],
+    results: list[Message | HeadraceError],
+    timeout_ms: int | None,
+) -> None:
+    failure: HeadraceError | None = None
+    for nth in places:
+        if isinstance(results[nth], HeadraceError) or not asked[nth][1].answered:
+            continue
+        try:
+            results[nth] = failure or connection.receive(timeout_ms)
+        except HeadraceError as error:
+            results[nth] = failure = error
