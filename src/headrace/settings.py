@@ -1,7 +1,7 @@
 """Every setting of Headrace, declared once: name, type, default, unit, bounds, one line of meaning.
 
 A broker setting comes, weakest first, from its default, the config file (TOML), the environment
-(`HEADRACE_` + the name in capitals, dots as underscores) and the command line (`--set name=value`), always by the same name.
+(`HEADRACE_` + the name in capitals, dots as underscores) and the command line (`--set name=value`), by the same name.
 A topic setting has the broker-wide default `log.<name>`. Unknown names are refused with the nearest known one.
 """
 

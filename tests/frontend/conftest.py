@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from raw import Raw
 
 from brokers import Broker
+from frontend.raw import Raw
 
 _count = itertools.count()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from raw import Raw, batch_of
-
 from brokers import Broker, wait_for
+from frontend.raw import Raw, batch_of
 from headrace.wire import api as apis
 from headrace.wire.api import API
 from proving import proves

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from raw import Raw, batch_of
 
 from brokers import Broker
+from frontend.raw import Raw, batch_of
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.wire import api as apis

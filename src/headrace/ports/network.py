@@ -15,7 +15,6 @@ from typing import Protocol
 
 from headrace.ports.disk import Buffer, FileSlice
 
-
 Part = Buffer | FileSlice
 
 
