@@ -93,7 +93,7 @@ def test_class_names_are_nouns_of_the_field() -> None:
 
 def test_nothing_sleeps_in_the_broker() -> None:
     """The synchronous client and the command line may wait before they try again; the broker's loop never does."""
-    inside = [path for path in MODULES if path.relative_to(SOURCE / "headrace").parts[0] not in ("client", "cli")]
+    inside = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in ("client", "cli")]
     sleeping = [
         f"{short(path)}:{line}" for path in inside for line, name in calls(tree_of(path)) if name == "time.sleep"
     ]
