@@ -252,7 +252,7 @@ def nats(folder: Path, port: int) -> Recipe:
         command=(server, "-js", "-a", HOST, "-p", str(port), "-sd", str(folder / "data")),
         answers=answers_nats,
         load="nats",
-        bulk_share=0.25,
+        bulk_share=0.15,
     )
 
 
@@ -274,7 +274,7 @@ def redis(folder: Path, port: int) -> Recipe:
         command=(server, *(word for option in options.items() for word in option)),
         answers=answers_redis,
         load="redis",
-        bulk_share=0.5,
+        bulk_share=0.3,
     )
 
 
