@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
 
-from brokers import Broker
-from cli.conftest import Run, run_command
+from brokers import Brokers
+from cli.conftest import Run
+from headrace.client import admin
+from headrace.client.cluster import Cluster
+from headrace.client.produce import Outgoing, produce
+from headrace.records import kernel
 from proving import proves
 
-FreshBroker = Callable[..., Broker]
 
-
-@pytest.fixture
-def data(fresh_broker: FreshBroker, request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="module")
+def stopped(brokers: Brokers, request: pytest.FixtureRequest) -> Path:
     """The folder of a stopped broker with two topics."""
     if request.config.getoption("--apache-kafka"):
         pytest.skip("Apache Kafka's folders are not read")
-    broker = fresh_broker()
-
-    def run(*arguments: str, stdin: str = "") -> None:
-        run_command(*arguments, bootstrap=broker.bootstrap, stdin=stdin)
-
-    run("topic", "create", "orders", "--partitions", "2", "--config", "segment.bytes=4096")
-    run("topic", "create", "other")
-    for n in range(5):
-        run(
-            "produce",
-            "orders",
-            "--partition",
-            "1",
-            "--compression",
-            "none",
-            stdin=f"{n}-first {'x' * 1500}\n{n}-second\n",
-        )
-    run("produce", "other", "--key-separator", ":", "--header", "h=v", stdin="k:v\n")
+    broker = brokers.start()
+    with Cluster(broker.bootstrap) as cluster:
+        admin.create_topic(cluster, "orders", partitions=2, configs={"segment.bytes": "4096"})
+        admin.create_topic(cluster, "other", partitions=1)
+        for n in range(5):
+            batch = kernel.build([(1, None, b"x" * 1500, []), (2, None, b"%d" % n, [])])
+            produce(cluster, [Outgoing("orders", 1, batch)])
+        produce(cluster, [Outgoing("other", 0, kernel.build([(3, b"k", b"v", [("h", b"v")])]))])
     broker.stop()
     return broker.data
+
+
+@pytest.fixture
+def data(stopped: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(stopped, tmp_path / "data"))
 
 
 def test_a_whole_folder_is_said_to_be_whole(alone: Run, data: Path) -> None:

@@ -162,11 +162,14 @@ def test_ctrl_c_while_waiting_leaves_no_answer_behind(cluster: Cluster, topic: M
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     ctrl_c = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+
+    def fetch_until_interrupted() -> None:
+        ctrl_c.start()
+        fetch(cluster, [Position(name, 0, 0)], FetchLimits(max_wait_ms=30_000))
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            ctrl_c.start()
-            fetch(cluster, [Position(name, 0, 0)], FetchLimits(max_wait_ms=30_000))
-            ctrl_c.join()
+            fetch_until_interrupted()
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert cluster.leader(name, 0).awaited_count == 0
