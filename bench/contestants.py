@@ -61,6 +61,8 @@ class Running:
     port: int
     folder: Path
     start_s: float
+    start_cpu_s: float
+    """Processor time up to the first answer: what the start costs, however busy the machine is."""
 
     @property
     def pids(self) -> list[int]:
@@ -100,7 +102,8 @@ def start(recipe_of: Callable[[Path, int], Recipe], folder: Path, port: int | No
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise Missing(f"it did not come up with {' '.join(recipe.command)}\n{tail}")
         time.sleep(POLL_S)
-    return Running(recipe, process, port, folder, time.monotonic() - began)
+    start_s = time.monotonic() - began
+    return Running(recipe, process, port, folder, start_s, processes.cpu_seconds(process.pid))
 
 
 def _answers(recipe: Recipe, port: int) -> bool:

@@ -76,7 +76,7 @@ def main() -> None:
         if options.mode == "consume":
             count = primed + loads.send(broker, "produce", topic, count).on_topic
         pid, raw = str(broker.process.pid), folder / "stacks.raw"
-        spy = (sampler(), "record", "-p", pid, "-r", str(SAMPLES_PER_S), "-f", "raw", "-o", str(raw), "-d", "600")
+        spy = (sampler(), "record", "-p", pid, "-F", "-r", str(SAMPLES_PER_S), "-f", "raw", "-o", str(raw), "-d", "600")
         profilers.append(subprocess.Popen(spy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         if shutil.which("perf"):
             perf = ("perf", "record", "-q", "-F", "999", "-p", pid, "-o", str(folder / "perf.data"))

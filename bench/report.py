@@ -53,6 +53,7 @@ class Entrant:
     version: str
     settings: str
     start_s: float
+    start_cpu_s: float
     idle_mb: float
     idle_shared_once_mb: float
     idle_cpu_percent: float
@@ -140,10 +141,17 @@ def cell_table(results: Results, columns: Sequence[Column]) -> str:
 
 def entrant_table(entrants: Sequence[Entrant]) -> str:
     rows = [
-        [e.name, f"{e.start_s:.2f}", _whole(e.idle_mb), _whole(e.idle_shared_once_mb), f"{e.idle_cpu_percent:.1f}"]
+        [
+            e.name,
+            f"{e.start_s:.2f}",
+            f"{e.start_cpu_s:.2f}",
+            _whole(e.idle_mb),
+            _whole(e.idle_shared_once_mb),
+            f"{e.idle_cpu_percent:.1f}",
+        ]
         for e in entrants
     ]
-    return table(["contestant", "start s", "idle RSS MB", "idle PSS MB", "idle CPU %"], rows)
+    return table(["contestant", "start s", "start CPU-s", "idle RSS MB", "idle PSS MB", "idle CPU %"], rows)
 
 
 def reach_table(results: Results, entrant: Entrant) -> str:

@@ -95,6 +95,7 @@ def observe_idle(brokers: Sequence[Running], start_s: dict[str, float]) -> list[
                 version=broker.recipe.version,
                 settings=broker.recipe.settings,
                 start_s=start_s[broker.recipe.name],
+                start_cpu_s=broker.start_cpu_s,
                 idle_mb=memory.rss_bytes / 1e6,
                 idle_shared_once_mb=memory.pss_bytes / 1e6,
                 idle_cpu_percent=(broker.cpu_seconds() - cpu_s) / SETTLE_S * 100,
