@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from brokers import Broker
+from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from headrace.client import offsets
 from headrace.client.cluster import Cluster, UnknownTopic
@@ -230,6 +233,34 @@ def test_what_is_not_acknowledged_is_counted_with_its_reason(cluster: Cluster, t
     producer.add((1, None, b"fits", []))
     producer.flush()
     assert producer.acknowledged == 1
+
+
+@proves("J10")
+def test_a_producer_rides_out_a_crash_of_the_broker_without_gap_or_repetition(
+    fresh_broker: Callable[..., Broker],
+) -> None:
+    broker, total, crashes = fresh_broker(), 30_000, 3
+    with Cluster(broker.bootstrap) as cluster:
+        producer = Producer(cluster, "steady")
+
+        def send_all() -> None:
+            for n in range(total):
+                producer.add((1, None, b"%01000d" % n, []))
+            producer.flush()
+
+        def has_reached(goal: int) -> bool:
+            return producer.acknowledged >= goal
+
+        sending = threading.Thread(target=send_all)
+        sending.start()
+        for crash in range(1, crashes + 1):
+            goal = total * crash // (crashes + 2)
+            wait_for(f"{goal} records to be acknowledged", partial(has_reached, goal))
+            broker.restart(clean=False)
+        sending.join()
+        assert (producer.acknowledged, producer.failures) == (total, [])
+        found = [int(value or b"") for value in values_of(cluster, "steady", count=total + 1)]
+        assert found == list(range(total))
 
 
 @proves("G6")
