@@ -135,6 +135,7 @@ def test_a_consumer_reads_everything_over_breaking_connections(
             "bootstrap.servers": proxy.address,
             "group.id": "g",
             "fetch.message.max.bytes": 2000,
+            "fetch.error.backoff.ms": BACKOFF_MS,
             "reconnect.backoff.ms": BACKOFF_MS,
             "reconnect.backoff.max.ms": BACKOFF_MS,
             "log_level": 0,

@@ -87,7 +87,7 @@ def test_unknown_topics_where_none_is_created(fresh_broker: Callable[..., Broker
         kafkajs.produce(broker.bootstrap, name, [Record(b"v")], options={"retry": {"retries": 1}})
 
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g", "log_level": 0})
-    consumer.assign([TopicPartition(name, 0, 0)])
+    consumer.subscribe([name])
     message = consumer.poll(DEADLINE_S)
     assert message is not None
     reported = message.error()
