@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from headrace.client.cluster import DEFAULT_BOOTSTRAP, Cluster, Retry
+from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.errors import SettingError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +32,8 @@ def with_cluster(command: F) -> F:
     @click.option("--tls-ca", metavar="FILE", help="Speak TLS, and trust the certificates in this PEM file.")
     @functools.wraps(command)
     def connected(*args: Any, bootstrap: str, timeout: float, tls_ca: str | None, **kwargs: Any) -> Any:
+        from headrace.client.cluster import Cluster, Retry
+
         timeout_ms = max(1, int(timeout * 1000))
         tls = _tls(tls_ca) if tls_ca else None
         with Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls) as cluster:

@@ -1,1 +1,5 @@
 """A small synchronous client on blocking sockets: one connection per broker, leader routing, raw record sets."""
+
+from typing import Final
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"

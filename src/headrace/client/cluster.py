@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection import Connection
 from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal, check
 from headrace.client.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
@@ -22,7 +23,6 @@ from headrace.ports.network import Address
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
-DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 DEFAULT_PORT: Final = 9092
 APPEAR_WITHIN_MS: Final = 5_000
 GROUP_KEY_TYPE: Final = 0

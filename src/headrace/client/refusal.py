@@ -6,17 +6,11 @@ other brokers send.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
-from kio.schema.errors import ErrorCode
-
 from headrace.errors import Code, HeadraceError, Mapping
-
-_RETRIABLE: Final = {
-    **{int(code): code.retriable for code in ErrorCode},
-    **{kind.mapping.kafka_code: kind.mapping.retriable for kind in HeadraceError.__subclasses__()},
-}
-_NAMES: Final = {int(code): code.name.removesuffix("_exception").replace("_", " ") for code in ErrorCode}
+from headrace.wire import schema
 
 _REMEDIES: Final = {
     Code.OFFSET_OUT_OF_RANGE: "the log does not reach there; start at `beginning` or `end`",
@@ -35,13 +29,19 @@ _REMEDIES: Final = {
 }
 
 
+@cache
+def _retriable() -> dict[int, bool]:
+    of_protocol = {code: retriable for code, (_, retriable) in schema.error_codes().items()}
+    return of_protocol | {kind.mapping.kafka_code: kind.mapping.retriable for kind in HeadraceError.__subclasses__()}
+
+
 def is_retriable(code: int) -> bool:
-    return _RETRIABLE.get(code, False)
+    return _retriable().get(code, False)
 
 
 def describe_code(code: int) -> str:
     """The meaning of a Kafka error code in words, with what to do where that is known."""
-    name = _NAMES.get(code, "unknown error")
+    name, _ = schema.error_codes().get(code, ("unknown error", False))
     remedy = _REMEDIES.get(code)
     return f"{name} (code {code})" + (f": {remedy}" if remedy else "")
 

@@ -145,6 +145,14 @@ def _import_primitives() -> None:
             del sys.modules["hypothesis"]
 
 
+@cache
+def error_codes() -> dict[int, tuple[str, bool]]:
+    """Every error code of the protocol: its name in words, and whether a second try makes sense."""
+    _import_primitives()
+    codes: Any = import_module("kio.schema.errors").ErrorCode
+    return {int(code): (code.name.removesuffix("_exception").replace("_", " "), code.retriable) for code in codes}
+
+
 def landmark_versions(api_key: int) -> tuple[int, ...]:
     """Versions, oldest first, whose fields together are all the fields the API ever had."""
     lowest, highest = api_versions_known(api_key)
