@@ -67,10 +67,11 @@ class GroupCommit:
             if error is not None:
                 log.fail(error)
             elif truncations != log.truncations:
+                log.synced_upto(0)
                 self._asked[log] = None  # it was cut meanwhile, and what the offsets mean has changed
                 continue
             else:
-                log.durable_offset = max(log.durable_offset, written_offset)
+                log.synced_upto(written_offset)
             self._tell(log)
         self.start()
 

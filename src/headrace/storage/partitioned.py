@@ -10,6 +10,7 @@
 
 `append` stages; `write` puts all that was staged into the file with one call, or takes it all back. What was written
 is in the page cache and outlives the process; what lies below `durable_offset` was synced and outlives the machine.
+A truncation is synced soon after: until then a loss of power may bring back what was cut.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class PartitionedLog:
         self._turn: Turn | None = None
         self._refusal: HeadraceError | None = None
         self._unsynced: dict[str, None] = dict.fromkeys(found.unsynced)
+        self._syncing: dict[str, None] = {}
         self.epochs = found.epochs or EpochHistory(self._disk, folder)
         self.epochs.rebuild_from(self._epochs_in_log)
         self._reader = Reader(self.segments, self.epochs)
@@ -151,6 +153,7 @@ class PartitionedLog:
         if segment.size == 0:
             self.began_ms = self._around.clock.wall_ms()
             self._around.segment_began(self)
+            self._unsynced[self.folder] = None
         self._turn = Turn.begin(self.end_offset, segment, self.epochs)
         self._around.staged[self] = None
 
@@ -254,6 +257,7 @@ class PartitionedLog:
     def _add(self, segment: Segment) -> None:
         self.segments.add(segment)
         self._active = segment
+        self._reader.forget()
         self._turn = None
 
     def _write_snapshot(self, offset: int) -> None:
@@ -357,6 +361,7 @@ class PartitionedLog:
         end = min(offset, self._first_offset_at(segment, position))
         self.size_bytes -= segment.written - position
         segment.cut(position, end)
+        self.start_offset = min(self.start_offset, end)
         self._active = segment
         self._cut_to(end)
 
@@ -396,6 +401,8 @@ class PartitionedLog:
         self.save_epochs()
         self.snapshots.remove_above(end_offset)
         self.producers.forget()
+        self._unsynced[self._active.path] = None
+        self._around.sync_soon(self)
         self._around.checkpoint_soon()
 
     def delete_before(self, offset: int) -> None:
@@ -413,9 +420,6 @@ class PartitionedLog:
 
     # Syncing.
 
-    def must_sync_too(self, path: str) -> None:
-        self._unsynced[path] = None
-
     def take_unsynced(self) -> list[File]:
         """Files to sync so that everything written is safe; they count as asked for from now on."""
         files: list[File] = []
@@ -425,14 +429,21 @@ class PartitionedLog:
             if segment.written:
                 files.append(segment.file)
         if self._unsynced:
-            for path in self._unsynced:
-                try:
-                    files.append(self._disk.open(path))
-                except FileNotFoundError:
-                    continue
+            # What a sync under way was to save is asked for again if this one is to replace it.
+            self._syncing |= self._unsynced
             self._unsynced = {}
+        for path in self._syncing:
+            try:
+                files.append(self._disk.open(path))
+            except FileNotFoundError:
+                continue
         self.sync_asked_offset = self.written_offset
         return files
+
+    def synced_upto(self, offset: int) -> None:
+        """The sync that `take_unsynced` was called for has come back."""
+        self._syncing = {}
+        self.durable_offset = max(self.durable_offset, offset)
 
     def stop(self) -> None:
         """Write what a start without a scan needs; syncing it is the caller's."""

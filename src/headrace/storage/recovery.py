@@ -15,10 +15,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from headrace.errors import CorruptBatch
+from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import swap
+from headrace.storage import producers, swap
 from headrace.storage.checkpoint import LogPoint
+from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
+from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import TopicPartition
 from headrace.storage.partitioned import DELETED, PartitionedLog
 from headrace.storage.scan import Broken, Chain, scan
@@ -41,7 +45,7 @@ def open_log(
 ) -> PartitionedLog:
     """The log in a folder that is known to be this partition's."""
     names = _tidy(around, folder)
-    bases = _offsets(names, LOG)
+    bases = _drop_deleted(around.disk, folder, _offsets(names, LOG), point.start_offset if point else 0)
     found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT))
     if point is not None:
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
@@ -84,6 +88,19 @@ def _tidy(around: Surroundings, folder: str) -> list[str]:
     return names
 
 
+def _drop_deleted(disk: Disk, folder: str, bases: list[int], start_offset: int) -> list[int]:
+    """Segments that were deleted, but came back because that was not synced; answers the others."""
+    while len(bases) > 1 and bases[1] <= start_offset:
+        _remove(disk, stem(folder, bases.pop(0)))
+    return bases
+
+
+def _remove(disk: Disk, segment_stem: str) -> None:
+    for ending in (INDEX, TIME_INDEX, SUM, SNAPSHOT, LOG):
+        if disk.exists(segment_stem + ending):
+            disk.remove(segment_stem + ending)
+
+
 def _offsets(names: Iterable[str], ending: str) -> list[int]:
     return sorted(int(name[:DIGITS]) for name in names if name.endswith(ending) and name[:DIGITS].isdigit())
 
@@ -96,6 +113,17 @@ def _nothing_there(
         log.error("%s: the segments that the checkpoint tells of are gone; the log goes on at offset %d", folder, base)
     found.segments = [around.new_segment(folder, settings, base)]
     found.end_offset = base
+    if point is None or not point.clean:
+        found.unsynced = _perhaps_unsynced(folder, found.snapshots, [])
+
+
+def _perhaps_unsynced(folder: str, snapshots: list[int], segments: list[Segment]) -> list[str]:
+    """Beside the batches: whatever a dead process may have written and not synced."""
+    topic_folder = folder.rpartition("/")[0]
+    paths = [segment.stem + ending for segment in segments for ending in (INDEX, TIME_INDEX)]
+    paths += [f"{folder}/{name}" for name in (EPOCHS_FILE, PARTITION_FILE)]
+    paths += [stem(folder, offset) + SNAPSHOT for offset in snapshots]
+    return [*paths, folder, topic_folder, topic_folder.rpartition("/")[0]]
 
 
 class _Recovery:
@@ -136,9 +164,31 @@ class _Recovery:
         self._epochs.truncate(active.next_offset)
         self._save_epochs()
         self._found.epochs = self._epochs
+        self._check_snapshots(active.next_offset)
         self._found.durable_offset = min(segments[first].base_offset, active.next_offset)
-        self._found.unsynced += [s.stem + ending for s in segments[first:] for ending in (INDEX, TIME_INDEX)]
-        self._found.unsynced.append(self._folder)
+        if first > 0:
+            self._load_indexes(segments[first - 1])
+        self._found.unsynced += _perhaps_unsynced(self._folder, self._found.snapshots, segments[max(0, first - 1) :])
+
+    def _load_indexes(self, segment: Segment) -> None:
+        """The segment may have been closed just before the crash, its indexes not yet synced."""
+        try:
+            segment.load_indexes()
+        except CorruptBatch as error:
+            log.error("%s: %s", self._topic_partition, error)
+
+    def _check_snapshots(self, end_offset: int) -> None:
+        """Those that are torn, or speak of what was cut, go."""
+        whole: list[int] = []
+        for offset in self._found.snapshots:
+            path = stem(self._folder, offset) + SNAPSHOT
+            if not self._disk.exists(path):
+                continue  # it went with its segment
+            if offset > end_offset or producers.decode(read_whole(self._disk, path)) is None:
+                self._disk.remove(path)
+            else:
+                whole.append(offset)
+        self._found.snapshots = whole
 
     def _check(self, segment: Segment, is_last: bool) -> bool:
         """Read one segment; True if its tail was cut."""
@@ -203,12 +253,9 @@ class _Recovery:
         for segment in segments:
             log.warning("%s: %s follows a torn tail and is removed", self._topic_partition, segment.path)
             segment.close()
-            for ending in (INDEX, TIME_INDEX, SUM, LOG):
-                if self._disk.exists(segment.stem + ending):
-                    self._disk.remove(segment.stem + ending)
+            _remove(self._disk, segment.stem)
 
     def _save_epochs(self) -> None:
         file = self._epochs.save()
         if file is not None:
             file.close()
-            self._found.unsynced.append(file.path)

@@ -17,6 +17,7 @@ from typing import Final
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import BatchHeader
+from headrace.storage import sums
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.index import OffsetIndex, TimeIndex
 from headrace.storage.scan import find, walk
@@ -151,7 +152,9 @@ class Segment:
         """Learn from the files how many entries there are; an index that cannot be true is rebuilt."""
         if self.index.count >= 0:
             return
-        if not (self.index.load() and self.times.load() and self._fits()):
+        if self.written == 0:
+            self.begin_indexes()
+        elif not (self.index.load() and self.times.load() and self._fits()):
             log.warning("%s: index is missing or does not fit its log: rebuilt", self.index.path)
             self.rebuild_indexes()
         last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
@@ -164,11 +167,23 @@ class Segment:
         return position < self.size and 0 < relative_offset < self.next_offset - self.base_offset
 
     def rebuild_indexes(self) -> None:
+        headers = self.headers(0, self.base_offset, NEVER)
+        if self.cleaned:
+            self._agree_with_sum()
+            headers = walk(self.file, 0, self.written)
         self.begin_indexes()
-        for position, header in self.headers(0, self.base_offset, NEVER):
+        for position, header in headers:
             self.index_batch(header.base_offset, position)
             self.greatest_ms = max(self.greatest_ms, header.max_timestamp_ms)
         self.end_indexes()
+
+    def _agree_with_sum(self) -> None:
+        """Without its index, only the sum can tell whether the offsets of a compacted segment are right."""
+        found = sums.read(self._disk, self.stem + SUM)
+        if found is None or found.crc != sums.of_file(self.file, self.written):
+            raise CorruptBatch(
+                f"{self.path}: neither its index nor its sum agrees with it; `headrace log verify` says more"
+            )
 
     def begin_indexes(self) -> None:
         """Empty indexes, to be filled by `index_batch` for every batch in turn."""

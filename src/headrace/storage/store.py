@@ -62,6 +62,7 @@ class PartitionedStore:
             open_segments=OpenSegments(),
             staged=self._staged,
             checkpoint_soon=self._checkpoint_soon,
+            sync_soon=self._sync_soon,
             segment_began=self._segment_began,
             discarded=self._discard_later,
         )
@@ -142,10 +143,8 @@ class PartitionedStore:
             aside = folder.set_aside(self._disk, path, folder.STRAY)
             log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
         self._disk.make_folder(path)
-        partition_file = folder.write_partition_file(self._disk, path, topic_id)
+        folder.write_partition_file(self._disk, path, topic_id)
         created = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point)
-        for unsynced in (partition_file, path, path.rpartition("/")[0], self.data):
-            created.must_sync_too(unsynced)
         self._logs[topic_partition] = created
         return created
 
@@ -267,6 +266,10 @@ class PartitionedStore:
         except OSError as error:
             log.error("%s: %s", checked.topic_partition, error)
 
+    def _sync_soon(self, log: PartitionedLog) -> None:
+        self.commit.ask(log)
+        self._clock.call_soon(self.commit.start)
+
     def _discard_later(self, paths: list[str], delay_ms: int) -> None:
         if paths:
             self._order += 1
@@ -308,19 +311,27 @@ class PartitionedStore:
             self._checkpoint_failed(error)
             return
 
-        def synced(error: OSError | None) -> None:
-            if self._closed:
-                return
-            if error is not None:
-                self._checkpoint_failed(error)
-                return
-            # The name need not be synced: an old checkpoint is as true as a new one.
-            self._disk.rename(path + ".tmp", path)
-            self._checkpoint_running = False
-            if self._checkpoint_wanted:
-                self._begin_checkpoint()
+        self._disk.request_sync([file], self._name_checkpoint)
 
-        self._disk.request_sync([file], synced)
+    def _name_checkpoint(self, error: OSError | None) -> None:
+        if self._closed:
+            return
+        try:
+            if error is not None:
+                raise error
+            path = f"{self.data}/{checkpoint.FILE_NAME}"
+            self._disk.rename(path + ".tmp", path)
+            # After a truncation the old one is wrong, so the new name must last.
+            self._disk.request_sync([self._disk.open(self.data)], self._end_checkpoint)
+        except OSError as failure:
+            self._checkpoint_failed(failure)
+
+    def _end_checkpoint(self, error: OSError | None) -> None:
+        if error is not None:
+            self._checkpoint_failed(error)
+        self._checkpoint_running = False
+        if self._checkpoint_wanted:
+            self._begin_checkpoint()
 
     def _checkpoint_failed(self, error: OSError) -> None:
         log.warning("checkpoint not written, the old one stays: %s", error)
@@ -400,5 +411,5 @@ class PartitionedStore:
                     failed.fail(error)
             else:
                 for synced in waiting:
-                    synced.durable_offset = synced.written_offset
+                    synced.synced_upto(synced.written_offset)
             waiting, files = [], []

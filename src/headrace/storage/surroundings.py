@@ -25,6 +25,7 @@ class Surroundings:
     open_segments: OpenSegments
     staged: dict[PartitionedLog, None]
     checkpoint_soon: Callable[[], None]
+    sync_soon: Callable[[PartitionedLog], None]
     segment_began: Callable[[PartitionedLog], None]
     discarded: Callable[[list[str], int], None]
     """Paths to remove after so many milliseconds."""

@@ -275,7 +275,7 @@ class _IndexCheck:
     def _load(self, ending: str, kind: type[MappedIndex]) -> bytes:
         path = self._segment.stem + ending
         if not self._segment.disk.exists(path):
-            if self._segment.must_be_closed:
+            if self._segment.must_be_closed and self._segment.disk.size(self._segment.stem + LOG):
                 self._segment.add(ending, "index is missing; it is rebuilt at next use")
             return b""
         data = read_whole(self._segment.disk, path)

@@ -1,0 +1,147 @@
+"""Idempotent producers: what is taken, what is a duplicate, what is a gap; and what a restart remembers."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.records.batch import read_header
+from headrace.storage import producers
+from headrace.storage.log import Log
+from proving import proves
+from storage.harness import Harness, append, batch, sim_harness, values
+
+SMALL = {"segment_bytes": 1024, "index_interval_bytes": 100}
+
+
+def send(harness: Harness, log: Log, sequence: int, *, epoch: int = 0, producer_id: int = 7, count: int = 1) -> int:
+    """As a partition does: check, then append unless it is a duplicate."""
+    view = batch(*[b"%d" % (sequence + i) for i in range(count)], producer=(producer_id, epoch, sequence))
+    found = log.producers.check(read_header(view))
+    if found is not None:
+        return found
+    offset = append(log, view)
+    assert not harness.write()
+    return offset
+
+
+@proves("J10")
+def test_the_last_five_batches_are_answered_with_their_offsets(harness: Harness) -> None:
+    log = harness.log()
+    offsets = [send(harness, log, sequence * 2, count=2) for sequence in range(8)]
+    assert [send(harness, log, sequence * 2, count=2) for sequence in range(3, 8)] == offsets[3:]
+    assert log.end_offset == 16
+
+
+def test_an_older_duplicate_is_told_as_one(harness: Harness) -> None:
+    log = harness.log()
+    for sequence in range(8):
+        send(harness, log, sequence)
+    with pytest.raises(DuplicateSequence, match="it was written"):
+        send(harness, log, 1)
+
+
+@proves("J10")
+def test_a_gap_is_refused(harness: Harness) -> None:
+    log = harness.log()
+    send(harness, log, 0)
+    with pytest.raises(OutOfOrderSequence, match="sent sequence 2, but 1 comes next"):
+        send(harness, log, 2)
+    assert send(harness, log, 1) == 1
+
+
+def test_a_batch_that_overlaps_a_known_one_is_refused(harness: Harness) -> None:
+    log = harness.log()
+    send(harness, log, 0, count=3)
+    with pytest.raises(OutOfOrderSequence):
+        send(harness, log, 1, count=4)
+
+
+def test_a_new_epoch_begins_with_sequence_zero_and_ends_the_old_one(harness: Harness) -> None:
+    log = harness.log()
+    send(harness, log, 0)
+    with pytest.raises(OutOfOrderSequence, match="not with 0"):
+        send(harness, log, 5, epoch=1)
+    send(harness, log, 0, epoch=1)
+    with pytest.raises(InvalidProducerEpoch, match="another instance"):
+        send(harness, log, 1, epoch=0)
+
+
+def test_an_unknown_producer_may_begin_anywhere(harness: Harness) -> None:
+    log = harness.log()
+    assert send(harness, log, 4711) == 0
+    assert send(harness, log, 4712) == 1
+
+
+def test_sequences_wrap_at_two_to_the_31(harness: Harness) -> None:
+    log = harness.log()
+    first = 2**31 - 2
+    assert send(harness, log, first, count=3) == 0
+    assert send(harness, log, 1) == 3
+    assert send(harness, log, first, count=3) == 0
+    with pytest.raises(OutOfOrderSequence):
+        send(harness, log, 3)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "kill without snapshots"])
+def test_a_restart_remembers_duplicates(harness: Harness, how: str) -> None:
+    log = harness.log(**SMALL)
+    offsets = [send(harness, log, sequence, producer_id=id_) for id_, sequence in ((1, 0), (2, 0), (1, 1), (2, 1))]
+    for sequence in range(40):
+        send(harness, log, sequence, producer_id=9)
+    if how == "stop":
+        log = harness.reopen()
+    else:
+        if "without" in how:
+            for name in harness.disk.list(f"{harness.data}/orders/orders-0"):
+                if name.endswith(".snapshot"):
+                    harness.disk.remove(f"{harness.data}/orders/orders-0/{name}")
+        log = harness.kill()
+    assert [send(harness, log, sequence, producer_id=9) for sequence in range(35, 40)] == list(range(39, 44))
+    assert send(harness, log, 0, producer_id=1) == offsets[0]
+    assert len(values(log)) == 44
+
+
+def test_a_truncation_forgets_what_it_cut(harness: Harness) -> None:
+    log = harness.log(**SMALL)
+    for sequence in range(30):
+        send(harness, log, sequence)
+    log.truncate(20)
+    assert send(harness, log, 20) == 20
+    assert send(harness, log, 19) == 19
+    log = harness.kill()
+    assert send(harness, log, 20) == 20
+
+
+def test_a_silent_producer_is_forgotten_after_its_time() -> None:
+    harness = sim_harness()
+    log = harness.log()
+    send(harness, log, 0)
+    harness.advance(86_000)
+    with pytest.raises(OutOfOrderSequence):
+        send(harness, log, 5)
+    harness.advance(500)
+    assert send(harness, log, 5) == 1
+
+
+def test_a_dropped_batch_may_be_sent_again(harness: Harness) -> None:
+    log = harness.log()
+    send(harness, log, 0)
+    view = batch(producer=(7, 0, 1))
+    append(log, view)
+    log.producers.drop(read_header(view))
+    assert log.producers.check(read_header(view)) is None
+
+
+def test_a_snapshot_comes_back_as_it_went_and_damage_is_seen() -> None:
+    states = {
+        5: producers.ProducerState(2, (producers.SequencedBatch(0, 4, 100), producers.SequencedBatch(5, 5, 105)), 17),
+        6: producers.ProducerState(0, (), 18),
+    }
+    data = producers.encode(states)
+    assert producers.decode(data) == states
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 4
+        assert producers.decode(bytes(damaged)) is None
+    assert producers.decode(b"") is None
