@@ -320,6 +320,9 @@ class TestGroupCommit:
             append(log, batch())
         sim.write()
         sim.settle()
+        took: list[float] = []
+        assert sim.store is not None
+        sim.store.on_sync(took.append)
         sim.disk.hold_syncs()
         before = sim.disk.syncs
         append(logs[0], batch())
@@ -331,6 +334,7 @@ class TestGroupCommit:
         sim.disk.release_syncs()
         sim.settle()
         assert sim.disk.syncs == before + 2
+        assert len(took) == 2
         assert [log.durable_offset for log in logs] == [4] + [3] * 19
 
     def test_durable_is_what_was_written_when_the_sync_was_asked_for(self, sim: Harness) -> None:

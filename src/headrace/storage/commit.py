@@ -27,8 +27,7 @@ class GroupCommit:
         self._running = False
         self._closed = False
         self.listeners: list[Listener] = []
-        self.syncs = 0
-        self.last_sync_seconds = 0.0
+        self.timers: list[Callable[[float], None]] = []
 
     def ask(self, log: PartitionedLog) -> None:
         """Have the log in the next sync, which `start` begins."""
@@ -61,8 +60,9 @@ class GroupCommit:
         self._running = False
         if self._closed:
             return
-        self.syncs += 1
-        self.last_sync_seconds = self._clock.now() - began
+        took_seconds = self._clock.now() - began
+        for timer in self.timers:
+            timer(took_seconds)
         for log, written_offset, truncations in targets:
             if error is not None:
                 log.fail(error)

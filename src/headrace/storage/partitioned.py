@@ -35,6 +35,7 @@ from headrace.storage.segments import Segments
 from headrace.storage.snapshots import Snapshots
 from headrace.storage.surroundings import Found, Surroundings
 from headrace.storage.turn import Turn
+from headrace.storage.unsynced import Unsynced
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,7 @@ class PartitionedLog:
         self._staged: list[memoryview] = []
         self._turn: Turn | None = None
         self._refusal: HeadraceError | None = None
-        self._unsynced: dict[str, None] = dict.fromkeys(found.unsynced)
-        self._syncing: dict[str, None] = {}
+        self._unsynced = Unsynced(around.disk, found.unsynced)
         self.epochs = found.epochs or EpochHistory(self._disk, folder)
         self.epochs.rebuild_from(self._epochs_in_log)
         self._reader = Reader(self.segments, self.epochs)
@@ -153,7 +153,7 @@ class PartitionedLog:
         if segment.size == 0:
             self.began_ms = self._around.clock.wall_ms()
             self._around.segment_began(self)
-            self._unsynced[self.folder] = None
+            self._unsynced.add(self.folder)
         self._turn = Turn.begin(self.end_offset, segment, self.epochs)
         self._around.staged[self] = None
 
@@ -250,8 +250,7 @@ class PartitionedLog:
         self._write_snapshot(base)
         new = self._around.new_segment(self.folder, self.settings, base)
         new.file  # noqa: B018
-        for path in (old.stem + INDEX, old.stem + TIME_INDEX, self.folder):
-            self._unsynced[path] = None
+        self._unsynced.add(old.stem + INDEX, old.stem + TIME_INDEX, self.folder)
         self._add(new)
 
     def _add(self, segment: Segment) -> None:
@@ -263,7 +262,7 @@ class PartitionedLog:
     def _write_snapshot(self, offset: int) -> None:
         if self.producers.loaded:  # else nothing was appended since the last one
             path = self.snapshots.write(offset, self.producers.states, self.segments.bases)
-            self._unsynced[path] = self._unsynced[self.folder] = None
+            self._unsynced.add(path, self.folder)
 
     def _load_producers(self) -> dict[int, producers.ProducerState]:
         """From the newest whole snapshot, and the headers behind it."""
@@ -281,8 +280,7 @@ class PartitionedLog:
         file = self.epochs.save()
         if file is not None:
             file.close()
-            self._unsynced[f"{self.folder}/{EPOCHS_FILE}"] = None
-            self._unsynced[self.folder] = None
+            self._unsynced.add(f"{self.folder}/{EPOCHS_FILE}", self.folder)
 
     def _discard(self, segments: list[Segment]) -> None:
         paths: list[str] = []
@@ -295,7 +293,7 @@ class PartitionedLog:
                     self._disk.rename(path, path + DELETED)
                     paths.append(path + DELETED)
             self.snapshots.forget(range(segment.base_offset, segment.base_offset + 1))
-        self._unsynced[self.folder] = None
+        self._unsynced.add(self.folder)
         self._around.discarded(paths, self.settings.file_delete_delay_ms)
 
     def swap_segments(self, first: int, count: int, size: int) -> Segment:
@@ -401,7 +399,7 @@ class PartitionedLog:
         self.save_epochs()
         self.snapshots.remove_above(end_offset)
         self.producers.forget()
-        self._unsynced[self._active.path] = None
+        self._unsynced.add(self._active.path)
         self._around.sync_soon(self)
         self._around.checkpoint_soon()
 
@@ -428,21 +426,12 @@ class PartitionedLog:
                 break
             if segment.written:
                 files.append(segment.file)
-        if self._unsynced:
-            # What a sync under way was to save is asked for again if this one is to replace it.
-            self._syncing |= self._unsynced
-            self._unsynced = {}
-        for path in self._syncing:
-            try:
-                files.append(self._disk.open(path))
-            except FileNotFoundError:
-                continue
         self.sync_asked_offset = self.written_offset
-        return files
+        return files + self._unsynced.take()
 
     def synced_upto(self, offset: int) -> None:
         """The sync that `take_unsynced` was called for has come back."""
-        self._syncing = {}
+        self._unsynced.came_back()
         self.durable_offset = max(self.durable_offset, offset)
 
     def stop(self) -> None:
@@ -451,8 +440,7 @@ class PartitionedLog:
         self.save_epochs()
         if self._active.written and self._active.index.count >= 0:
             self._active.end_indexes()
-            for ending in (INDEX, TIME_INDEX):
-                self._unsynced[self._active.stem + ending] = None
+            self._unsynced.add(self._active.stem + INDEX, self._active.stem + TIME_INDEX)
 
     def close_files(self) -> None:
         for segment in self.segments:

@@ -199,6 +199,10 @@ class PartitionedStore:
     def on_durable(self, listener: Callable[[Log], None]) -> None:
         self.commit.listeners.append(listener)
 
+    def on_sync(self, timer: Callable[[float], None]) -> None:
+        """`timer(seconds)` runs after each group commit, with the time that it took."""
+        self.commit.timers.append(timer)
+
     # From time to time.
 
     def tick(self) -> None:
