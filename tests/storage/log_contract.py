@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import OffsetOutOfRange
+from headrace.errors import OffsetOutOfRange, UnknownPartition
 from headrace.records import kernel
 from headrace.records.batch import read_header
 from headrace.storage.log import EpochEnd, TimedOffset, TopicPartition
@@ -219,6 +219,10 @@ class LogContract:
         assert store.get(other.topic_partition) is None
         again = store.create(other.topic_partition, b"\x09" * 16, other.settings)
         assert again.end_offset == 0
+        with pytest.raises(UnknownPartition, match="payments-3 was deleted"):
+            append(other, batch())
+        harness.advance(70)
+        assert store.get(other.topic_partition) is again
 
     @proves("L4")
     def test_durable_offset_rises_with_the_sync_under_disk(self, harness: Harness) -> None:

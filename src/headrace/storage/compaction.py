@@ -86,6 +86,8 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
         return
+    except FileNotFoundError:
+        return  # a segment was deleted meanwhile; the next round begins anew
     if segments:
         remember(cleaned, segments[-1].next_offset, now_ms)
 

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, StorageFailed, StorageFull
+from headrace.errors import HeadraceError, OffsetOutOfRange, StorageFailed, StorageFull, UnknownPartition
 from headrace.ports.disk import File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
@@ -334,8 +334,7 @@ class PartitionedLog:
         return search.offset_for_time(self.segments, timestamp_ms, self.start_offset, self.written_offset)
 
     def greatest_timestamp(self) -> TimedOffset | None:
-        greatest_ms = max((segment.greatest_ms for segment in self.segments if segment.written), default=-1)
-        return self.offset_for_time(greatest_ms) if greatest_ms >= 0 else None
+        return search.greatest_timestamp(self.segments, self.start_offset, self.written_offset)
 
     def last_epoch(self) -> int:
         return self.epochs.last_epoch()
@@ -356,19 +355,12 @@ class PartitionedLog:
         keep = self.segments.index(segment) + 1
         self._discard(self.segments.replace(keep, len(self.segments), []))
         # A batch that spans the offset goes whole, so the end may lie below it.
-        end = min(offset, self._first_offset_at(segment, position))
+        end = min(offset, segment.first_offset_at(position))
         self.size_bytes -= segment.written - position
         segment.cut(position, end)
         self.start_offset = min(self.start_offset, end)
         self._active = segment
         self._cut_to(end)
-
-    def _first_offset_at(self, segment: Segment, position: int) -> int:
-        return (
-            int.from_bytes(segment.file.pread(8, position), "big")
-            if position < segment.written
-            else segment.next_offset
-        )
 
     def restart_at(self, offset: int) -> None:
         self._flush_staged()
@@ -441,6 +433,11 @@ class PartitionedLog:
         if self._active.written and self._active.index.count >= 0:
             self._active.end_indexes()
             self._unsynced.add(self._active.stem + INDEX, self._active.stem + TIME_INDEX)
+
+    def delete(self) -> None:
+        """Take nothing more: the partition is going away."""
+        self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
+        self._staged = []
 
     def close_files(self) -> None:
         for segment in self.segments:

@@ -8,7 +8,7 @@ from headrace.ports.disk import File
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import TimedOffset
-from headrace.storage.segment import NEVER, Segment
+from headrace.storage.segment import NEVER, NO_TIMESTAMP, Segment
 
 
 def offset_for_time(
@@ -21,6 +21,15 @@ def offset_for_time(
             if found is not None:
                 return found if found.offset < end_offset else None
     return None
+
+
+def greatest_timestamp(segments: Iterable[Segment], start_offset: int, end_offset: int) -> TimedOffset | None:
+    """The first record that bears the greatest timestamp of all."""
+    segments = [segment for segment in segments if segment.written]
+    greatest_ms = max((segment.greatest_ms for segment in segments), default=NO_TIMESTAMP)
+    if greatest_ms == NO_TIMESTAMP:
+        return None
+    return offset_for_time(segments, greatest_ms, start_offset, end_offset)
 
 
 def _in_segment(segment: Segment, timestamp_ms: int, start_offset: int) -> TimedOffset | None:

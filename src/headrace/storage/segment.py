@@ -260,6 +260,10 @@ class Segment:
                 return found_at
         return self.written
 
+    def first_offset_at(self, position: int) -> int:
+        """Base offset of the batch at the position, or what follows the last one."""
+        return int.from_bytes(self.file.pread(8, position), "big") if position < self.written else self.next_offset
+
     def headers(
         self, position: int, expected_offset: int, wanted_offset: int = -1
     ) -> Iterator[tuple[int, BatchHeader]]:

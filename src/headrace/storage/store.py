@@ -160,6 +160,7 @@ class PartitionedStore:
             return
         self._staged.pop(deleted, None)
         self._cleaner.drop(deleted)
+        deleted.delete()
         deleted.close_files()
         aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
         self._discard_later([aside], deleted.settings.file_delete_delay_ms)

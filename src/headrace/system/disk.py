@@ -105,8 +105,9 @@ class SystemFile:
         probe = bytearray(1)
         try:
             os.preadv(self._descriptor, [probe], position, os.RWF_NOWAIT)
-            if count > mmap.PAGESIZE:
-                os.preadv(self._descriptor, [probe], position + count - 1, os.RWF_NOWAIT)
+            last = position + count - 1
+            if position // mmap.PAGESIZE != last // mmap.PAGESIZE:
+                os.preadv(self._descriptor, [probe], last, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
