@@ -46,9 +46,9 @@ compile_kernel() {
     fi
     say 'compiling the record kernel'
     install cython
-    if ! $venv/bin/cythonize -i -q $kernel >.work/kernel.log 2>&1; then
+    if ! $venv/bin/cythonize -X annotation_typing=False -i -q $kernel >.work/kernel.log 2>&1; then
         rm -f src/headrace/records/kernel.c src/headrace/records/kernel.*.so
-        say 'running uncompiled: the compiler failed, see .work/kernel.log (on Debian: apt-get install gcc python3-dev)'
+        say 'running uncompiled: the compiler failed, .work/kernel.log says why (without Python.h, on Debian: apt-get install python3-dev)'
     fi
     rm -rf build
 }

@@ -122,6 +122,8 @@ class Node:
             groups=self.groups,
             producer_ids=ProducerIds(self.coordination, prefix),
             spawn=self.spawn,
+            failed=self._failed,
+            effective=self.effective_settings,
         )
         endpoints = self._listen()
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None

@@ -132,3 +132,30 @@ def test_metadata_answers_with_the_address_of_the_listener_that_was_asked(
         answer = raw.call(apis.METADATA, 12, topics=None)
         assert [(node.host, node.port) for node in answer.brokers] == [told]
         raw.close()
+
+
+@proves("L7")
+def test_more_requests_in_one_read_than_may_be_open_are_all_answered(
+    broker: Broker, connect: Connect, topic: str
+) -> None:
+    raw = connect(broker)
+    raw.create(topic)
+    body = struct.pack(">hhih", apis.API_VERSIONS, 0, 7, -1)
+    raw.socket.sendall((struct.pack(">i", len(body)) + body) * 3000)
+    for _ in range(3000):
+        assert raw.receive(apis.API_VERSIONS, 0)[0] == 7
+
+
+def test_a_flood_of_metadata_requests_is_bounded_by_what_the_peer_reads(
+    fresh_broker: Callable[..., Broker], connect: Connect, topic: str
+) -> None:
+    broker = fresh_broker(settings={"connection.queued.bytes": 1 << 20})
+    greedy, other = connect(broker), connect(broker)
+    other.create(topic, partitions=500)
+    before = broker.memory_bytes()
+    for _ in range(500):
+        greedy.send(apis.METADATA, 9, topics=None)
+    assert other.produce(topic, batch_of([b"undisturbed"])).error_code == 0
+    assert broker.memory_bytes() - before < 16 << 20
+    for _ in range(500):
+        assert len(greedy.receive(apis.METADATA, 9)[1].topics[0].partitions) == 500

@@ -79,6 +79,9 @@ def test_a_body_cut_at_any_byte_is_refused(api_key: int, version: int, direction
     for length in range(len(body)):
         with pytest.raises(ProtocolError):
             decode(api_key, version, direction, body[:length])
+    if direction == "request":  # a client's stray bytes are passed over, as librdkafka 2.16 needs
+        assert decode(api_key, version, direction, body + b"\0\1\2") == decode(api_key, version, direction, body)
+        return
     with pytest.raises(ProtocolError, match="after the last field"):
         decode(api_key, version, direction, body + b"\0")
 

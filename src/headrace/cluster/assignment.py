@@ -88,7 +88,7 @@ class Assignment:
             served = self._partitions.find(topic.name, state.index)
             if served is not None:
                 served.log.settings = settings
-                served.core.min_in_sync = settings.min_insync_replicas
+                self._partitions.min_in_sync_changed(served, settings.min_insync_replicas)
             else:
                 self._begin(topic, state, settings)
 

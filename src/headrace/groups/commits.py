@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import BatchTooLarge, Code
 from headrace.groups.expiry import subscribed_topics
 from headrace.groups.group import Group, State
 from headrace.groups.messages import CommitRequest, FetchedOffset, PartitionResult
@@ -22,12 +22,15 @@ from headrace.groups.subscription import CONSUMER
 METADATA_BYTES_MAX: Final = (1 << 15) - 1
 """What a string in a record can hold, whatever the setting says."""
 
+INVALID_COMMIT_OFFSET_SIZE: Final = 28
+
 FAULTS: Final[Mapping[int, int]] = {
     Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
     Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
     Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
     Code.STORAGE_ERROR: Code.NOT_COORDINATOR,
+    BatchTooLarge.mapping.kafka_code: INVALID_COMMIT_OFFSET_SIZE,
 }
 """What a failed append means to a client of the group: most is over when it finds the coordinator again."""
 

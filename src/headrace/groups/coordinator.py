@@ -50,6 +50,7 @@ Append = Callable[[int, list[Record], AppendDone], None]
 """Append records to a partition of the offsets topic; `done` hears the error code once they are below the watermark."""
 
 RECORDS_PER_APPEND: Final = 1000
+BYTES_PER_APPEND: Final = 512 << 10
 GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
 
@@ -364,7 +365,7 @@ class GroupCoordinator:
 
     def _append_all(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
         """Append in parts of bounded size; `done` hears once, the first error if there was one."""
-        parts = [records[first : first + RECORDS_PER_APPEND] for first in range(0, len(records), RECORDS_PER_APPEND)]
+        parts = list(_parts(records))
         codes: list[int] = []
 
         def part_done(code: int) -> None:
@@ -422,6 +423,21 @@ class GroupCoordinator:
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._clock.wall_ms())
+
+
+def _parts(records: list[Record]) -> Iterator[list[Record]]:
+    """The records in appends of bounded count and size."""
+    part: list[Record] = []
+    size_bytes = 0
+    for key, value in records:
+        count = len(key) + len(value or b"")
+        if part and (len(part) >= RECORDS_PER_APPEND or size_bytes + count > BYTES_PER_APPEND):
+            yield part
+            part, size_bytes = [], 0
+        part.append((key, value))
+        size_bytes += count
+    if part:
+        yield part
 
 
 def _unheard(_code: int) -> None:

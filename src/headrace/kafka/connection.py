@@ -67,6 +67,8 @@ class Connection:
         self._slots: deque[Slot] = deque()
         self._paused = False
         self._receiving = False
+        self._ready_bytes = 0
+        """Of responses that are known and wait for earlier ones, or for the end of the turn."""
         self.lone_produces: list[LoneProduce] = []
 
     # Session.
@@ -91,25 +93,42 @@ class Connection:
                     self._check_large(data, used, end, length)
                     channel.want_bytes = LENGTH_BYTES + length
                     break
-                if len(self._slots) >= self._requests_max or channel.queued_bytes() > self._queued_max_bytes:
+                if (
+                    len(self._slots) >= self._requests_max
+                    or channel.queued_bytes() + self._ready_bytes > self._queued_max_bytes
+                ):
                     self._hold()
                     break
                 self._frame(data[used + LENGTH_BYTES : frame_end], started)
                 used = frame_end
         except HeadraceError as error:
-            self._metrics.protocol_errors += 1
-            self._partitions.end_turn()
-            self._receiving = False
-            self._send_ready()
-            self.refuse(str(error))
-            return end
+            return self._broken(str(error), end)
+        except Exception as error:  # the request boundary: what was staged before it must still be written
+            log.exception("a request from %s failed", self.peer)
+            return self._broken(f"a request failed: {error!r}", end)
         if used:  # a peer that drips a frame for ever counts as silent
             self.last_heard = started
         self._metrics.bytes_in += used
-        self._partitions.end_turn()
-        self._receiving = False
-        self._send_ready()
+        self._end_turn()
         return used
+
+    def _broken(self, reason: str, end: int) -> int:
+        """Nothing that follows on this connection can be trusted; what came before is answered."""
+        self._metrics.protocol_errors += 1
+        self._end_turn()
+        self.refuse(reason)
+        return end
+
+    def _end_turn(self) -> None:
+        """Write and answer. The views that were staged die with this call, so a failure here ends the broker."""
+        try:
+            self._partitions.end_turn()
+        except Exception as error:
+            self.services.failed(error)
+            raise
+        finally:
+            self._receiving = False
+        self._send_ready()
 
     def _check_large(self, data: memoryview, used: int, end: int, length: int) -> None:
         """Only records make a large request: others are refused before their memory is spent."""
@@ -175,6 +194,7 @@ class Connection:
     def fill(self, slot: Slot, parts: Sequence[Part]) -> None:
         """A response is known."""
         slot.parts = parts
+        self._ready_bytes += sum(map(len, parts))
         if not self._receiving:
             self._send_ready()
 
@@ -199,7 +219,9 @@ class Connection:
         observe(api, now - started, count)
         if out:
             queued = self._channel.queued_bytes()
-            self._metrics.bytes_out += sum(map(len, out))
+            sent_bytes = sum(map(len, out))
+            self._metrics.bytes_out += sent_bytes
+            self._ready_bytes -= sent_bytes
             self._channel.send(out)
             if queued:
                 return
@@ -219,7 +241,7 @@ class Connection:
             self._paused
             and channel is not None
             and len(self._slots) < self._requests_max
-            and channel.queued_bytes() <= self._queued_max_bytes
+            and channel.queued_bytes() + self._ready_bytes <= self._queued_max_bytes
         ):
             self._paused = False
             self._metrics.paused_connections -= 1

@@ -29,7 +29,7 @@ class GroupLog:
         batch = kernel.build([(now_ms, key, value, ()) for key, value in records])
 
         def answered(error: HeadraceError | None, _base_offset: int) -> None:
-            done(Code.NONE if error is None else Code.COORDINATOR_NOT_AVAILABLE)
+            done(Code.NONE if error is None else error.kafka_code)
 
         submit(self._partitions, partition, bytearray(batch), ALL_IN_SYNC, TIMEOUT_MS, answered)
         self._partitions.clock.call_soon(self._partitions.end_turn)

@@ -54,9 +54,14 @@ class Request:
         self.client_id = client_id
         self.body: Any = body
 
+    def encode(self, message: Message) -> bytes:
+        return encode_response(self.api_key, self.version, message)
+
     def reply(self, message: Message) -> None:
         """Fill the slot; it leaves when all earlier ones have."""
-        body = encode_response(self.api_key, self.version, message)
+        self.reply_encoded(self.encode(message))
+
+    def reply_encoded(self, body: bytes) -> None:
         self.connection.fill(self.slot, [write_response(self.api_key, self.version, self.correlation_id, body)])
 
     def later(self, work: Coroutine[Any, Any, Message]) -> None:

@@ -10,6 +10,7 @@ from headrace.cluster.config import Configs
 from headrace.cluster.topics import Topics
 from headrace.cluster.view import ClusterView
 from headrace.groups.coordinator import GroupCoordinator
+from headrace.kafka.metadata_cache import MetadataCache
 from headrace.kafka.producer_ids import ProducerIds
 from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
@@ -37,4 +38,9 @@ class Services:
     producer_ids: ProducerIds
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Run a coroutine in a task that the node owns."""
+    failed: Callable[[BaseException], None]
+    """Something broke that the broker cannot go on without."""
+    effective: Callable[[], BrokerSettings]
+    """The settings with what was altered while running."""
+    metadata_cache: MetadataCache = field(default_factory=MetadataCache)
     connections: set[object] = field(default_factory=set)

@@ -12,7 +12,7 @@ from headrace.errors import TopicExists, UnknownPartition
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.settings import BrokerSettings
 
-OFFSETS_OVERRIDES = {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
+OFFSETS_OVERRIDES = {"cleanup.policy": "compact", "segment.bytes": str(100 << 20), "max.message.bytes": str(32 << 20)}
 
 
 class TopicCreation:

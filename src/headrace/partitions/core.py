@@ -53,6 +53,10 @@ class LeaderCore:
             self.positions.setdefault(replica, -1)
         return self._advance()
 
+    def min_in_sync_changed(self, min_in_sync: int) -> bool:
+        self.min_in_sync = min_in_sync
+        return self._advance()
+
     def _advance(self) -> bool:
         if len(self.in_sync) < self.min_in_sync:
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.errors import (
     BatchTooLarge,
@@ -25,6 +25,7 @@ from headrace.records.batch import check_produced, read_header, stamp_append_tim
 from headrace.storage.log import Log, ReadResult, TopicPartition
 
 NOTHING_READ = ReadResult((), 0)
+TIDY_FETCHES_LEAST: Final = 64
 
 
 class ProduceWaiter(Protocol):
@@ -56,6 +57,7 @@ Appended = tuple[int, int, int]
 class Partition:
     __slots__ = (
         "_grown_from_bytes",
+        "_tidy_fetches_at",
         "_waiting_fetches",
         "_waiting_local",
         "_waiting_watermark",
@@ -73,6 +75,7 @@ class Partition:
         self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_watermark: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_fetches: list[FetchWaiter] = []
+        self._tidy_fetches_at = TIDY_FETCHES_LEAST
         self._grown_from_bytes = log.size_bytes
 
     @property
@@ -187,8 +190,9 @@ class Partition:
     def wait_for_data(self, waiter: FetchWaiter) -> None:
         if not self._waiting_fetches:
             self._grown_from_bytes = self.log.size_bytes
-        elif len(self._waiting_fetches) > 64:
+        elif len(self._waiting_fetches) >= self._tidy_fetches_at:
             self._waiting_fetches = [waiting for waiting in self._waiting_fetches if not waiting.answered]
+            self._tidy_fetches_at = max(TIDY_FETCHES_LEAST, 2 * len(self._waiting_fetches))
         self._waiting_fetches.append(waiter)
 
     def wake(self) -> None:

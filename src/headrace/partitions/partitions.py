@@ -103,6 +103,12 @@ class Partitions:
         elif partition.advance():
             self._wake_later(partition)
 
+    def min_in_sync_changed(self, partition: Partition, min_in_sync: int) -> None:
+        """The topic's setting was altered: what waited for more replicas may count now."""
+        if partition.core.min_in_sync != min_in_sync and partition.core.min_in_sync_changed(min_in_sync):
+            partition.advance()
+            self._wake_later(partition)
+
     def _wake_later(self, partition: Partition) -> None:
         self._grown[partition] = None
         if not self._waking:

@@ -126,6 +126,9 @@ class SocketChannel:
             return
         if used < len(data):
             self._keep(data[used:])
+            if self._reading and not self.want_bytes and len(data) - used >= 4:
+                # The session was held and let go again while it worked: what it left is not a cut frame.
+                self._loop.call_soon(self._offer_again)
             return
         starved = self._starving
         self._release_own()

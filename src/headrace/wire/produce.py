@@ -105,8 +105,8 @@ def _decode_lone(by_id: bool, view: memoryview, pos: int, end: int) -> ProduceRe
     if length == 0:
         return None
     stop = start + length - 1
-    # The tags of partition, topic and request, all empty, are the last three bytes.
-    if stop + 3 != end or view[stop] or view[stop + 1] or view[stop + 2]:
+    # The tags of partition, topic and request, all empty, are the next three bytes.
+    if stop + 3 > end or view[stop] or view[stop + 1] or view[stop + 2]:
         return None
     return _new(ProduceRequest, (None, acks, timeout_ms, [(name, topic_id, [(index, view[start:stop])])]))
 
@@ -176,8 +176,8 @@ def _decode_flexible(by_id: bool, view: memoryview, pos: int, end: int) -> Produ
         topics.append((name, topic_id, partitions))
         pos = skip_tags(view, pos) if view[pos] else pos + 1
     pos = skip_tags(view, pos) if view[pos] else pos + 1
-    if pos != end:
-        raise Refused(f"{end - pos} bytes after the last field")
+    if pos > end:
+        raise Refused("the last field is cut short")
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
@@ -222,8 +222,8 @@ def _decode_legacy(view: memoryview, pos: int, end: int) -> ProduceRequest:
             else:
                 raise too_long(length, end - pos)
         topics.append((name, None, partitions))
-    if pos != end:
-        raise Refused(f"{end - pos} bytes after the last field")
+    if pos > end:
+        raise Refused("the last field is cut short")
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 

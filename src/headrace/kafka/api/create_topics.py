@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headrace.cluster.config import text_of
 from headrace.cluster.topics import CreateTopic
-from headrace.errors import Code, HeadraceError, InvalidRequest
+from headrace.errors import Code, HeadraceError, InvalidRequest, PolicyViolation
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
 from headrace.kafka.request import Request
 from headrace.settings import TOPIC_SETTINGS, log_settings
 from headrace.wire.message import Message
 
 ZERO_ID = bytes(16)
+TOPICS_A_REQUEST_MAX = 5000
 
 
 def handle(request: Request) -> None:
@@ -18,9 +21,11 @@ def handle(request: Request) -> None:
 
 
 async def _create(request: Request) -> Message:
-    names = [topic.name for topic in request.body.topics]
-    twice = {name for name in names if names.count(name) > 1}
-    topics = [await _one(request, topic, topic.name in twice) for topic in request.body.topics]
+    asked = request.body.topics
+    if len(asked) > TOPICS_A_REQUEST_MAX:
+        raise PolicyViolation(f"{len(asked)} topics in one request; at most {TOPICS_A_REQUEST_MAX} are taken")
+    counts = Counter(topic.name for topic in asked)
+    topics = [await _one(request, topic, counts[topic.name] > 1) for topic in asked]
     return Message(throttle_time_ms=0, topics=topics)
 
 
@@ -44,7 +49,7 @@ async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
         return Message(
             name=asked.name, topic_id=ZERO_ID, error_code=error.kafka_code, error_message=str(error), configs=[]
         )
-    defaults = request.services.settings.topic_defaults()
+    defaults = request.services.effective().topic_defaults()
     configs = [
         Message(
             name=setting.name,

@@ -42,7 +42,7 @@ def _resource(request: Request, asked: Message) -> Message:
     except HeadraceError as error:
         code, reason = error.kafka_code, str(error)
     wanted = asked.configuration_keys
-    configs = [_config(row, request.body) for row in rows if wanted is None or row[0].name in wanted]
+    configs = [_config(row, request.body) for row in rows if not wanted or row[0].name in wanted]
     return Message(
         error_code=code,
         error_message=reason,

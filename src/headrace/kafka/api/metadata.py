@@ -19,15 +19,22 @@ def handle(request: Request) -> Message | None:
     asked = request.body.topics
     image = request.services.view.image
     everything = asked is None or (request.version == 0 and not asked)
-    if everything:
-        return _response(request, [_topic(topic) for topic in image.topics.values()])
-    names = [topic.name for topic in asked if topic.name is not None]
+    names = () if everything else tuple(topic.name for topic in asked if topic.name is not None)
     missing = [name for name in dict.fromkeys(names) if name not in image.topics]
     may_create = request.version < 4 or request.body.allow_auto_topic_creation
-    if missing and may_create and request.services.settings["auto.create.topics.enable"]:
+    if missing and may_create and request.services.effective()["auto.create.topics.enable"]:
         request.later(_create_then_answer(request, missing[:CREATED_A_REQUEST_MAX]))
         return None
-    return _response(request, _asked(request, {}))
+    if not everything and len(names) != len(asked):  # some are asked by id
+        return _response(request, _asked(request, {}))
+    key = (request.version, request.connection.listener, None if everything else names)
+    encoded = request.services.metadata_cache.get(image, key)
+    if encoded is None:
+        topics = [_topic(topic) for topic in image.topics.values()] if everything else _asked(request, {})
+        encoded = request.encode(_response(request, topics))
+        request.services.metadata_cache.put(image, key, encoded)
+    request.reply_encoded(encoded)
+    return None
 
 
 async def _create_then_answer(request: Request, missing: list[str]) -> Message:

@@ -69,7 +69,12 @@ def _topics(request: Request, reply: OffsetFetchReply) -> list[Message]:
     found = []
     for name, rows in topics.items():
         topic_id = bytes(16)
-        if by_id:
-            topic_id = known[name].id if name in known else bytes.fromhex(name)
+        if by_id and name in known:
+            topic_id = known[name].id
+        elif by_id:
+            try:
+                topic_id = bytes.fromhex(name)
+            except ValueError:
+                continue  # an offset of a topic that is gone cannot be told by an id
         found.append(Message(name=name, topic_id=topic_id, partitions=rows))
     return found

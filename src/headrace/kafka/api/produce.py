@@ -104,6 +104,7 @@ class PendingProduce:
     def written(self, failures: Failures) -> None:
         """What was staged is in the log, or has failed."""
         acks = self._acks
+        self._waiting = 1  # held until all rows are looked at: one may be answered while the next is
         for partition, appended, rows, at in self._staged:
             error = failures.get(partition.topic_partition) if failures else None
             if error is not None:
@@ -111,8 +112,8 @@ class PendingProduce:
             elif acks and not partition.reached(appended[1], acks):
                 self._waiting += 1
                 partition.wait(appended[1], acks, self)
-        if not self._waiting:
-            self._answer()
+        self.passed()
+        if self.answered:
             return
         services = self._connection.services
         timeout_ms = min(max(self._timeout_ms, 0), services.settings["request.timeout.max.ms"])
@@ -167,8 +168,12 @@ def handle(connection: Connection, slot: Slot, version: int, correlation_id: int
     services.metrics.batches_in += 1
     if transactional_id is None and (acks in (1, -1)) and len(topics) == 1 and len(topics[0][2]) == 1:
         name, topic_id, ((index, records),) = topics[0]
-        if name is not None and records is not None and not name.startswith("__"):
-            partition = services.partitions.find(name, index)
+        topic = name
+        if topic_id is not None:
+            known = services.view.image.topics_by_id.get(topic_id)
+            topic = known.name if known is not None else None
+        if topic is not None and records is not None and not topic.startswith("__"):
+            partition = services.partitions.find(topic, index)
             if partition is not None and _stage_lone(
                 connection, (slot, version, correlation_id, acks, timeout_ms, name, topic_id, index, partition), records
             ):
@@ -186,7 +191,7 @@ def handle(connection: Connection, slot: Slot, version: int, correlation_id: int
 
 # One batch for one partition is what most producers send, so it gets a road without an object per request.
 
-LoneHead = tuple[Slot, int, int, int, int, str, bytes | None, int, Partition]
+LoneHead = tuple[Slot, int, int, int, int, str | None, bytes | None, int, Partition]
 
 
 def _stage_lone(connection: Connection, head: LoneHead, records: memoryview) -> bool:

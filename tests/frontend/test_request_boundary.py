@@ -1,0 +1,77 @@
+"""A request that fails in a way nobody foresaw takes neither the broker nor what was staged before it down."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from headrace.kafka.connection import Connection
+from headrace.metrics import Metrics
+from headrace.partitions.partitions import Failures, Partitions
+from headrace.ports.network import Address, Part
+from headrace.settings import load
+from headrace.sim.clock import VirtualClock
+from headrace.wire import api as apis
+from headrace.wire.header import write_request
+
+
+class Wire:
+    """The peer's end of a channel."""
+
+    peer = local = Address("127.0.0.1", 1)
+    want_bytes = 0
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.closed = False
+
+    def send(self, parts: list[Part]) -> None:
+        self.sent += b"".join(bytes(part) for part in parts)  # type: ignore[arg-type]
+
+    def queued_bytes(self) -> int:
+        return 0
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+def test_what_was_staged_before_a_failing_request_is_written_and_answered() -> None:
+    clock = VirtualClock()
+    store: Any = SimpleNamespace(on_durable=lambda listener: None, write_staged=list)
+    partitions = Partitions(store, clock, 1)
+    ended: list[Failures] = []
+
+    def stages(connection: Connection, slot: Any, *_: Any) -> None:
+        def written(failures: Failures) -> None:
+            ended.append(failures)
+            connection.fill(slot, [b"answered"])
+
+        partitions.at_turn_end(written)
+
+    def breaks(*_: Any) -> None:
+        raise OSError("too many open files")
+
+    services: Any = SimpleNamespace(
+        clock=clock,
+        partitions=partitions,
+        metrics=Metrics(),
+        settings=load(environment={}),
+        connections=set(),
+        failed=lambda error: None,
+    )
+    connection = Connection(services, "default", {}, {apis.PRODUCE: stages, apis.FETCH: breaks})
+    channel = Wire()
+    connection.opened(channel)
+    frames = write_request(apis.PRODUCE, 3, 1, "c", b"") + write_request(apis.FETCH, 4, 2, "c", b"")
+    assert connection.received(memoryview(frames)) == len(frames)
+    assert ended == [{}]
+    assert channel.sent == b"answered"
+    assert channel.closed
+    assert services.metrics.protocol_errors == 1
