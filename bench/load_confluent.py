@@ -109,6 +109,8 @@ def produce(
 def consume(bootstrap: str, topic: str, partitions: int) -> dict[str, Any]:
     config = {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False}
     consumer = Consumer(config | {"enable.partition.eof": True, "fetch.wait.max.ms": 100})
+    # Known beforehand, the topic is not looked for once a second while the clock runs.
+    consumer.list_topics(topic, timeout=STALL_S)
     began_s = begin_load()
     consumer.assign([TopicPartition(topic, i, OFFSET_BEGINNING) for i in range(partitions)])
     next_offset = [0] * partitions

@@ -165,6 +165,9 @@ static void consume(const struct load *load) {
     set(conf, "enable.partition.eof", "true");
     set(conf, "fetch.wait.max.ms", "100");
     rd_kafka_t *rk = client(RD_KAFKA_CONSUMER, conf, load);
+    /* A client that does not know the topic yet looks for it once a second: known beforehand, that second is not timed. */
+    rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, load->topic, NULL);
+    await_leaders(rk, topic, load);
     rd_kafka_poll_set_consumer(rk);
     int64_t *next_offset = calloc((size_t)load->partitions, sizeof *next_offset);
     rd_kafka_topic_partition_list_t *all = rd_kafka_topic_partition_list_new(load->partitions);
