@@ -207,6 +207,7 @@ class Node:
             lambda: str(uuid.uuid4()),
             lambda: limits_from(self.effective_settings()),
         )
+        self.store.on_sync(self.metrics.syncs.add)
         self.assignment.start(self.view.image)
         self.view.listen(self.assignment.follow)
         self.view.listen(self._follow_log_level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ class Wire:
         self.sent = b""
         self.closed = False
 
-    def send(self, parts: list[Part]) -> None:
+    def send(self, parts: Sequence[Part]) -> None:
         self.sent += b"".join(bytes(part) for part in parts)  # type: ignore[arg-type]
 
     def queued_bytes(self) -> int:
