@@ -96,7 +96,8 @@ class Load:
 
 def values_of(broker: Broker, topic: str, partition: int, count: int) -> list[bytes]:
     """The first values of a partition; fails when an offset is left out or nothing more comes."""
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader", "check.crcs": True})
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "check.crcs": True})
     consumer.assign([TopicPartition(topic, partition, 0)])
     values: list[bytes] = []
     while len(values) < count:

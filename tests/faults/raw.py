@@ -72,6 +72,15 @@ def read_exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(got)
 
 
+def produced(connection: socket.socket, topic: str, partition: int, value: bytes) -> int:
+    """Send one record and wait; the error code of the answer."""
+    connection.sendall(produce(topic, partition, record_batch(value), acks=-1))
+    answer = read_frame(connection)
+    at = 4 + 4 + 2 + len(topic) + 4 + 4
+    code: int = struct.unpack_from(">h", answer, at)[0]
+    return code
+
+
 def answers(address: tuple[str, int], timeout_s: float = 30.0) -> bool:
     """A new connection gets an answer to ApiVersions: the broker serves others."""
     with socket.create_connection(address, timeout_s) as connection:
