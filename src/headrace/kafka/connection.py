@@ -38,6 +38,8 @@ _length = struct.Struct(">i").unpack_from
 _api_key = struct.Struct(">h").unpack_from
 OTHER_FRAME_MAX_BYTES: Final = 16 << 20
 LENGTH_BYTES: Final = 4
+JOINED_MAX_BYTES: Final = 64 << 10
+"""Many small answers are cheaper to join than to send as a vector."""
 NOWHERE: Final = Address("", 0)
 
 
@@ -206,7 +208,7 @@ class Connection:
         out: list[Part] = []
         now = self._now()
         observe = self._metrics.observe
-        api, started, count = "", 0.0, 0
+        api, started, count, sliced = "", 0.0, 0, False
         while slots and (parts := slots[0].parts) is not None:
             slot = slots.popleft()
             out.extend(parts)
@@ -216,12 +218,15 @@ class Connection:
                 if count:
                     observe(api, now - started, count)
                 api, started, count = slot.api, slot.started, 1
+                sliced = sliced or api == "Fetch"
         observe(api, now - started, count)
         if out:
             queued = self._channel.queued_bytes()
             sent_bytes = sum(map(len, out))
             self._metrics.bytes_out += sent_bytes
             self._ready_bytes -= sent_bytes
+            if len(out) > 1 and not sliced and sent_bytes <= JOINED_MAX_BYTES:
+                out = [b"".join(out)]  # type: ignore[arg-type]
             self._channel.send(out)
             if queued:
                 return
