@@ -54,6 +54,10 @@ _compact_acks_timeout_count = struct.Struct(">hiB").unpack_from
 _compact_id_count = struct.Struct(">16sB").unpack_from
 _compact_index_length = struct.Struct(">iB").unpack_from
 
+_lone_legacy_head = struct.Struct(">hhiih").unpack_from
+_LONE_LEGACY_HEAD_BYTES: Final = struct.calcsize(">hhiih")
+_lone_legacy_partition = struct.Struct(">iii").unpack_from
+_LONE_LEGACY_PARTITION_BYTES: Final = struct.calcsize(">iii")
 _lone_by_id = struct.Struct(">BhiB16sBiB").unpack_from
 _LONE_BY_ID_BYTES: Final = struct.calcsize(">BhiB16sBiB")
 _lone_head = struct.Struct(">BhiBB").unpack_from
@@ -72,7 +76,7 @@ def decode(version: int, view: memoryview, pos: int, end: int) -> ProduceRequest
         if version >= _FLEXIBLE:
             by_id = version >= _BY_TOPIC_ID
             return _decode_lone(by_id, view, pos, end) or _decode_flexible(by_id, view, pos, end)
-        return _decode_legacy(view, pos, end)
+        return _decode_lone_legacy(view, pos, end) or _decode_legacy(view, pos, end)
     except (Refused, struct.error, IndexError, UnicodeDecodeError) as error:
         codec.decode_request(PRODUCE, version, view[:end], pos)
         raise ProtocolError(f"produce v{version} request of {end - pos} bytes: {error}") from None
@@ -179,6 +183,24 @@ def _decode_flexible(by_id: bool, view: memoryview, pos: int, end: int) -> Produ
     if pos > end:
         raise Refused("the last field is cut short")
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _decode_lone_legacy(view: memoryview, pos: int, end: int) -> ProduceRequest | None:
+    """As `_decode_lone`, for versions before 9."""
+    if end - pos < _LONE_LEGACY_HEAD_BYTES:
+        return None
+    id_length, acks, timeout_ms, topics, name_length = _lone_legacy_head(view, pos)
+    pos += _LONE_LEGACY_HEAD_BYTES
+    stop = pos + name_length
+    start = stop + _LONE_LEGACY_PARTITION_BYTES
+    if id_length != -1 or topics != 1 or name_length < 0 or start > end:
+        return None
+    partitions, index, length = _lone_legacy_partition(view, stop)
+    if partitions != 1 or not 0 <= length <= end - start:
+        return None
+    name = str(view[pos:stop], "utf-8")
+    records = view[start : start + length]
+    return _new(ProduceRequest, (None, acks, timeout_ms, [(name, None, [(index, records)])]))
 
 
 def _decode_legacy(view: memoryview, pos: int, end: int) -> ProduceRequest:
