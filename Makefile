@@ -2,8 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-PYTHON_FILES := src tests tools bench
-LINT := $(wildcard $(PYTHON_FILES))
+PYTHON_FILES := src tests tools bench setup.py
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check prove bench settings inventory format clean
@@ -22,7 +21,7 @@ help:
 serve: $(VENV)/.runtime
 	@exec $(BIN)/headrace serve $(ARGS)
 
-$(VENV)/.runtime: pyproject.toml constraints.txt tools/setup.sh $(wildcard src/headrace/records/kernel.py)
+$(VENV)/.runtime: pyproject.toml setup.py constraints.txt tools/setup.sh src/headrace/records/kernel.py src/headrace/records/kernel.pxd
 	@tools/setup.sh runtime
 
 $(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh tests/clients/kafkajs/package.json $(VENV)/.runtime
@@ -37,9 +36,9 @@ test:
 	@$(BIN)/python tools/inventory.py compare
 
 check: $(VENV)/.tests
-	$(BIN)/ruff format --check $(LINT)
-	$(BIN)/ruff check $(LINT)
-	MYPYPATH=src:tests:bench $(BIN)/mypy $(LINT)
+	$(BIN)/ruff format --check $(PYTHON_FILES)
+	$(BIN)/ruff check $(PYTHON_FILES)
+	MYPYPATH=bench $(BIN)/mypy $(PYTHON_FILES)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/test_tidy.py
 
@@ -57,8 +56,8 @@ inventory:
 	@$(BIN)/python tools/inventory.py accept
 
 format: $(VENV)/.tests
-	$(BIN)/ruff format $(LINT)
-	$(BIN)/ruff check --fix $(LINT)
+	$(BIN)/ruff format $(PYTHON_FILES)
+	$(BIN)/ruff check --fix $(PYTHON_FILES)
 
 clean:
 	rm -rf $(VENV) .work build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -35,30 +35,16 @@ make_venv() {
 
 install() { $venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"; }
 
-compile_kernel() {
-    kernel=src/headrace/records/kernel.py
-    [ -f $kernel ] || return 0
-    rm -f src/headrace/records/kernel.c src/headrace/records/kernel.*.so
-    mkdir -p .work
-    if ! command -v cc >/dev/null; then
-        say 'running uncompiled: there is no C compiler (on Debian: apt-get install gcc python3-dev)'
-        return 0
-    fi
-    say 'compiling the record kernel'
-    install cython
-    if ! $venv/bin/cythonize -X annotation_typing=False -i -q $kernel >.work/kernel.log 2>&1; then
-        rm -f src/headrace/records/kernel.c src/headrace/records/kernel.*.so
-        say 'running uncompiled: the compiler failed, .work/kernel.log says why (without Python.h, on Debian: apt-get install python3-dev)'
-    fi
-    rm -rf build
-}
-
 runtime() {
     make_venv
     say 'installing what the broker needs'
-    install setuptools
+    rm -f src/headrace/records/kernel.*.so
+    # setup.py compiles the kernel where Cython and a compiler are there.
+    install setuptools $(command -v cc >/dev/null && echo cython)
     install --no-build-isolation --editable .
-    compile_kernel
+    if ! $venv/bin/python -c 'import sys, headrace.records.kernel as k; sys.exit(k.__file__.endswith(".py"))'; then
+        say 'running uncompiled: no C compiler that works (on Debian: apt-get install gcc python3-dev, then make clean)'
+    fi
     touch $venv/.runtime
 }
 
