@@ -307,6 +307,7 @@ def _quieten_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS)
+    gc.enable()
 
 
 def _say_ready(node: Node) -> None:
