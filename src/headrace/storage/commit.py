@@ -52,6 +52,8 @@ class GroupCommit:
                 self._tell(log)
                 continue
             targets.append((log, log.written_offset, log.truncations))
+        if not targets:
+            return
         self._running = True
         began = self._clock.now()
         self._disk.request_sync(files, lambda error: self._done(targets, error, began))
@@ -64,6 +66,8 @@ class GroupCommit:
         for timer in self.timers:
             timer(took_seconds)
         for log, written_offset, truncations in targets:
+            if log.offline is not None:
+                continue  # deleted meanwhile
             if error is not None:
                 log.fail(error)
             elif truncations != log.truncations:

@@ -396,6 +396,8 @@ class PartitionedLog:
         self._around.checkpoint_soon()
 
     def delete_before(self, offset: int) -> None:
+        if self.offline is not None:
+            raise self.offline
         offset = min(offset, self.written_offset)
         if offset <= self.start_offset:
             return

@@ -45,7 +45,10 @@ def open_log(
 ) -> PartitionedLog:
     """The log in a folder that is known to be this partition's."""
     names = _tidy(around, folder)
-    bases = _drop_deleted(around.disk, folder, _offsets(names, LOG), point.start_offset if point else 0)
+    bases = _offsets(names, LOG)
+    if point is not None:
+        bases = _drop_empty(around.disk, folder, bases, max(point.recovery_offset, point.start_offset))
+        bases = _drop_deleted(around.disk, folder, bases, point.start_offset)
     found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT))
     if point is not None:
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
@@ -86,6 +89,14 @@ def _tidy(around: Surroundings, folder: str) -> list[str]:
         if name.endswith((INDEX, TIME_INDEX, SUM)) and name[:DIGITS] not in logs:
             around.disk.remove(f"{folder}/{name}")
     return names
+
+
+def _drop_empty(disk: Disk, folder: str, bases: list[int], known_end: int) -> list[int]:
+    """An empty last segment that begins before the known end cannot be what the log goes on with."""
+    while len(bases) > 1 and bases[-1] < known_end and disk.size(stem(folder, bases[-1]) + LOG) == 0:
+        log.warning("%s is empty, but the log went on to offset %d: removed", stem(folder, bases[-1]) + LOG, known_end)
+        _remove(disk, stem(folder, bases.pop()))
+    return bases
 
 
 def _drop_deleted(disk: Disk, folder: str, bases: list[int], start_offset: int) -> list[int]:
@@ -153,7 +164,8 @@ class _Recovery:
         for at in range(first, len(segments)):
             segment = segments[at]
             is_last = at == len(segments) - 1
-            torn = self._check(segment, is_last)
+            only_empty_follow = not any(after.size for after in segments[at + 1 :])
+            torn = self._check(segment, is_last, only_empty_follow)
             if torn and not is_last:
                 self._drop(segments[at + 1 :])
                 del segments[at + 1 :]
@@ -190,8 +202,8 @@ class _Recovery:
                 whole.append(offset)
         self._found.snapshots = whole
 
-    def _check(self, segment: Segment, is_last: bool) -> bool:
-        """Read one segment; True if its tail was cut."""
+    def _check(self, segment: Segment, is_last: bool, only_empty_follow: bool) -> bool:
+        """Read one segment; True if the log ends with it, because its tail was cut or reaches over empty ones."""
         limit = segment.next_offset
         expected, epoch, position = segment.base_offset, -1, 0
         damage: list[Damage] = []
@@ -220,14 +232,15 @@ class _Recovery:
             short = False
         if torn is not None:
             self._cut(segment, torn)
-        if is_last or torn or short:
+        over = expected > limit and only_empty_follow
+        if is_last or torn or short or over:
             segment.next_offset = expected
         segment.damage = tuple(damage)
         for bad in damage:
             log.error("%s: %s", self._topic_partition, segment.damaged(bad))
         segment.end_indexes()
         segment.trust_all()
-        return torn is not None or short
+        return torn is not None or short or over
 
     def _synced_epoch_at(self, offset: int) -> int | None:
         """The epochs file was synced with the batches, so below the recovery point it is right."""
@@ -251,7 +264,9 @@ class _Recovery:
 
     def _drop(self, segments: list[Segment]) -> None:
         for segment in segments:
-            log.warning("%s: %s follows a torn tail and is removed", self._topic_partition, segment.path)
+            log.warning(
+                "%s: %s cannot follow what was found before it and is removed", self._topic_partition, segment.path
+            )
             segment.close()
             _remove(self._disk, segment.stem)
 

@@ -8,6 +8,7 @@ its file alive.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -82,6 +83,7 @@ class Segment:
         "_disk",
         "_file",
         "_fresh",
+        "_gone",
         "_greatest_ms",
         "_index_doubted",
         "_interval_bytes",
@@ -130,6 +132,7 @@ class Segment:
         self._own_from = 0
         self._checked = (0, 0)
         self._fresh = fresh
+        self._gone = False
         self._index_doubted = False
 
     @property
@@ -139,10 +142,15 @@ class Segment:
     @property
     def file(self) -> File:
         if self._file is None:
+            self._refuse_if_gone()
             self._file = self._disk.open(self.path, create=self._fresh, writable=True)
             self._fresh = False
             self._open_segments.opened(self)
         return self._file
+
+    def _refuse_if_gone(self) -> None:
+        if self._gone:  # a file of that name would belong to someone else
+            raise FileNotFoundError(errno.ENOENT, "the segment was removed", self.path)
 
     def found_bytes(self, size: int) -> None:
         """The file has this size on opening it."""
@@ -152,6 +160,7 @@ class Segment:
         """Learn from the files how many entries there are; an index that cannot be true is rebuilt."""
         if self.index.count >= 0:
             return
+        self._refuse_if_gone()
         if self.written == 0:
             self.begin_indexes()
         elif not (self.index.load() and self.times.load() and self._fits()):
@@ -383,5 +392,6 @@ class Segment:
         """Let go for good; an index that is being written keeps its spare room."""
         self._open_segments.closed(self)
         self._file = None
+        self._gone = True
         self.index.drop()
         self.times.drop()

@@ -1,0 +1,89 @@
+"""A topic that is deleted and made again under its name has nothing to do with the one before."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from headrace.errors import HeadraceError, UnknownPartition
+from headrace.settings import LogSettings
+from headrace.storage.log import Log
+from headrace.storage.partitioned import PartitionedLog
+from proving import proves
+from storage.harness import TOPIC, Harness, append, batch, settings, values
+
+NEW_ID = b"\x07" * 16
+QUICK: dict[str, object] = {"segment_ms": 5000, "flush_ms": 300, "file_delete_delay_ms": 1000}
+
+
+def fill(harness: Harness, log: Log, count: int) -> list[bytes]:
+    written = [b"%d" % i for i in range(count)]
+    for value in written:
+        append(log, batch(value, key=value))
+        assert not harness.write()
+    return written
+
+
+def delete_and_create(harness: Harness, chosen: LogSettings) -> PartitionedLog:
+    assert harness.store is not None
+    harness.store.delete(TOPIC)
+    harness.expected[TOPIC] = (NEW_ID, chosen)
+    return harness.store.create(TOPIC, NEW_ID, chosen)
+
+
+@proves("J6", "G8")
+@pytest.mark.parametrize("durability", ["os", "disk", "memory"])
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_deleted_log_never_touches_the_files_of_its_successor(
+    harness: Harness, durability: str, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = QUICK | {"durability": durability, "cleanup_policy": policy, "min_cleanable_dirty_ratio": 0}
+    old = harness.log(TOPIC, **chosen)
+    fill(harness, old, 50)
+    harness.clock.advance(2)
+    new = delete_and_create(harness, settings(**chosen))
+    right = fill(harness, new, 120)
+    for _ in range(12):
+        harness.advance(0.5)
+    for change in (lambda: old.delete_before(40), lambda: old.truncate(3), lambda: old.read(0, 100, 50)):
+        with pytest.raises(HeadraceError):
+            change()
+    assert values(new) == right
+    log = harness.kill()
+    assert (log.topic_id, log.end_offset) == (NEW_ID, 120)
+    assert values(log) == right
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_topic_deleted_while_its_sync_runs_is_not_heard_of_again(
+    sim: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = sim.log(TOPIC, durability="disk")
+    sim.disk.hold_syncs()  # type: ignore[attr-defined]
+    fill(sim, old, 3)
+    delete_and_create(sim, settings())
+    sim.disk.fail_sync(f"{sim.data}/orders/orders-0/{0:020d}.log")  # type: ignore[attr-defined]
+    sim.disk.release_syncs()  # type: ignore[attr-defined]
+    sim.settle()
+    assert sim.events == []
+    assert isinstance(old.offline, UnknownPartition)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("start_offset", [0, 60])
+def test_an_empty_segment_that_begins_inside_the_log_does_not_win(
+    harness: Harness, synced: bool, start_offset: int
+) -> None:
+    log = harness.log(TOPIC, durability="disk" if synced else "memory")
+    right = fill(harness, log, 120)
+    harness.settle()
+    log.delete_before(start_offset)
+    harness.advance(61 if synced else 0)
+    assert isinstance(log, PartitionedLog)
+    harness.disk.open(f"{log.folder}/{50:020d}.log", create=True, writable=True).close()
+    log = harness.kill()
+    assert (log.start_offset, log.end_offset) == (start_offset, 120)
+    assert values(log) == right[start_offset:]
+    assert append(log, batch()) == 120
