@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from brokers import Broker
 from clients.records import Client
+from clients.topics import MakeTopic, create_topic
 from clients.with_aiokafka import AioKafka
 from clients.with_confluent import ConfluentKafka
 from clients.with_kafka_python import KafkaPython
 from clients.with_kafkajs import KafkaJS
 from clients.with_kcat import Kcat
 
-MakeTopic = Callable[..., str]
 numbers = itertools.count(1)
 
 
@@ -32,13 +31,6 @@ def kafkajs() -> Iterator[KafkaJS]:
 def clients(kafkajs: KafkaJS) -> dict[str, Client]:
     every: list[Client] = [ConfluentKafka(), KafkaPython(), AioKafka(), kafkajs, Kcat()]
     return {client.name: client for client in every}
-
-
-def create_topic(broker: Broker, name: str, partitions: int = 1, **config: object) -> str:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    settings = {key.replace("_", "."): str(value) for key, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
-    return name
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.admin.config_resource import ConfigResource
 
 from brokers import Broker
-from clients.conftest import MakeTopic
 from clients.records import Client, Record
+from clients.topics import MakeTopic
 from proving import proves
 
 

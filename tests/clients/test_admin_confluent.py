@@ -25,8 +25,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from brokers import Broker, wait_for
-from clients.conftest import MakeTopic
 from clients.records import FIRST_TIMESTAMP_MS, Client, Record
+from clients.topics import MakeTopic
 from proving import proves
 
 DEADLINE_S = 30.0

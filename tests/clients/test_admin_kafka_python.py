@@ -12,8 +12,8 @@ from kafka.errors import InvalidTopicError, TopicAlreadyExistsError, UnknownTopi
 from kafka.structs import OffsetAndMetadata
 
 from brokers import Broker, wait_for
-from clients.conftest import MakeTopic
 from clients.records import Client, Record
+from clients.topics import MakeTopic
 from proving import proves
 
 

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from brokers import Broker, wait_for
-from clients.conftest import MakeTopic
 from clients.records import Record
+from clients.topics import MakeTopic
 from clients.with_kafkajs import KafkaJS, KafkaJSError
 from proving import proves
 

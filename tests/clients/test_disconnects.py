@@ -11,9 +11,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka import KafkaProducer
 
 from brokers import Broker
-from clients.conftest import create_topic
 from clients.cutting import CuttingProxy
 from clients.records import Client, Record
+from clients.topics import create_topic
 from clients.with_kafkajs import KafkaJS
 from proving import proves
 

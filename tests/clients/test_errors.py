@@ -15,8 +15,8 @@ from kafka import KafkaProducer
 from kafka import errors as kafka_python_errors
 
 from brokers import Broker
-from clients.conftest import MakeTopic
 from clients.records import Record
+from clients.topics import MakeTopic
 from clients.with_kafkajs import KafkaJS, KafkaJSError
 from proving import proves
 

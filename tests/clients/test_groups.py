@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers import Broker, wait_for
-from clients.conftest import MakeTopic, create_topic
 from clients.members import Member, wait_shared, wait_values
 from clients.records import Client, Record
+from clients.topics import MakeTopic, create_topic
 from proving import proves
 
 PARTITIONS = 4

@@ -9,8 +9,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka import KafkaProducer
 
 from brokers import Broker
-from clients.conftest import MakeTopic
 from clients.records import Client, Record
+from clients.topics import MakeTopic
 from clients.with_kafkajs import KafkaJS, encoded
 from proving import proves
 

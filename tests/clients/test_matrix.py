@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from brokers import Broker
-from clients.conftest import MakeTopic, create_topic
 from clients.records import CODECS, FIRST_TIMESTAMP_MS, Client, Record, samples_for
+from clients.topics import MakeTopic, create_topic
 from proving import proves
 
 NAMES = ("confluent-kafka", "kafka-python", "aiokafka", "kafkajs", "kcat")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from brokers import Broker, wait_for
+from clients.topics import create_topic
 from faults import raw
 from faults.load import Load
 from proving import proves
@@ -35,10 +35,8 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def flooded(fresh_broker: Callable[..., Broker]) -> Broker:
     broker = fresh_broker(settings=SETTINGS)
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    wide = NewTopic("flood", 4, 1, config={"max.message.bytes": str(8 * MIB)})
-    for made in admin.create_topics([wide, NewTopic("quiet", 1, 1)]).values():
-        made.result(30)
+    create_topic(broker, "flood", 4, max_message_bytes=8 * MIB)
+    create_topic(broker, "quiet")
     return broker
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from brokers import Broker
+from clients.topics import create_topic
 from faults import raw
 from faults.load import values_of
 from proving import proves
@@ -52,9 +52,7 @@ def test_a_full_disk_refuses_writes_and_serves_reads(
     fresh_broker: Callable[..., Broker], small_disk: Path, durability: str
 ) -> None:
     broker = fresh_broker(data=small_disk / "data", settings={"offsets.topic.partitions": 1})
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    settings = {"durability": durability, "segment.index.bytes": "4096"}
-    admin.create_topics([NewTopic("t", 1, 1, config=settings)])["t"].result(DEADLINE_S)
+    create_topic(broker, "t", durability=durability, segment_index_bytes=4096)
     written = [b"before %d " % n + b"." * 1000 for n in range(20)]
     filler = small_disk / "filler"
     with socket.create_connection(broker.host_port, DEADLINE_S) as connection:

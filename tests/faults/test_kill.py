@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from brokers import Broker
+from clients.topics import create_topic
 from faults.load import Load, values_of
 from proving import proves
 
@@ -24,9 +24,8 @@ SEGMENT_BYTES = 64 << 10
 
 def kill_under_load(broker: Broker, durability: str, kills: int, seed: int) -> dict[str, object]:
     rng = random.Random(seed)
-    settings = {"durability": durability, "segment.bytes": str(SEGMENT_BYTES), "segment.index.bytes": "4096"}
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic("load", PARTITIONS, 1, config=settings)])["load"].result(30)
+    settings: dict[str, object] = {"segment_bytes": SEGMENT_BYTES, "segment_index_bytes": 4096}
+    create_topic(broker, "load", PARTITIONS, durability=durability, **settings)
     starts_s = []
     with Load(broker, "load", PARTITIONS) as load:
         for _ in range(kills):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from brokers import Broker
-from clients.conftest import create_topic
+from clients.topics import create_topic
 from faults import raw
 from faults.load import Load
 from proving import proves

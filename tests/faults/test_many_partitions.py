@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from brokers import Broker
-from clients.conftest import create_topic
 from clients.records import Record
+from clients.topics import create_topic
 from clients.with_confluent import ConfluentKafka
 
 TOPICS, PARTITIONS = 20, 100

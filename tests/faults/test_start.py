@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from brokers import Broker, wait_for
-from clients.conftest import create_topic
+from clients.topics import create_topic
 from faults.load import values_of
 from proving import proves
 
