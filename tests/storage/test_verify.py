@@ -10,9 +10,9 @@ import pytest
 
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import kernel
-from headrace.records.batch import BatchHeader, batches, check
+from headrace.records.batch import BatchHeader, batches
 from headrace.sim.disk import SimDisk
-from headrace.storage import verify
+from headrace.storage import segment, verify
 from headrace.storage.log import Log
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -67,13 +67,12 @@ def positions(harness: Harness, *endings: str) -> Iterator[tuple[str, int]]:
 
 
 def served(log: Log) -> dict[int, tuple[BatchHeader, bytes]]:
-    """What a consumer that goes on behind an error gets and believes: whole batches with a right CRC."""
+    """What a consumer that checks no CRC and goes on behind an error gets."""
     found: dict[int, tuple[BatchHeader, bytes]] = {}
     for offset in range(log.start_offset, log.written_offset):
         try:
             data = content(log.read(offset, 400, log.written_offset))
             for header, view in batches(memoryview(data)):
-                check(view)
                 found[header.base_offset] = (header, bytes(view))
         except HeadraceError:
             continue
@@ -146,6 +145,41 @@ def test_a_flipped_bit_anywhere_is_never_served_as_good(make: object, stop: str,
         disk_of(damaged).flip(path, position, 1 << chance.randrange(8))
         for base_offset, found in served(_open(damaged)).items():
             assert right.get(base_offset) == found, f"flip at {position} of {path}"
+
+
+@proves("J6")
+def test_a_record_damaged_while_the_broker_was_stopped_is_named_and_what_is_whole_is_served(sim: Harness) -> None:
+    log = sim.log()
+    for i in range(20):
+        append(log, batch(b"value %02d" % i))
+    sim.write()
+    position = log.size_bytes // 20 * 7 + 70
+    path = files(sim, ".log")[0]
+    assert sim.store is not None
+    sim.store.close()
+    disk_of(sim).flip(path, position)
+    log = _open(sim)
+    append(log, batch(b"new"))
+    sim.write()
+    assert [header.base_offset for header, _ in batches(memoryview(content(log.read(0, 10_000, 21))))] == list(range(7))
+    for _ in range(2):
+        with pytest.raises(CorruptBatch, match=rf"{path} at byte \d+: .*base offset 7\) bears CRC"):
+            log.read(7, 10_000, 21)
+    after = [header.base_offset for header, _ in batches(memoryview(content(log.read(8, 10_000, 21))))]
+    assert after == list(range(8, 21))
+
+
+def test_a_batch_above_what_one_read_checks_is_served_whole(sim: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "CHECK_BYTES_MAX", 300)
+    log = sim.log()
+    for size in (1000, 10, 10, 10, 10, 10):
+        append(log, batch(b"x" * size))
+    sim.write()
+    right = read_all(log)
+    log = sim.reopen()
+    assert [header.base_offset for header, _ in batches(memoryview(content(log.read(0, 10_000, 6))))] == [0]
+    assert read_all(log) == right
+    assert len(content(log.read(0, 10_000, 6))) == log.size_bytes, "it was checked once, and is trusted from then on"
 
 
 def test_damage_below_the_recovery_point_is_reported_and_the_rest_is_served(sim: Harness) -> None:

@@ -57,7 +57,11 @@ class Chain:
     """Base offset by position, from the index of a compacted segment."""
 
 
-def walk(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+Headers = Iterator[tuple[int, BatchHeader]]
+"""Headers with their positions."""
+
+
+def walk(file: File, position: int, end: int) -> Headers:
     """Headers from a position that is known to be a batch's. CorruptBatch says where they stop making sense."""
     window, window_at, size_bytes = b"", position, 0
     while position < end:
@@ -74,6 +78,27 @@ def walk(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader
             raise CorruptBatch(f"{file.path} at byte {position}: batch of {size_bytes} bytes goes beyond byte {end}")
         yield position, header
         position += size_bytes
+
+
+def walk_checked(file: File, position: int, wanted_end: int, end: int) -> Headers:
+    """Like `walk`, with the CRC of each batch checked, up to the one that reaches the wanted end."""
+    window, window_at = b"", position
+    while position < wanted_end:
+        at = position - window_at
+        need = _size_at(window, at)
+        if need is None or at + need > len(window):
+            count = max(min(SCAN_WINDOW_BYTES, wanted_end - position), need or HEADER_BYTES)
+            window, window_at, at = file.pread(min(count, end - position), position), position, 0
+            need = _size_at(window, 0)
+            if need is not None and len(window) < need <= end - position:
+                window = file.pread(need, position)
+        try:
+            header = check(window, at)
+        except (CorruptBatch, InvalidRecord) as error:
+            because = f"{_because(error)}; `headrace log verify` says more"
+            raise CorruptBatch(f"{file.path} at byte {position}: {because}") from None
+        yield position, header
+        position += header.size_bytes
 
 
 def find(file: File, position: int, end: int, expected_offset: int, offset: int, *, dense: bool) -> int:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, File
-from headrace.records.batch import BatchHeader
 from headrace.storage import sums
+from headrace.storage.checked import CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.index import OffsetIndex, TimeIndex
-from headrace.storage.scan import find, walk
+from headrace.storage.scan import Headers, find, walk, walk_checked
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,7 @@ NO_TIMESTAMP: Final = -1
 NEVER: Final = 1 << 62
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 OPEN_SEGMENTS_MAX: Final = 2000
+CHECK_BYTES_MAX: Final = 1 << 22
 
 
 def stem(folder: str, base_offset: int) -> str:
@@ -88,7 +88,6 @@ class Segment:
         "_index_doubted",
         "_interval_bytes",
         "_open_segments",
-        "_own_from",
         "base_offset",
         "cleaned",
         "damage",
@@ -128,9 +127,7 @@ class Segment:
         self.times = TimeIndex(disk, self.stem + TIME_INDEX, index_bytes, 0 if fresh else -1)
         self.next_index_at = interval_bytes if fresh else 0
         self._greatest_ms: int | None = NO_TIMESTAMP if fresh else None
-        # What this process wrote or checked itself; header chains elsewhere are checked when they are first read.
-        self._own_from = 0
-        self._checked = (0, 0)
+        self._checked = CheckedBytes()
         self._fresh = fresh
         self._gone = False
         self._index_doubted = False
@@ -154,7 +151,7 @@ class Segment:
 
     def found_bytes(self, size: int) -> None:
         """The file has this size on opening it."""
-        self.size = self.written = self._own_from = size
+        self.size = self.written = self._checked.own_from = size
 
     def load_indexes(self) -> None:
         """Learn from the files how many entries there are; an index that cannot be true is rebuilt."""
@@ -273,24 +270,22 @@ class Segment:
         """Base offset of the batch at the position, or what follows the last one."""
         return int.from_bytes(self.file.pread(8, position), "big") if position < self.written else self.next_offset
 
-    def headers(
-        self, position: int, expected_offset: int, wanted_offset: int = -1
-    ) -> Iterator[tuple[int, BatchHeader]]:
+    def headers(self, position: int, expected_offset: int, wanted_offset: int = -1) -> Headers:
         """Headers in order, their chain checked. Damage is skipped while it lies below the wanted offset, else
         raised."""
         end = self.written
         for damage in self.damage:
             if damage.position < position:
                 continue
-            yield from self._chained(position, damage.position, expected_offset)
+            yield from self._chained(walk(self.file, position, damage.position), expected_offset)
             if wanted_offset < damage.next_offset:
                 raise self.damaged(damage)
             position, expected_offset = damage.end, damage.next_offset
-        yield from self._chained(position, end, expected_offset)
+        yield from self._chained(walk(self.file, position, end), expected_offset)
 
-    def _chained(self, position: int, end: int, expected_offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    def _chained(self, headers: Headers, expected_offset: int) -> Headers:
         """Headers that follow from each other; any first one is right if the expected offset is -1."""
-        for found_at, header in walk(self.file, position, end):
+        for found_at, header in headers:
             base = header.base_offset
             if self.cleaned:
                 right = base >= expected_offset and self._like_index(base, found_at)
@@ -324,37 +319,29 @@ class Segment:
                 raise self.damaged(damage)
             if position < damage.position < end:
                 end = damage.position
-        start, stop = self._checked
-        if position >= self._own_from or (start <= position and (end <= stop or self._own_from <= stop)):
+        if self._checked.covers(position, end):
             return end
-        sound = position
+        sound, own_from = position, self._checked.own_from
+        headers = walk_checked(self.file, position, min(end, own_from, position + CHECK_BYTES_MAX), self.written)
         try:
-            for found_at, header in self._chained(position, self.written, offset if exact else -1):
+            for found_at, header in self._chained(headers, offset if exact else -1):
                 if not header.base_offset <= offset <= header.last_offset and sound == position and not self.cleaned:
                     raise self._wrong(found_at, f"base offset is {header.base_offset}, but {offset} is due here")
                 epoch = epochs.epoch_at(header.base_offset)
                 if epoch is not None and epoch != header.leader_epoch:
                     raise self._wrong(found_at, f"leader epoch is {header.leader_epoch}, not {epoch}")
                 sound = found_at + header.size_bytes
-                if sound >= end:
-                    break
         except CorruptBatch as error:
             if sound == position:
                 raise
             log.error("%s", error)
             return sound
-        self._trust(position, min(sound, end))
-        return end
-
-    def _trust(self, position: int, end: int) -> None:
-        start, stop = self._checked
-        if position <= stop and end >= start:
-            position, end = min(start, position), max(stop, end)
-        self._checked = (position, end)
+        self._checked.add(position, sound)
+        return end if sound >= own_from else min(sound, end)
 
     def trust_all(self) -> None:
         """Everything was checked just now."""
-        self._own_from = 0
+        self._checked.own_from = 0
 
     def damaged(self, damage: Damage) -> CorruptBatch:
         return CorruptBatch(
@@ -368,7 +355,7 @@ class Segment:
         self.index.count = self.index.entries_below(position)
         self.times.count = self.times.entries_upto(next_offset - self.base_offset)
         self.file.truncate(position)
-        self._own_from = min(self._own_from, position)
+        self._checked.cut(position)
         self.size = self.written = position
         self.next_offset = next_offset
         self.damage = tuple(damage for damage in self.damage if damage.end <= position)
