@@ -152,6 +152,20 @@ class TestRetention:
         harness.advance(12)
         assert (log.start_offset, log.end_offset, log.size_bytes) == (1, 1, 0)
 
+    def test_records_without_a_timestamp_are_as_old_as_their_file(self, sim: Harness) -> None:
+        log = partitioned(sim, **SMALL, retention_ms=10_000)
+        for _ in range(60):
+            append(log, batch(b"x" * 30, timestamp_ms=-1))
+            sim.write()
+        assert {header.max_timestamp_ms for header, _ in read_all(log)} == {-1}
+        sim.advance(9)
+        assert (log.start_offset, len(values(log))) == (0, 60)
+        log = partitioned_again(sim)
+        sim.advance(0.9)
+        assert log.start_offset == 0
+        sim.advance(1.2)
+        assert log.start_offset == 60
+
     @proves("J6")
     def test_the_oldest_segments_go_when_there_is_too_much(self, harness: Harness) -> None:
         log = partitioned(harness, **SMALL, retention_bytes=5000, retention_ms=-1)

@@ -74,6 +74,12 @@ def test_parts_are_written_behind_each_other_and_read_back(bench: Bench) -> None
     assert bench.disk.size(bench.path("a")) == 11
 
 
+def test_the_time_of_the_last_write_is_told(bench: Bench) -> None:
+    file = bench.disk.open(bench.path("a"), create=True, writable=True)
+    file.pwritev([b"one"], 0)
+    assert 1_500_000_000_000 < bench.disk.changed_ms(bench.path("a")) < 4_000_000_000_000
+
+
 def test_more_parts_than_one_call_takes_are_written(bench: Bench) -> None:
     file = bench.disk.open(bench.path("a"), create=True, writable=True)
     parts = [b"%05d" % i for i in range(3000)]

@@ -83,6 +83,10 @@ class Disk(Protocol):
 
     def size(self, path: str) -> int: ...
 
+    def changed_ms(self, path: str) -> int:
+        """Wall time of the last write to the file."""
+        ...
+
     def list(self, folder: str) -> list[str]: ...
 
     def make_folder(self, path: str) -> None:

@@ -53,6 +53,7 @@ class _FileNode:
     safe: bytearray = field(default_factory=bytearray)
     changes: deque[_Write | _Resize] = field(default_factory=deque)
     changes_taken: int = 0
+    changed_ms: int = 0
     mapped: bool = False
     cold: bool = False
 
@@ -165,6 +166,7 @@ class SimFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if data:
             node.change(_Write(position, data))
+            node.changed_ms = self._disk.wall_ms()
         return len(data)
 
     def pread(self, count: int, position: int) -> bytes:
@@ -261,7 +263,7 @@ class SimDisk:
         if node is None:
             if not create:
                 raise _missing(path)
-            node = parent.entries[name] = _FileNode()
+            node = parent.entries[name] = _FileNode(changed_ms=self.wall_ms())
             parent.stepped()
         return SimFile(self, path, node, writable=writable)
 
@@ -284,6 +286,10 @@ class SimDisk:
     def size(self, path: str) -> int:
         node = self._find(path)
         return len(node.content) if isinstance(node, _FileNode) else 0
+
+    def changed_ms(self, path: str) -> int:
+        node = self._find(path)
+        return node.changed_ms if isinstance(node, _FileNode) else 0
 
     def list(self, folder: str) -> builtins.list[str]:
         return [*self._folder(folder).entries]
@@ -372,6 +378,9 @@ class SimDisk:
             error = self._settle(file.path, node, node.moment() if isinstance(node, _FileNode) else len(node.steps))
             if error is not None:
                 raise error
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
 
     def check_write(self, path: str) -> None:
         number = self._failing_writes.pop(path, None)

@@ -1,4 +1,7 @@
-"""Deleting what is too old or too much: whole segments, oldest first; an active one that is too old is closed first."""
+"""Deleting what is too old or too much: whole segments, oldest first; an active one that is too old is closed first.
+
+A segment is as old as the newest timestamp in it; if no record has one, as the last write to its file.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ def apply(log: PartitionedLog, now_ms: int, roll: Callable[[PartitionedLog], Non
     if settings.retention_ms >= 0:
         oldest_ms = now_ms - settings.retention_ms
         active = log.active
-        if active.written and active.written == active.size and active.greatest_ms < oldest_ms:
+        if active.written and active.written == active.size and active.newest_ms() < oldest_ms:
             roll(log)
-        while count < len(segments) - 1 and segments[count].greatest_ms < oldest_ms:
+        while count < len(segments) - 1 and segments[count].newest_ms() < oldest_ms:
             count += 1
     if settings.retention_bytes >= 0:
         surplus = log.size_bytes - sum(segment.written for segment in segments[:count]) - settings.retention_bytes

@@ -238,6 +238,10 @@ class Segment:
     def greatest_ms(self, timestamp_ms: int) -> None:
         self._greatest_ms = timestamp_ms
 
+    def newest_ms(self) -> int:
+        """The greatest timestamp, or the time of the last write if no batch has one."""
+        return self.greatest_ms if self.greatest_ms != NO_TIMESTAMP else self._disk.changed_ms(self.path)
+
     def locate(self, offset: int) -> int:
         """Position of the first batch that ends at or after the offset; the segment's end if there is none."""
         if offset >= self.next_offset:

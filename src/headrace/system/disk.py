@@ -284,6 +284,9 @@ class SystemDisk:
     def size(self, path: str) -> int:
         return os.stat(path).st_size
 
+    def changed_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
     def list(self, folder: str) -> list[str]:
         return os.listdir(folder)
 
