@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -41,6 +41,7 @@ class LogPoint(NamedTuple):
     cleanings: list[tuple[int, int]]
 
 
+KINDS: Final = [str, int, str, bool, int, int, int, int, int, int]
 Points = dict[TopicPartition, LogPoint]
 
 
@@ -56,12 +57,20 @@ def decode(data: bytes) -> Points | None:
     try:
         if int(crc, 16) != crc32c(body):
             return None
-    except ValueError:
+        content = json.loads(body)
+        if content["version"] != VERSION:
+            return None
+        points = [_point(fields) for fields in content["logs"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    content = json.loads(body)
-    if content["version"] != VERSION:
-        return None
-    return {TopicPartition(point[0], point[1]): LogPoint(*point) for point in content["logs"]}
+    return {TopicPartition(point.topic, point.partition): point for point in points}
+
+
+def _point(fields: list[Any]) -> LogPoint:
+    *plain, cleanings = fields
+    if [type(field) for field in plain] != KINDS or type(cleanings) is not list:
+        raise TypeError("a field is missing, or of another kind")
+    return LogPoint._make([*plain, [(int(cleaned_to), int(at_ms)) for cleaned_to, at_ms in cleanings]])
 
 
 def read(disk: Disk, folder: str) -> Points | None:

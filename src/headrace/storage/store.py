@@ -14,10 +14,11 @@ from typing import Final
 
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Disk, write_atomically
+from headrace.ports.disk import Disk
 from headrace.settings import FOREVER_MS, LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
 from headrace.storage.checkpoint import LogPoint
+from headrace.storage.checkpointing import CheckpointWriter
 from headrace.storage.cleaner import Cleaner
 from headrace.storage.commit import FILES_MAX, GroupCommit
 from headrace.storage.folder import Stray
@@ -50,23 +51,23 @@ class PartitionedStore:
         self._disk = disk
         self._clock = clock
         self._retention_check_ms = retention_check_ms
-        self._checkpoint_ms = checkpoint_ms
         self._producer_expire_ms = producer_expire_ms
         self._lock = folder.lock(disk, data)
         self._logs: dict[TopicPartition, PartitionedLog] = {}
         self._staged: dict[PartitionedLog, None] = {}
         self.commit = GroupCommit(disk, clock)
+        self._checkpoints = CheckpointWriter(disk, clock, data, self._points, checkpoint_ms)
         self._around = Surroundings(
             disk=disk,
             clock=clock,
             open_segments=OpenSegments(),
             staged=self._staged,
-            checkpoint_soon=self._checkpoint_soon,
+            checkpoint_soon=self._checkpoints.soon,
             sync_soon=self._sync_soon,
             segment_began=self._segment_began,
             discarded=self._discard_later,
         )
-        self._cleaner = Cleaner(disk, clock, self._checkpoint_soon)
+        self._cleaner = Cleaner(disk, clock, self._checkpoints.soon)
         self._flushes: list[tuple[float, int, PartitionedLog]] = []
         self._flush_due: set[PartitionedLog] = set()
         self._rolls: list[tuple[int, int, PartitionedLog, int]] = []
@@ -74,9 +75,6 @@ class PartitionedStore:
         self._order = 0
         self._checking: deque[PartitionedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
-        self._next_checkpoint = clock.now() + checkpoint_ms / 1000
-        self._checkpoint_wanted = False
-        self._checkpoint_running = False
         self._opened = self._closed = False
         self.was_clean = True
         """Whether `open` found every log as a clean stop leaves it; if not, what was not synced may be lost."""
@@ -104,7 +102,7 @@ class PartitionedStore:
                 self._create(topic_partition, topic_id, settings, found.get(topic_partition))
         self._sync_now([each for each in self._logs.values() if each.recovered])
         # From here on the folder is in use: a crash must not look like a clean stop.
-        self._write_checkpoint()
+        self._checkpoints.write_now()
         return strays
 
     def _why_stray(self, path: str, expected: tuple[bytes, LogSettings] | None) -> str | None:
@@ -164,7 +162,7 @@ class PartitionedStore:
         deleted.close_files()
         aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
         self._discard_later([aside], deleted.settings.file_delete_delay_ms)
-        self._checkpoint_soon()
+        self._checkpoints.soon()
 
     # Every turn of the loop.
 
@@ -215,8 +213,7 @@ class PartitionedStore:
             self._next_check = now + self._retention_check_ms / 1000
             self._checking = deque(self._logs.values())
         self._check_some(now_ms)
-        if now >= self._next_checkpoint:
-            self._checkpoint_soon()
+        self._checkpoints.tick(now)
 
     def _flush(self, now: float) -> None:
         while self._flushes and self._flushes[0][0] <= now:
@@ -293,55 +290,6 @@ class PartitionedStore:
                 except OSError as error:
                     log.error("%s cannot be removed: %s", path, error.strerror)
 
-    # Checkpoints.
-
-    def _checkpoint_soon(self) -> None:
-        """Write one after this turn; several wishes give one checkpoint."""
-        if not self._checkpoint_wanted and not self._closed:
-            self._checkpoint_wanted = True
-            self._clock.call_soon(self._begin_checkpoint)
-
-    def _begin_checkpoint(self) -> None:
-        if self._checkpoint_running or self._closed:
-            return  # the end of the running one looks again
-        self._checkpoint_wanted = False
-        self._checkpoint_running = True
-        self._next_checkpoint = self._clock.now() + self._checkpoint_ms / 1000
-        path = f"{self.data}/{checkpoint.FILE_NAME}"
-        try:
-            file = self._disk.open(path + ".tmp", create=True, writable=True)
-            file.truncate(0)
-            file.pwritev([checkpoint.encode(self._points())], 0)
-        except OSError as error:
-            self._checkpoint_failed(error)
-            return
-
-        self._disk.request_sync([file], self._name_checkpoint)
-
-    def _name_checkpoint(self, error: OSError | None) -> None:
-        if self._closed:
-            return
-        try:
-            if error is not None:
-                raise error
-            path = f"{self.data}/{checkpoint.FILE_NAME}"
-            self._disk.rename(path + ".tmp", path)
-            # After a truncation the old one is wrong, so the new name must last.
-            self._disk.request_sync([self._disk.open(self.data)], self._end_checkpoint)
-        except OSError as failure:
-            self._checkpoint_failed(failure)
-
-    def _end_checkpoint(self, error: OSError | None) -> None:
-        if error is not None:
-            self._checkpoint_failed(error)
-        self._checkpoint_running = False
-        if self._checkpoint_wanted:
-            self._begin_checkpoint()
-
-    def _checkpoint_failed(self, error: OSError) -> None:
-        log.warning("checkpoint not written, the old one stays: %s", error)
-        self._checkpoint_running = False
-
     def _points(self) -> Iterator[LogPoint]:
         for each in self._logs.values():
             yield LogPoint(
@@ -358,10 +306,6 @@ class PartitionedStore:
                 each.cleanings,
             )
 
-    def _write_checkpoint(self) -> None:
-        content = checkpoint.encode(self._points())
-        write_atomically(self._disk, f"{self.data}/{checkpoint.FILE_NAME}", content)
-
     def close(self) -> None:
         if self._closed:
             return
@@ -372,9 +316,10 @@ class PartitionedStore:
         for each in self._logs.values():
             each.stopped = each.offline is None
         self._closed = True
+        self._checkpoints.close()
         try:
             if self._opened:
-                self._write_checkpoint()
+                self._checkpoints.write_now()
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the logs: %s", error)
         self._let_go()
@@ -382,6 +327,7 @@ class PartitionedStore:
     def abandon(self) -> None:
         """Let go of the folder as a dying process does: nothing is written."""
         self._closed = True
+        self._checkpoints.close()
         self.commit.close()
         self._cleaner.close()
         self._let_go()

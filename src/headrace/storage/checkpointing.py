@@ -1,0 +1,100 @@
+"""When the checkpoint is written: from time to time, and soon after something that only it remembers has changed.
+
+One is written at a time: to a temporary file, which is synced, gets its name, and the name is synced, because after a
+truncation the old one is wrong. One that could not be written is tried again; until then the old one stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from headrace.errors import HeadraceError, StorageFailed
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk, write_atomically
+from headrace.storage import checkpoint
+from headrace.storage.checkpoint import LogPoint
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 5.0
+
+Done = Callable[[HeadraceError | None], None]
+
+
+class CheckpointWriter:
+    def __init__(
+        self, disk: Disk, clock: Clock, data: str, points: Callable[[], Iterator[LogPoint]], interval_ms: int
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._data = data
+        self._path = f"{data}/{checkpoint.FILE_NAME}"
+        self._points = points
+        self._interval_seconds = interval_ms / 1000
+        self._next = clock.now() + self._interval_seconds
+        self._wanted = self._running = self._closed = False
+        self._waiting: list[Done] = []
+        self._served: list[Done] = []
+
+    def tick(self, now: float) -> None:
+        if now >= self._next:
+            self.soon()
+
+    def soon(self, done: Done | None = None) -> None:
+        """Write one after this turn; several wishes give one. `done` hears when what is true now is safe."""
+        if self._closed:
+            return
+        if done is not None:
+            self._waiting.append(done)
+        if not self._wanted:
+            self._wanted = True
+            self._clock.call_soon(self._begin)
+
+    def write_now(self) -> None:
+        write_atomically(self._disk, self._path, checkpoint.encode(self._points()))
+
+    def close(self) -> None:
+        """Nothing is written any more, and who waits hears nothing."""
+        self._closed = True
+
+    def _begin(self) -> None:
+        if self._running or self._closed or not self._wanted:
+            return  # the end of the running one looks again
+        self._wanted, self._running = False, True
+        self._served, self._waiting = self._waiting, []
+        self._next = self._clock.now() + self._interval_seconds
+        try:
+            file = self._disk.open(self._path + ".tmp", create=True, writable=True)
+            file.truncate(0)
+            file.pwritev([checkpoint.encode(self._points())], 0)
+            self._disk.request_sync([file], self._name)
+        except OSError as error:
+            self._end(error)
+
+    def _name(self, error: OSError | None) -> None:
+        if self._closed:
+            return
+        try:
+            if error is not None:
+                raise error
+            self._disk.rename(self._path + ".tmp", self._path)
+            self._disk.request_sync([self._disk.open(self._data)], self._end)
+        except OSError as failure:
+            self._end(failure)
+
+    def _end(self, error: OSError | None) -> None:
+        if self._closed:
+            return
+        self._running = False
+        served, self._served = self._served, []
+        if error is not None:
+            log.warning("checkpoint not written, the old one stays; tried again soon: %s", error)
+            self._wanted = True
+            self._clock.call_later(RETRY_SECONDS, self._begin)
+        elif self._wanted:
+            self._begin()
+        reason = StorageFailed(f"{self._path} could not be written: {error.strerror}") if error is not None else None
+        for done in served:
+            done(reason)

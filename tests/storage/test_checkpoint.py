@@ -1,0 +1,97 @@
+"""The checkpoint: what is no checkpoint is damaged, and one that cannot be written is tried again."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from headrace.ports.disk import read_whole
+from headrace.sim.disk import SimDisk
+from headrace.storage import checkpoint
+from headrace.storage.checkpoint import LogPoint
+from headrace.storage.log import TopicPartition
+from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, values
+
+PATH = "/data/@checkpoint"
+POINT: list[Any] = ["orders", 0, TOPIC_ID.hex(), True, 5, 0, 5, 0, 400, 1_750_000_000_000, [[3, 1_750_000_000_000]]]
+
+NO_POINTS: list[Any] = [7, None, "orders", {}, POINT[:-1], [*POINT, 1], []]
+OF_NO_FIELD: list[Any] = [{}, None, 1.5, [[1]]]
+
+
+def signed(body: bytes) -> bytes:
+    return b"%08x\n%b\n" % (crc32c(body), body)
+
+
+def with_logs(*logs: object) -> bytes:
+    return signed(json.dumps({"version": 1, "logs": logs}).encode())
+
+
+def changed(at: int, value: object) -> bytes:
+    return with_logs([*POINT[:at], value, *POINT[at + 1 :]])
+
+
+def test_what_was_encoded_is_decoded() -> None:
+    assert checkpoint.decode(with_logs(POINT)) == {TOPIC: LogPoint._make([*POINT[:-1], [(3, 1_750_000_000_000)]])}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"zz\n{}\n",
+        with_logs(POINT)[:-5],
+        *(signed(body) for body in (b"", b"{", b"{}", b"[]", b"7", b"null", b"\xff\xfe", b"[" * 100_000)),
+        *(signed(json.dumps(body).encode()) for body in ({"version": 2, "logs": []}, {"version": 1}, {"version": [1]})),
+        *(with_logs(logs) for logs in NO_POINTS),
+        *(changed(at, value) for at in range(11) for value in OF_NO_FIELD),
+        *(changed(at, "x") for at in (1, 3, 4, 9, 10)),
+        *(changed(at, 1) for at in (0, 2, 3, 10)),
+    ],
+)
+def test_anything_else_is_damaged(sim: Harness, content: bytes) -> None:
+    append(sim.log(), batch(b"kept"))
+    sim.write()
+    assert sim.store is not None
+    sim.store.close()
+    file = sim.disk.open(PATH, writable=True)
+    file.truncate(0)
+    file.pwritev([content], 0)
+    assert checkpoint.read(sim.disk, "/data") is None
+    sim.open()
+    assert values(sim.log()) == [b"kept"]
+
+
+@pytest.mark.parametrize("failing", ["write", "sync", "name"])
+def test_a_checkpoint_that_fails_does_not_stop_the_next(sim: Harness, failing: str) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log()
+    sim.settle()
+    if failing == "write":
+        sim.disk.fail_write(PATH + ".tmp", errno.EIO)
+    elif failing == "sync":
+        sim.disk.fail_sync(PATH + ".tmp", errno.EIO)
+    else:
+        sim.disk.fail_sync("/data", errno.EIO)
+    append(log, batch(b"a", b"b"))
+    append(log, batch(b"c"))
+    sim.write()
+    log.delete_before(1)  # wants a checkpoint, which fails
+    sim.clock.run_soon()
+    log.delete_before(2)  # wants another
+    sim.settle()
+    sim.advance(10)
+    points = checkpoint.decode(read_whole(sim.disk, PATH))
+    assert points is not None
+    assert points[TOPIC].start_offset == 2
+    assert sim.store is not None
+    sim.store.create(TopicPartition("late", 0), TOPIC_ID, log.settings)
+    sim.advance(61)
+    points = checkpoint.decode(read_whole(sim.disk, PATH))
+    assert points is not None
+    assert len(points) == 2
