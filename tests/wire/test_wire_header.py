@@ -5,14 +5,12 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kio.schema.request_header.v1.header import RequestHeader as RequestHeaderV1
 from kio.schema.request_header.v2.header import RequestHeader as RequestHeaderV2
 from kio.static.primitive import i16, i32
 
 from headrace.errors import ProtocolError
-from headrace.wire import codec, frames, header, schema
+from headrace.wire import codec, header, schema
 from headrace.wire.api import API, API_VERSIONS, METADATA, PRODUCE
 from proving import proves
 from wire import kio_peer
@@ -56,7 +54,6 @@ def test_headers_are_of_the_version_that_the_schema_says(api_key: int) -> None:
         assert frame == struct.pack(">i", len(theirs) + 4) + theirs + b"body"
         read = header.read_request_header(memoryview(frame), 4)
         assert read == (api_key, version, 77, "ключ", len(frame) - 4)
-        assert header.skip_request_header(memoryview(frame)[4:]) == (api_key, version, 77, len(frame) - 8)
 
         theirs = kio_peer.write(response(correlation_id=i32(-5)))
         frame = header.write_response(api_key, version, -5, b"body")
@@ -90,16 +87,15 @@ def test_a_version_above_the_known_ones_still_yields_its_correlation_id() -> Non
     assert header.read_request_header(memoryview(frame), 4)[:4] == (API_VERSIONS, 99, 31, "new")
 
 
-def test_skipping_a_header_finds_the_body_that_reading_it_finds() -> None:
+def test_a_header_is_read_with_any_client_id_and_tags_and_refused_when_malformed() -> None:
     start = struct.pack(">hhi", METADATA, 12, 1)
     for client_id in (b"\xff\xff", b"\0\0", b"\0\1c"):
         for tags in (b"\0", b"\x01\x05\x03abc"):
             frame = memoryview(start + client_id + tags)
-            assert header.skip_request_header(frame) == (METADATA, 12, 1, len(frame))
             assert header.read_request_header(frame).body == len(frame)
     for malformed in (b"", start, start + b"\xff\xfe\0", start + b"\0\5abc", start + b"\0\1a\x01\x05\x7f"):
         with pytest.raises(ProtocolError, match="request header"):
-            header.skip_request_header(memoryview(malformed))
+            header.read_request_header(memoryview(malformed))
 
 
 @each_api
@@ -107,7 +103,7 @@ def test_a_client_id_longer_than_the_frame_is_refused_with_the_body(api_key: int
     frame = memoryview(struct.pack(">hhih", api_key, API[api_key].min_version, 1, 500))
 
     def serve() -> None:
-        _, version, _, body = header.skip_request_header(frame)
+        _, version, _, _, body = header.read_request_header(frame)
         codec.decode_request(api_key, version, frame, body)
 
     with pytest.raises(ProtocolError):
@@ -134,30 +130,3 @@ def test_malformed_response_headers_are_refused() -> None:
     for frame in (b"", b"\0\0\0", b"\0\0\0\1", b"\0\0\0\1\x01\x05\x7f"):
         with pytest.raises(ProtocolError, match="response header"):
             header.read_response_header(METADATA, 12, memoryview(frame))
-
-
-@given(contents=st.lists(st.binary(max_size=30), max_size=6), cut=st.integers(0, 200))
-def test_frames_are_found_wherever_the_stream_is_cut(contents: list[bytes], cut: int) -> None:
-    stream = b"".join(struct.pack(">i", len(content)) + content for content in contents)
-    filled = min(cut, len(stream))
-    found = frames.split(memoryview(stream.ljust(250, b"\xee")), filled, 100)
-    bounds = []
-    pos = 0
-    for content in contents:
-        if pos + 4 + len(content) > filled:
-            break
-        pos += 4 + len(content)
-        bounds.append((pos - len(content), pos))
-    assert found.complete == bounds
-    assert found.rest == pos
-    if filled - pos >= 4:
-        assert found.needed_bytes == 4 + len(contents[len(bounds)])
-    else:
-        assert found.needed_bytes == 4
-
-
-def test_a_frame_of_exactly_the_limit_is_accepted_and_one_byte_more_is_not() -> None:
-    assert frames.split(memoryview(struct.pack(">i", 10) + bytes(10)), 14, 10).complete == [(4, 14)]
-    for length in (11, 2**31 - 1, -1, -(2**31)):
-        with pytest.raises(ProtocolError, match=f"{length} bytes was announced"):
-            frames.split(memoryview(struct.pack(">i", length)), 4, 10)

@@ -11,7 +11,7 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.kafka.request import Request, Slot
@@ -19,8 +19,9 @@ from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
 from headrace.wire.api import API, API_VERSIONS, PRODUCE
 from headrace.wire.codec import decode_request
-from headrace.wire.header import read_request_header, skip_request_header
+from headrace.wire.header import read_request_header
 from headrace.wire.message import Message
+from headrace.wire.produce import RequestTopic
 
 if TYPE_CHECKING:
     from headrace.kafka.services import Services
@@ -28,13 +29,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Message | None]
-RawHandler = Callable[["Connection", Slot, int, int, memoryview, int], None]
-"""(connection, slot, version, correlation id, frame, where the body begins)"""
+RawHandler = Callable[["Connection", Slot, int, int, memoryview, int, int], None]
+"""(connection, slot, version, correlation id, data, where the body begins and ends in it)"""
 
-LoneProduce = tuple[Slot, int, int, int, int, str | None, bytes | None, int, Partition, Appended]
-"""A produce of one batch in this turn: slot, version, correlation id, acks, timeout ms, topic, topic id, index, ..."""
+
+class RawApi(NamedTuple):
+    """An API whose handler reads its body itself, with what is needed to find the body."""
+
+    handle: RawHandler
+    name: str
+    min_version: int
+    max_version: int
+    flexible_from: int
+
+
+def raw_api(api_key: int, handle: RawHandler) -> RawApi:
+    api = API[api_key]
+    return RawApi(handle, api.name, api.min_version, api.max_version, api.flexible_from)
+
+
+LoneProduce = tuple[Slot, int, int, int, int, RequestTopic, Partition, Appended]
+"""A produce of one batch in this turn: slot, version, correlation id, acks, timeout ms, topic, partition, result."""
 
 _length = struct.Struct(">i").unpack_from
+_head = struct.Struct(">hhih").unpack_from
+HEAD_BYTES: Final = 10
 _api_key = struct.Struct(">h").unpack_from
 OTHER_FRAME_MAX_BYTES: Final = 16 << 20
 LENGTH_BYTES: Final = 4
@@ -49,7 +68,7 @@ class Connection:
         services: Services,
         listener: str,
         handlers: dict[int, Handler],
-        raw_handlers: dict[int, RawHandler],
+        raw_handlers: dict[int, RawApi],
     ) -> None:
         self.services = services
         self.listener = listener
@@ -85,6 +104,7 @@ class Connection:
         self._receiving = True
         started = self._now()
         used, end = 0, len(data)
+        room_bytes = self._queued_max_bytes - channel.queued_bytes()
         try:
             while end - used >= LENGTH_BYTES:
                 (length,) = _length(data, used)
@@ -95,13 +115,10 @@ class Connection:
                     self._check_large(data, used, end, length)
                     channel.want_bytes = LENGTH_BYTES + length
                     break
-                if (
-                    len(self._slots) >= self._requests_max
-                    or channel.queued_bytes() + self._ready_bytes > self._queued_max_bytes
-                ):
+                if len(self._slots) >= self._requests_max or self._ready_bytes > room_bytes:
                     self._hold()
                     break
-                self._frame(data[used + LENGTH_BYTES : frame_end], started)
+                self._frame(data, used + LENGTH_BYTES, frame_end, started)
                 used = frame_end
         except HeadraceError as error:
             return self._broken(str(error), end)
@@ -156,8 +173,27 @@ class Connection:
 
     # Requests.
 
-    def _frame(self, frame: memoryview, started: float) -> None:
-        api_key, version, correlation_id, body = skip_request_header(frame)
+    def _frame(self, data: memoryview, start: int, end: int, started: float) -> None:
+        """The hot road: a header without surprises of an API that reads its body where it lies."""
+        if end - start > HEAD_BYTES:
+            api_key, version, correlation_id, client_id_bytes = _head(data, start)
+            raw = self._raw_handlers.get(api_key)
+            if raw is not None:
+                handle, name, lowest, highest, flexible_from = raw
+                body = start + HEAD_BYTES + (client_id_bytes if client_id_bytes > 0 else 0)
+                if lowest <= version <= highest and client_id_bytes >= -1 and body < end:
+                    if version >= flexible_from and not data[body]:
+                        body += 1
+                        flexible_from = highest + 1
+                    if version < flexible_from:
+                        slot = Slot(name, started)
+                        self._slots.append(slot)
+                        handle(self, slot, version, correlation_id, data, body, end)
+                        return
+        self._any_frame(data[start:end], started)
+
+    def _any_frame(self, frame: memoryview, started: float) -> None:
+        api_key, version, correlation_id, client_id, body = read_request_header(frame)
         api = API.get(api_key)
         if api is None:
             raise ProtocolError(f"API {api_key} is not served")
@@ -172,9 +208,8 @@ class Connection:
             return
         raw = self._raw_handlers.get(api_key)
         if raw is not None:
-            raw(self, slot, version, correlation_id, frame, body)
+            raw.handle(self, slot, version, correlation_id, frame, body, len(frame))
             return
-        client_id = read_request_header(frame).client_id
         message = decode_request(api_key, version, frame, body)
         self._answer(Request(self, slot, api_key, version, correlation_id, client_id, message))
 
@@ -197,6 +232,12 @@ class Connection:
         """A response is known."""
         slot.parts = parts
         self._ready_bytes += sum(map(len, parts))
+        if not self._receiving:
+            self._send_ready()
+
+    def fill_many(self, filled_bytes: int) -> None:
+        """So many bytes of responses were put into slots by the handler itself."""
+        self._ready_bytes += filled_bytes
         if not self._receiving:
             self._send_ready()
 

@@ -33,10 +33,13 @@ from headrace.kafka.api import (
     produce,
     sync_group,
 )
-from headrace.kafka.connection import Handler, RawHandler
+from headrace.kafka.connection import Handler, RawApi, raw_api
 from headrace.wire import api
 
-RAW_HANDLERS: Final[dict[int, RawHandler]] = {api.PRODUCE: produce.handle, api.FETCH: fetch.handle}
+RAW_HANDLERS: Final[dict[int, RawApi]] = {
+    api.PRODUCE: raw_api(api.PRODUCE, produce.handle),
+    api.FETCH: raw_api(api.FETCH, fetch.handle),
+}
 
 HANDLERS: Final[dict[int, Handler]] = {
     api.LIST_OFFSETS: list_offsets.handle,

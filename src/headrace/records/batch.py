@@ -135,18 +135,18 @@ def check(view: View, pos: int = 0) -> BatchHeader:
 def check_produced(view: memoryview) -> BatchHeader:
     """The header of a batch from a producer: the only one in `view`, no gaps, not a control batch."""
     header = read_header(view)
-    if header.size_bytes != len(view):
-        raise CorruptBatch(f"batch gives its size as {header.size_bytes} bytes, but {len(view)} were sent")
+    _, size_bytes, _, _, claimed, attributes, last_delta, _, _, producer_id, _, sequence, count = header
+    if size_bytes != len(view):
+        raise CorruptBatch(f"batch gives its size as {size_bytes} bytes, but {len(view)} were sent")
     crc = crc32c(view[ATTRIBUTES_AT:])
-    if crc != header.crc:
+    if crc != claimed:
         raise _wrong_crc(header, crc, 0)
-    count = header.record_count
-    if count <= 0 or header.last_offset_delta != count - 1:
+    if count <= 0 or last_delta != count - 1:
         raise _wrong_count(header, 0)
-    if header.attributes & CONTROL:
+    if attributes & CONTROL:
         raise InvalidRecord("a control batch may not come from a producer")
-    if header.producer_id >= 0 and header.base_sequence < 0:
-        raise InvalidRecord(f"producer {header.producer_id} sent a batch without a sequence number")
+    if producer_id >= 0 and sequence < 0:
+        raise InvalidRecord(f"producer {producer_id} sent a batch without a sequence number")
     return header
 
 

@@ -1,6 +1,6 @@
 """Bytes to messages and back for every (API, version), compiled on first use and kept.
 
-Bodies only: `wire.header` has the headers, `wire.frames` the frames. Bytes that are not one valid body
+Bodies only: `wire.header` has the headers. Bytes that are not one valid body
 raise ProtocolError naming API, version, field and position; an API or version without a schema is Unsupported.
 """
 

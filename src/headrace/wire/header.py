@@ -71,21 +71,6 @@ def read_request_header(view: memoryview, pos: int = 0) -> RequestHeader:
         return _read_request_v0(view, pos, error)
 
 
-def skip_request_header(view: memoryview) -> tuple[int, int, int, int]:
-    """(API key, version, correlation id, where the body begins), for the APIs that do not look at the client id."""
-    try:
-        api_key, version, correlation_id, size = _request_v1.unpack_from(view)
-        body = _REQUEST_V1_BYTES + size if size > 0 else _REQUEST_V1_BYTES
-        if size >= -1 and version < FLEXIBLE_FROM.get(api_key, NEVER):
-            return api_key, version, correlation_id, body
-        if size >= -1 and not view[body]:
-            return api_key, version, correlation_id, body + 1
-    except (struct.error, IndexError):
-        pass
-    api_key, version, correlation_id, _, body = read_request_header(view)
-    return api_key, version, correlation_id, body
-
-
 def _read_request_v0(view: memoryview, pos: int, error: Exception) -> RequestHeader:
     """The one request with header v0, or the error of reading it as another."""
     if len(view) - pos >= _REQUEST_V0_BYTES:

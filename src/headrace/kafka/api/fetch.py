@@ -154,8 +154,10 @@ class PendingFetch:
         self._connection.fill(self._slot, parts)
 
 
-def handle(connection: Connection, slot: Slot, version: int, correlation_id: int, frame: memoryview, body: int) -> None:
-    request = wire.decode(version, frame, body, len(frame))
+def handle(
+    connection: Connection, slot: Slot, version: int, correlation_id: int, data: memoryview, body: int, end: int
+) -> None:
+    request = wire.decode(version, data, body, end)
     # After this turn's own appends: a client that produces and fetches on one connection sees what it sent.
     pending = PendingFetch(connection, slot, version, correlation_id, request)
     connection.services.partitions.at_turn_end(lambda _: pending.start())

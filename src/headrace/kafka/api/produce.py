@@ -13,6 +13,7 @@ from typing import Final
 from headrace.errors import Code, HeadraceError, InvalidRecord, RequestTimedOut
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
+from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures
 from headrace.storage.log import TopicPartition
@@ -162,21 +163,28 @@ def _refused(row: Row, error: HeadraceError) -> Row:
     return (row[0], error.kafka_code, -1, -1, row[4], str(error))
 
 
-def handle(connection: Connection, slot: Slot, version: int, correlation_id: int, frame: memoryview, body: int) -> None:
-    transactional_id, acks, timeout_ms, topics = wire.decode(version, frame, body, len(frame))
+def handle(
+    connection: Connection, slot: Slot, version: int, correlation_id: int, data: memoryview, body: int, end: int
+) -> None:
+    transactional_id, acks, timeout_ms, topics = wire.decode(version, data, body, end)
     services = connection.services
     services.metrics.batches_in += 1
-    if transactional_id is None and (acks in (1, -1)) and len(topics) == 1 and len(topics[0][2]) == 1:
-        name, topic_id, ((index, records),) = topics[0]
-        topic = name
-        if topic_id is not None:
-            known = services.view.image.topics_by_id.get(topic_id)
-            topic = known.name if known is not None else None
-        if topic is not None and records is not None and not topic.startswith("__"):
-            partition = services.partitions.find(topic, index)
-            if partition is not None and _stage_lone(
-                connection, (slot, version, correlation_id, acks, timeout_ms, name, topic_id, index, partition), records
-            ):
+    # One batch for one partition is what most producers send, so it gets a road without an object per request.
+    if len(topics) == 1 and len(topics[0][2]) == 1 and transactional_id is None and (acks in (1, -1)):
+        partition = _find_lone(services, topics[0])
+        records = topics[0][2][0][1]
+        if partition is not None and records is not None:
+            try:
+                appended = partition.append(records, acks)
+            except HeadraceError:
+                pass  # the long road words the error
+            else:
+                partitions = services.partitions
+                partitions.touch(partition)
+                lone = connection.lone_produces
+                if not lone:
+                    partitions.at_turn_end(partial(_finish_lone, connection))
+                lone.append((slot, version, correlation_id, acks, timeout_ms, topics[0], partition, appended))
                 return
     pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
     if acks not in (1, -1, 0):
@@ -189,35 +197,29 @@ def handle(connection: Connection, slot: Slot, version: int, correlation_id: int
     services.partitions.at_turn_end(pending.written)
 
 
-# One batch for one partition is what most producers send, so it gets a road without an object per request.
-
-LoneHead = tuple[Slot, int, int, int, int, str | None, bytes | None, int, Partition]
-
-
-def _stage_lone(connection: Connection, head: LoneHead, records: memoryview) -> bool:
-    """False when it was refused: then the long road words the error."""
-    partition = head[8]
-    try:
-        appended = partition.append(records, head[3])
-    except HeadraceError:
-        return False
-    partitions = connection.services.partitions
-    partitions.touch(partition)
-    lone = connection.lone_produces
-    if not lone:
-        partitions.at_turn_end(partial(_finish_lone, connection))
-    lone.append((*head, appended))
-    return True
+def _find_lone(services: Services, topic: wire.RequestTopic) -> Partition | None:
+    name, topic_id, ((index, _),) = topic
+    if topic_id is not None:
+        known = services.view.image.topics_by_id.get(topic_id)
+        name = known.name if known is not None else None
+    if name is None or name.startswith("__"):
+        return None
+    return services.partitions.find(name, index)
 
 
 def _finish_lone(connection: Connection, failures: Failures) -> None:
     produces, connection.lone_produces = connection.lone_produces, []
     encode = wire.encode_response
-    for slot, version, correlation_id, acks, timeout_ms, name, topic_id, index, partition, appended in produces:
+    filled_bytes = 0
+    for slot, version, correlation_id, acks, timeout_ms, topic, partition, appended in produces:
+        name, topic_id, ((index, _),) = topic
         if failures or not partition.reached(appended[1], acks):
             pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
             pending.add_staged(name, topic_id, index, partition, appended)
             pending.written(failures)
             continue
         row = (index, 0, appended[0], appended[2], partition.log.start_offset, None)
-        connection.fill(slot, (encode(version, correlation_id, [(name, topic_id, [row])]),))
+        answer = encode(version, correlation_id, [(name, topic_id, [row])])
+        slot.parts = (answer,)
+        filled_bytes += len(answer)
+    connection.fill_many(filled_bytes)
