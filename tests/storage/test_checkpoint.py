@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
 from headrace.sim.disk import SimDisk
 from headrace.storage import checkpoint
@@ -81,9 +82,12 @@ def test_a_checkpoint_that_fails_does_not_stop_the_next(sim: Harness, failing: s
     append(log, batch(b"a", b"b"))
     append(log, batch(b"c"))
     sim.write()
+    sim.disk.hold_syncs()
     log.delete_before(1)  # wants a checkpoint, which fails
     sim.clock.run_soon()
     log.delete_before(2)  # wants another
+    sim.clock.run_soon()
+    sim.disk.release_syncs()
     sim.settle()
     sim.advance(10)
     points = checkpoint.decode(read_whole(sim.disk, PATH))
@@ -95,3 +99,36 @@ def test_a_checkpoint_that_fails_does_not_stop_the_next(sim: Harness, failing: s
     points = checkpoint.decode(read_whole(sim.disk, PATH))
     assert points is not None
     assert len(points) == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_deletion_of_records_is_told_when_it_outlives_a_loss_of_power(sim: Harness, seed: int) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log(durability="disk")
+    for i in range(6):
+        append(log, batch(b"%d" % i))
+    sim.write()
+    sim.settle()
+    told: list[HeadraceError | None] = []
+    sim.disk.hold_syncs()
+    log.delete_before(3, told.append)
+    log.delete_before(3, told.append)
+    sim.clock.run_soon()
+    assert (log.start_offset, told) == (3, [])
+    sim.disk.release_syncs()
+    sim.settle()
+    assert told == [None, None]
+    log = sim.kill(seed)
+    assert (log.start_offset, values(log)) == (3, [b"3", b"4", b"5"])
+
+
+def test_a_deletion_of_records_that_is_not_safe_says_so(sim: Harness) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log()
+    append(log, batch())
+    sim.write()
+    sim.disk.fail_write(PATH + ".tmp", errno.EIO)
+    told: list[HeadraceError | None] = []
+    log.delete_before(1, told.append)
+    sim.settle()
+    assert [type(error) for error in told] == [StorageFailed]

@@ -97,8 +97,9 @@ class Log(Protocol):
         """Drop everything at and after the offset (a batch that spans it goes whole)."""
         ...
 
-    def delete_before(self, offset: int) -> None:
-        """Raise the start offset; what lies wholly below it may be removed from disk."""
+    def delete_before(self, offset: int, done: Callable[[HeadraceError | None], None] | None = None) -> None:
+        """Raise the start offset; what lies wholly below it may be removed from disk. `done` hears when the new start
+        offset is safe on disk, or why it is not."""
         ...
 
     def restart_at(self, offset: int) -> None:

@@ -26,6 +26,7 @@ from headrace.ports.disk import File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
 from headrace.storage import producers, search
+from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, ReadResult, TimedOffset, TopicPartition
@@ -393,14 +394,19 @@ class PartitionedLog:
         self.producers.forget()
         self._unsynced.add(self._active.path)
         self._around.sync_soon(self)
-        self._around.checkpoint_soon()
+        self._around.checkpoint_soon(None)
 
-    def delete_before(self, offset: int) -> None:
+    def delete_before(self, offset: int, done: Done | None = None) -> None:
         if self.offline is not None:
             raise self.offline
         offset = min(offset, self.written_offset)
-        if offset <= self.start_offset:
+        if offset > self.start_offset:
+            self._raise_start(offset)
+        elif done is None:
             return
+        self._around.checkpoint_soon(done)
+
+    def _raise_start(self, offset: int) -> None:
         self.start_offset = offset
         count = 0
         while count < len(self.segments) - 1 and self.segments[count].next_offset <= offset:
@@ -408,7 +414,6 @@ class PartitionedLog:
         if count:
             self._discard(self.segments.replace(0, count, []))
             self._reader.forget()
-        self._around.checkpoint_soon()
 
     # Syncing.
 

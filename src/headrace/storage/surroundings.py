@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.settings import LogSettings
+from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.segment import OpenSegments, Segment
 
@@ -24,7 +25,7 @@ class Surroundings:
     clock: Clock
     open_segments: OpenSegments
     staged: dict[PartitionedLog, None]
-    checkpoint_soon: Callable[[], None]
+    checkpoint_soon: Callable[[Done | None], None]
     sync_soon: Callable[[PartitionedLog], None]
     segment_began: Callable[[PartitionedLog], None]
     discarded: Callable[[list[str], int], None]

@@ -1,4 +1,7 @@
-"""DeleteRecords, versions 0 to 2. 2: compact encoding. Offset -1 means everything that consumers can see."""
+"""DeleteRecords, versions 0 to 2. 2: compact encoding. Offset -1 means everything that consumers can see.
+
+The answer waits until the new start offsets are safe on disk: what was reported deleted does not come back.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,52 @@ from headrace.wire.message import Message
 HIGH_WATERMARK = -1
 
 
-def handle(request: Request) -> Message:
-    topics = [
-        Message(name=topic.name, partitions=[_partition(request, topic.name, asked) for asked in topic.partitions])
-        for topic in request.body.topics
-    ]
-    return Message(throttle_time_ms=0, topics=topics)
+class _Deletion:
+    """The answer to one request, and how many of its partitions are not safe yet."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._left = 1  # the loop over the partitions itself
+        self._answer = Message(throttle_time_ms=0, topics=[])
+
+    def start(self) -> None:
+        for topic in self._request.body.topics:
+            told = Message(name=topic.name, partitions=[])
+            self._answer.topics.append(told)
+            for asked in topic.partitions:
+                answer = Message(partition_index=asked.partition_index, low_watermark=-1, error_code=Code.NONE)
+                told.partitions.append(answer)
+                self._delete(topic.name, asked, answer)
+        self._one_less()
+
+    def _delete(self, topic: str, asked: Message, answer: Message) -> None:
+        services = self._request.services
+        self._left += 1
+
+        def done(error: HeadraceError | None) -> None:
+            if error is not None:
+                answer.error_code = error.kafka_code
+            else:
+                answer.low_watermark = partition.log.start_offset
+            self._one_less()
+
+        try:
+            known = services.view.image.topics.get(topic)
+            if known is not None and known.internal:
+                raise InvalidRequest(f"records of {topic} cannot be deleted")
+            partition = services.partitions.get(topic, asked.partition_index)
+            offset = partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+            if not 0 <= offset <= partition.high_watermark:
+                raise OffsetOutOfRange(f"{partition.topic_partition}: {offset} is above {partition.high_watermark}")
+            partition.log.delete_before(offset, done)
+        except HeadraceError as error:
+            done(error)
+
+    def _one_less(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._request.reply(self._answer)
 
 
-def _partition(request: Request, topic: str, asked: Message) -> Message:
-    low, code = -1, Code.NONE
-    try:
-        known = request.services.view.image.topics.get(topic)
-        if known is not None and known.internal:
-            raise InvalidRequest(f"records of {topic} cannot be deleted")
-        partition = request.services.partitions.get(topic, asked.partition_index)
-        offset = partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
-        if not 0 <= offset <= partition.high_watermark:
-            raise OffsetOutOfRange(f"{partition.topic_partition}: {offset} is above {partition.high_watermark}")
-        partition.log.delete_before(offset)
-        low = partition.log.start_offset
-    except HeadraceError as error:
-        code = error.kafka_code
-    return Message(partition_index=asked.partition_index, low_watermark=low, error_code=code)
+def handle(request: Request) -> None:
+    _Deletion(request).start()
