@@ -213,6 +213,7 @@ class SimDisk:
         self._root = _Folder()
         self._failing_syncs: dict[str, int] = {}
         self._failing_writes: dict[str, int] = {}
+        self._failing_opens: dict[str, int] = {}
         self._locked: set[str] = set()
         self._held: builtins.list[Callable[[], None]] | None = None
 
@@ -231,6 +232,9 @@ class SimDisk:
 
     def fail_write(self, path: str, number: int = errno.EIO) -> None:
         self._failing_writes[path] = number
+
+    def fail_open(self, path: str, number: int = errno.EMFILE) -> None:
+        self._failing_opens[path] = number
 
     def flip(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter."""
@@ -258,6 +262,7 @@ class SimDisk:
     # The port.
 
     def open(self, path: str, *, create: bool = False, writable: bool = False) -> SimFile:
+        self._fail_if_told(self._failing_opens, path)
         parent, name = self._parent(path)
         node = parent.entries.get(name)
         if node is None:
@@ -383,7 +388,10 @@ class SimDisk:
         return self._clock.wall_ms()
 
     def check_write(self, path: str) -> None:
-        number = self._failing_writes.pop(path, None)
+        self._fail_if_told(self._failing_writes, path)
+
+    def _fail_if_told(self, failing: dict[str, int], path: str) -> None:
+        number = failing.pop(path, None)
         if number is not None:
             raise OSError(number, os.strerror(number), path)
 

@@ -6,15 +6,20 @@ A sync that failed is not tried again, because the kernel forgets what it could 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
+from headrace.storage import refusal
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
 
+logger = logging.getLogger(__name__)
+
 FILES_MAX: Final = 1000
+RETRY_SECONDS: Final = 1.0
 
 Listener = Callable[[Log], None]
 
@@ -25,6 +30,7 @@ class GroupCommit:
         self._clock = clock
         self._asked: dict[PartitionedLog, None] = {}
         self._running = False
+        self._retrying = False
         self._closed = False
         self.listeners: list[Listener] = []
         self.timers: list[Callable[[float], None]] = []
@@ -48,6 +54,9 @@ class GroupCommit:
             try:
                 files += log.take_unsynced()
             except OSError as error:
+                if refusal.passes(error):
+                    self._try_again(log, error)
+                    continue
                 log.fail(error)
                 self._tell(log)
                 continue
@@ -57,6 +66,18 @@ class GroupCommit:
         self._running = True
         began = self._clock.now()
         self._disk.request_sync(files, lambda error: self._done(targets, error, began))
+
+    def _try_again(self, log: PartitionedLog, error: OSError) -> None:
+        """What is to be synced could not be opened: nothing has failed yet, and nothing counts as durable."""
+        self._asked[log] = None
+        if not self._retrying:
+            self._retrying = True
+            logger.warning("%s: not synced yet, tried again soon: %s", log.topic_partition, error)
+            self._clock.call_later(RETRY_SECONDS, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        self.start()
 
     def _done(self, targets: list[tuple[PartitionedLog, int, int]], error: OSError | None, began: float) -> None:
         self._running = False

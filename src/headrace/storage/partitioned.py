@@ -15,17 +15,16 @@ A truncation is synced soon after: until then a loss of power may bring back wha
 
 from __future__ import annotations
 
-import errno
 import logging
 import struct
 from collections.abc import Iterator
 from typing import Final
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, StorageFailed, StorageFull, UnknownPartition
+from headrace.errors import HeadraceError, OffsetOutOfRange, UnknownPartition
 from headrace.ports.disk import File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
-from headrace.storage import producers, search
+from headrace.storage import producers, refusal, search
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
@@ -41,7 +40,6 @@ from headrace.storage.unsynced import Unsynced
 log = logging.getLogger(__name__)
 
 NOTHING: Final = ReadResult((), 0)
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DELETED: Final = ".deleted"
 
 _STAMP = struct.Struct(">qii").pack_into
@@ -81,6 +79,7 @@ class PartitionedLog:
         self._staged: list[memoryview] = []
         self._turn: Turn | None = None
         self._refusal: HeadraceError | None = None
+        self._shortage = refusal.Shortage(topic_partition)
         self._unsynced = Unsynced(around.disk, found.unsynced)
         self.epochs = found.epochs or EpochHistory(self._disk, folder)
         self.epochs.rebuild_from(self._epochs_in_log)
@@ -194,14 +193,16 @@ class PartitionedLog:
                 self.save_epochs()
             segment.file.pwritev(staged, segment.written)
         except OSError as error:
-            refusal = self._undo(error)
+            reason = self._undo(error)
             self._refusal = self.offline
-            return refusal
+            return reason
         self._staged = []
         self.size_bytes += segment.size - segment.written
         segment.written = segment.size
         self.written_offset = self.end_offset
         self.producers.settled()
+        if self._shortage.lasts:
+            self._shortage.ended()
         return None
 
     def _undo(self, error: OSError) -> HeadraceError:
@@ -213,28 +214,20 @@ class PartitionedLog:
         self.end_offset = turn.end_offset
         self._epoch = None
         self.producers.take_back()
-        refusal = self._refuse(error)
+        reason = self._refuse(error)
         try:
             segment.file.truncate(segment.written)
         except OSError as second:
-            refusal = self.fail(second)
-        self._refusal = refusal
-        return refusal
+            reason = self.fail(second)
+        self._refusal = reason
+        return reason
 
     def _refuse(self, error: OSError) -> HeadraceError:
-        if error.errno in NO_ROOM:
-            return StorageFull(
-                f"{self.topic_partition}: no room to write {self._active.path}: free some space on its file system; "
-                "nothing is lost, and writing goes on when there is room"
-            )
-        return self.fail(error)
+        return self._shortage.met(self._active.path, error) if refusal.passes(error) else self.fail(error)
 
     def fail(self, error: OSError) -> HeadraceError:
         """Take the log offline: what its files hold is not known any more."""
-        self.offline = self._refusal = StorageFailed(
-            f"{self.topic_partition}: {error.filename or self._active.path}: {error.strerror}: the log is offline; "
-            "mend the disk and restart the broker"
-        )
+        self.offline = self._refusal = refusal.failure(self.topic_partition, self._active.path, error)
         log.error("%s", self.offline)
         return self.offline
 
@@ -267,10 +260,11 @@ class PartitionedLog:
 
     def _load_producers(self) -> dict[int, producers.ProducerState]:
         """From the newest whole snapshot, and the headers behind it."""
-        from_offset, states = self.snapshots.newest(self.written_offset) or (self.start_offset, {})
-        if from_offset < self.written_offset:
-            now_ms = self._around.clock.wall_ms()
-            producers.replay(states, (header for header, _ in self.segments.sound_headers(from_offset)), now_ms)
+        with refusal.reading(self.topic_partition):
+            from_offset, states = self.snapshots.newest(self.written_offset) or (self.start_offset, {})
+            if from_offset < self.written_offset:
+                now_ms = self._around.clock.wall_ms()
+                producers.replay(states, (header for header, _ in self.segments.sound_headers(from_offset)), now_ms)
         return states
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
@@ -326,16 +320,18 @@ class PartitionedLog:
         try:
             return self._reader.read(offset, max_bytes, limit, self.written_offset)
         except OSError as error:
-            raise StorageFailed(f"{self.topic_partition}: {error.filename}: {error.strerror}") from error
+            raise refusal.unreadable(self.topic_partition, error) from error
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         return self.segments.headers(from_offset)
 
     def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
-        return search.offset_for_time(self.segments, timestamp_ms, self.start_offset, self.written_offset)
+        with refusal.reading(self.topic_partition):
+            return search.offset_for_time(self.segments, timestamp_ms, self.start_offset, self.written_offset)
 
     def greatest_timestamp(self) -> TimedOffset | None:
-        return search.greatest_timestamp(self.segments, self.start_offset, self.written_offset)
+        with refusal.reading(self.topic_partition):
+            return search.greatest_timestamp(self.segments, self.start_offset, self.written_offset)
 
     def last_epoch(self) -> int:
         return self.epochs.last_epoch()

@@ -351,8 +351,11 @@ class PartitionedStore:
         """Make everything that is written durable, many files at a time."""
         waiting, files = [], []
         for nth, each in enumerate(logs, 1):
-            waiting.append(each)
-            files += each.take_unsynced()
+            try:
+                files += each.take_unsynced()
+                waiting.append(each)
+            except OSError as error:
+                each.fail(error)
             if len(files) < FILES_MAX and nth < len(logs):
                 continue
             try:

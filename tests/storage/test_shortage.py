@@ -1,0 +1,112 @@
+"""What runs out and comes back (room, descriptors, memory) makes a log refuse for a while, and never ends it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from headrace.errors import HeadraceError, StorageFailed, StorageFull
+from headrace.records.batch import read_header
+from headrace.sim.disk import SimDisk
+from headrace.storage.partitioned import PartitionedLog
+from storage.harness import Harness, append, batch, values
+
+SHORT = [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
+
+
+def stopped(sim: Harness, **overrides: object) -> tuple[SimDisk, PartitionedLog]:
+    """A log with three batches, opened anew, no file of it open yet."""
+    for sequence in range(3):
+        append(sim.log(**overrides), batch(b"%d" % sequence, producer=(7, 0, sequence)))
+    sim.write()
+    log = sim.reopen()
+    assert isinstance(log, PartitionedLog)
+    assert isinstance(sim.disk, SimDisk)
+    return sim.disk, log
+
+
+@pytest.mark.parametrize("number", SHORT)
+def test_an_append_that_cannot_open_its_segment_is_refused_and_the_next_one_taken(sim: Harness, number: int) -> None:
+    disk, log = stopped(sim)
+    disk.fail_open(log.active.path, number)
+    with pytest.raises(StorageFailed, match="writing goes on"):
+        append(log, batch(b"3"))
+    sim.write()
+    assert log.offline is None
+    append(log, batch(b"3"))
+    assert not sim.write()
+    assert values(sim.kill()) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("number", SHORT)
+def test_a_segment_that_cannot_be_begun_is_begun_later(sim: Harness, number: int) -> None:
+    disk, log = stopped(sim, segment_bytes=1024)
+    disk.fail_open(f"{log.folder}/{4:020d}.log", number)
+    append(log, batch(b"3"))
+    with pytest.raises(StorageFailed, match="writing goes on"):
+        append(log, batch(b"x" * 900))
+    assert [type(error) for _, error in sim.write()] in ([], [StorageFailed])
+    assert log.offline is None
+    append(log, batch(b"x" * 900))
+    assert not sim.write()
+    assert values(sim.kill())[-1] == b"x" * 900
+
+
+@pytest.mark.parametrize("number", SHORT)
+def test_a_sync_that_cannot_open_its_files_is_tried_again(sim: Harness, number: int) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log(durability="disk")
+    assert isinstance(log, PartitionedLog)
+    sim.settle()
+    sim.disk.fail_open(log.folder, number)
+    append(log, batch(b"0"))
+    assert not sim.write()
+    sim.clock.run_soon()
+    assert (log.offline, log.durable_offset) == (None, 0)
+    sim.advance(1)
+    assert (log.offline, log.durable_offset) == (None, 1)
+    assert values(sim.kill(seed=3)) == [b"0"]
+
+
+def test_a_producer_whose_state_cannot_be_read_hears_it_and_may_try_again(sim: Harness) -> None:
+    disk, log = stopped(sim)
+    header = read_header(batch(producer=(7, 0, 3)))
+    disk.fail_open(f"{log.folder}/{3:020d}.snapshot", errno.EIO)
+    with pytest.raises(HeadraceError, match="snapshot: Input/output error"):
+        log.producers.check(header)
+    assert log.offline is None
+    assert log.producers.check(header) is None
+
+
+def test_a_search_by_time_that_cannot_read_says_so(sim: Harness) -> None:
+    disk, log = stopped(sim)
+    searches: list[Callable[[], object]] = [lambda: log.offset_for_time(5), log.greatest_timestamp]
+    for search in searches:
+        log.active.release()
+        log.active.index.count = -1
+        log.active._greatest_ms = None
+        disk.fail_open(log.active.index.path, errno.EIO)
+        with pytest.raises(StorageFailed, match="Input/output error"):
+            search()
+
+
+def test_a_full_disk_is_said_when_it_begins_and_when_it_ends(sim: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log()
+    append(log, batch())
+    sim.write()
+    for _ in range(2):
+        caplog.clear()
+        capacity = sim.disk.capacity_bytes
+        sim.disk.capacity_bytes -= sim.disk.free_bytes("/") - 5
+        for _ in range(10):
+            append(log, batch())
+            assert [type(error) for _, error in sim.write()] == [StorageFull]
+        assert [record.message.count("no room to write") for record in caplog.records] == [1]
+        sim.disk.capacity_bytes = capacity
+        for _ in range(10):
+            append(log, batch())
+            assert not sim.write()
+        assert [record.message for record in caplog.records][1:] == ["orders-0: can be written again"]
