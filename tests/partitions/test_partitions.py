@@ -11,6 +11,7 @@ from headrace.errors import (
     CorruptBatch,
     FencedEpoch,
     HeadraceError,
+    InvalidRecord,
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
@@ -23,7 +24,9 @@ from headrace.errors import (
 )
 from headrace.partitions.partitions import Failures
 from headrace.partitions.submission import submit
+from headrace.records import codecs, kernel
 from headrace.records.batch import read_header
+from headrace.records.record import NewRecord
 from headrace.storage.log import TopicPartition
 from partitions.led import Led, Outcome, Reader, batch, values
 from proving import proves
@@ -229,6 +232,22 @@ def test_a_batch_that_is_damaged_or_not_alone_is_refused(led: Led) -> None:
         with pytest.raises(CorruptBatch):
             partition.append(memoryview(wrong), 1)
     assert partition.log.end_offset == 0
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+@pytest.mark.parametrize("codec", list(codecs.Codec))
+def test_a_compacted_topic_refuses_records_without_a_key(led: Led, policy: str, codec: int) -> None:
+    partition = led.lead(cleanup_policy=policy)
+
+    def sent(*keys: bytes | None) -> memoryview:
+        records: list[NewRecord] = [(1_750_000_000_000, key, b"value", []) for key in keys]
+        return memoryview(kernel.build(records, codec=codec))
+
+    for keys in ((None,), (b"a", None, b"b"), (b"a", b"", None)):
+        with pytest.raises(InvalidRecord, match=rf"orders-0: record {keys.index(None)} of the batch has no key"):
+            partition.append(sent(*keys), 1)
+    assert partition.log.end_offset == 0
+    assert partition.append(sent(b"a", b""), 1)[0] == 0
 
 
 def test_a_batch_above_the_limit_of_its_topic_is_refused(led: Led) -> None:

@@ -15,12 +15,14 @@ from headrace.errors import (
     BatchTooLarge,
     FencedEpoch,
     HeadraceError,
+    InvalidRecord,
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
     UnknownEpoch,
 )
 from headrace.partitions.core import LeaderCore
+from headrace.records import kernel
 from headrace.records.batch import check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
 
@@ -112,6 +114,8 @@ class Partition:
                 f"{self.topic_partition}: a batch of {header.size_bytes} bytes; "
                 f"max.message.bytes is {settings.max_message_bytes}"
             )
+        if settings.compact:
+            _check_keys(self.topic_partition, records)
         if header.producer_id >= 0:
             duplicate_at = log.producers.check(header)
             if duplicate_at is not None:
@@ -208,6 +212,17 @@ class Partition:
                 waiter.grew(grown)
                 if not waiter.answered:
                     self._waiting_fetches.append(waiter)
+
+
+def _check_keys(topic_partition: TopicPartition, records: memoryview) -> None:
+    """Compaction would drop a record without a key, so its producer must hear of it now."""
+    key_lengths = kernel.columns(records).key_lengths
+    if min(key_lengths) < 0:
+        at = next(nth for nth, length in enumerate(key_lengths) if length < 0)
+        raise InvalidRecord(
+            f"{topic_partition}: record {at} of the batch has no key, but the topic is compacted by key "
+            "(cleanup.policy): give every record one"
+        )
 
 
 def _answer(queue: deque[tuple[int, ProduceWaiter]], position: int) -> None:
