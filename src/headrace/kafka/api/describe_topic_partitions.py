@@ -50,8 +50,8 @@ def _topic(topic: Topic, begin: int, end: int) -> Message:
             leader_epoch=state.leader_epoch,
             replica_nodes=list(state.replicas),
             isr_nodes=list(state.isr),
-            eligible_leader_replicas=None,
-            last_known_elr=None,
+            eligible_leader_replicas=[],
+            last_known_elr=[],
             offline_replicas=[],
         )
         for state in topic.partitions[begin:end]
