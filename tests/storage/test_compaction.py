@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
 
 from headrace.records import kernel
 from headrace.sim.disk import SimDisk
-from headrace.storage.log import Log
+from headrace.storage.log import Log, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
 from proving import proves
 from storage.harness import Harness, append, batch, read_all
@@ -190,3 +191,50 @@ def test_a_damaged_log_is_not_compacted(sim: Harness, caplog: pytest.LogCaptureF
     compact(sim)
     assert "orders-0 is not compacted" in caplog.text
     assert log.size_bytes > 60 * 60
+
+
+@pytest.mark.parametrize("failing", ["open", "write", "sync", "full"])
+def test_a_compaction_that_fails_leaves_its_log_whole_and_the_others_are_compacted(sim: Harness, failing: str) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log(**COMPACTED, durability="memory")
+    other = sim.log(TopicPartition("other", 0), **COMPACTED)
+    assert isinstance(log, PartitionedLog)
+    assert isinstance(other, PartitionedLog)
+    for i in range(60):
+        for each in (log, other):
+            put(sim, each, b"key%d" % (i % 4), b"%d" % i)
+    before, active_base = records(log), log.active.base_offset
+    second = log.segments[1]
+    second.release()
+    if failing == "open":
+        sim.disk.fail_open(second.path, errno.EIO)
+    elif failing == "sync":
+        sim.disk.fail_sync(second.path + ".cleaned", errno.EIO)
+    else:
+        sim.disk.fail_write(second.path + ".cleaned", errno.EIO if failing == "write" else errno.ENOSPC)
+    compact(sim)
+    assert (log.cleaned_to, log.offline) == (0, None)
+    after = records(log)
+    assert set(after) >= {offset for offset in before if offset >= second.base_offset}
+    assert all(before[offset] == after[offset] for offset in after)
+    assert not [name for name in sim.disk.list(log.folder) if name.endswith((".cleaned", ".swap"))]
+    assert other.cleaned_to == other.active.base_offset
+    compact(sim)
+    check(log, before, active_base)
+    assert log.cleaned_to == active_base
+
+
+def test_a_swap_that_fails_halfway_takes_the_log_offline_and_the_next_start_finishes_it(sim: Harness) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log(**COMPACTED)
+    assert isinstance(log, PartitionedLog)
+    for i in range(60):
+        put(sim, log, b"key%d" % (i % 4), b"%d" % i)
+    before, active_base = records(log), log.active.base_offset
+    sim.disk.fail_open(f"{log.folder}/{0:020d}.sum.swap", errno.EIO)
+    compact(sim)
+    assert log.offline is not None
+    log = sim.kill()
+    assert isinstance(log, PartitionedLog)
+    compact(sim)
+    check(log, before, active_base)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
+from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.storage import compaction
 from headrace.storage.partitioned import PartitionedLog
+
+logger = logging.getLogger(__name__)
 
 SLICE_SECONDS: Final = 0.004
 SLICE_STEPS_MAX: Final = 500
@@ -38,8 +42,7 @@ class Cleaner:
         self._waiting.pop(log, None)
         if self._current is log and self._steps is not None:
             self._steps.close()
-            self._steps = self._current = None
-            self._begin()
+            self._end()
 
     def close(self) -> None:
         self._closed = True
@@ -59,6 +62,10 @@ class Cleaner:
             self._steps = compaction.steps(log, self._disk, self._clock.wall_ms())
             self._clock.call_later(PAUSE_SECONDS, self._slice)
 
+    def _end(self) -> None:
+        self._steps = self._current = None
+        self._begin()
+
     def _slice(self) -> None:
         steps = self._steps
         if steps is None or self._closed:
@@ -70,8 +77,12 @@ class Cleaner:
             try:
                 self._ready = next(steps)
             except StopIteration:
-                self._steps = self._current = None
+                self._end()
                 self._finished()
-                self._begin()
+                return
+            except (OSError, HeadraceError) as error:
+                # The log stays due, so the next retention check asks for it again.
+                logger.warning("%r: compaction stopped, tried again later: %s", self._current, error)
+                self._end()
                 return
         self._clock.call_later(PAUSE_SECONDS, self._slice)

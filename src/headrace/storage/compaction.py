@@ -72,7 +72,8 @@ def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
 
 
 def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
-    """The whole compaction of one log. A damaged batch ends it: a log that is not whole is not believed."""
+    """The whole compaction of one log. A damaged batch ends it: a log that is not whole is not believed. After an
+    OSError the log is as it was, or offline."""
     segments = _cleanable(cleaned, now_ms)
     try:
         latest = _LatestOffsets()
@@ -203,10 +204,12 @@ class _Rewrite:
     def run(self) -> Steps:
         try:
             yield from self._run()
-        except OSError as error:
+        except OSError:
             # Full disk, or the partition was deleted: the old segments are untouched.
-            log.warning("%s: compaction stopped: %s", self._log.topic_partition, error)
-            self._forget(swap.CLEANED)
+            if self._log.offline is None:
+                self._forget(swap.CLEANED)
+                self._forget(swap.SWAP)
+            raise
 
     def _run(self) -> Steps:
         output = _Output(self._new_file(LOG), self._group[0].base_offset)
@@ -230,7 +233,11 @@ class _Rewrite:
         self._put_in_place(output)
 
     def _put_in_place(self, output: _Output) -> None:
-        swap.finish(self._disk, self._log.folder, output.base_offset)
+        try:
+            swap.finish(self._disk, self._log.folder, output.base_offset)
+        except OSError as error:
+            self._log.fail(error)  # half old, half new: the next start finishes it
+            raise
         before = sum(segment.written for segment in self._group)
         first = self._log.segments.index(self._group[0])
         replacement = self._log.swap_segments(first, len(self._group), output.size)
