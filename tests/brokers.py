@@ -218,10 +218,20 @@ class Broker:
         fields = Path(f"/proc/{self.pid}/status").read_text().split()
         return int(fields[fields.index("RssAnon:") + 1]) * 1024
 
+    def processes(self) -> list[int]:
+        """The broker and the processes that it started."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [self.pid, *map(int, children)]
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the broker and its children, shared and file pages counted in each."""
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page_bytes for pid in self.processes())
+
     def cpu_s(self) -> float:
-        """Processor time used so far, in user and kernel."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Processor time used so far by the broker and its children, in user and kernel."""
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.processes()]
+        return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
 class Brokers:
