@@ -9,8 +9,10 @@ import logging
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +147,82 @@ def test_a_cold_file_is_told_from_a_warm_one(loop: asyncio.AbstractEventLoop, tm
     wait(loop, lambda: bool(done))
     assert file.in_cache(0, 4 << 20)
     disk.close()
+
+
+@pytest.fixture
+def helper() -> Iterator[socket.socket]:
+    """The helper's loop in a thread of this process, so that a test can get at what it stands on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(DEADLINE_SECONDS)
+
+    def run() -> None:
+        with theirs:
+            sync_helper.serve(theirs)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield ours
+    ours.close()
+    thread.join(DEADLINE_SECONDS)
+
+
+def ask(channel: socket.socket, kind: bytes, number: int, descriptor: int) -> None:
+    socket.send_fds(channel, [sync_helper.REQUEST.pack(kind, number, 0, 100)], [descriptor])
+
+
+def answer(channel: socket.socket) -> tuple[int, int]:
+    number, failed = sync_helper.ANSWER.unpack(channel.recv(sync_helper.ANSWER.size))
+    return number, failed
+
+
+def test_only_a_few_threads_read_ahead_and_a_sync_does_not_wait_for_them(
+    helper: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, reading, most, lock = threading.Event(), [0], [0], threading.Lock()
+
+    def slow_read(descriptor: int, position: int, count: int) -> None:
+        with lock:
+            reading[0] += 1
+            most[0] = max(most[0], reading[0])
+        gate.wait(DEADLINE_SECONDS)
+        with lock:
+            reading[0] -= 1
+
+    monkeypatch.setattr(sync_helper, "read_ahead", slow_read)
+    monkeypatch.setattr(sync_helper, "READS_WAITING_MAX", 30)
+    with (tmp_path / "a").open("w") as file:
+        for number in range(60):
+            ask(helper, sync_helper.READ_AHEAD, number, file.fileno())
+        ask(helper, sync_helper.DATASYNC, 1000, file.fileno())
+        early = [answer(helper)]
+        while early[-1][0] != 1000:
+            early.append(answer(helper))
+        gate.set()
+        numbers = {number for number, _ in early} | {answer(helper)[0] for _ in range(61 - len(early))}
+    assert numbers == {*range(60), 1000}
+    assert most[0] <= sync_helper.READERS_MAX
+    assert len(early) > 60 - 30 - sync_helper.READERS_MAX, "beyond the bound they are not read ahead"
+
+
+def test_the_helper_lives_on_when_it_gets_no_thread(
+    helper: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    with (tmp_path / "a").open("w") as file:
+        for number, kind in enumerate((sync_helper.READ_AHEAD, sync_helper.DATASYNC, sync_helper.READ_AHEAD)):
+            ask(helper, kind, number, file.fileno())
+            assert answer(helper) == (number, 0)
+
+
+def test_a_sync_whose_files_did_not_all_arrive_has_failed(helper: socket.socket, tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as file:
+        packet = sync_helper.REQUEST.pack(sync_helper.DATASYNC, 7, 0, 0)
+        socket.send_fds(helper, [packet], [file.fileno()] * (sync_helper.FILES_MAX + 5))
+        assert answer(helper) == (7, errno.EMFILE)
 
 
 def test_the_limit_of_open_files_is_raised() -> None:

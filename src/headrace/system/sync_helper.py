@@ -15,6 +15,7 @@ A sync that failed is never tried again: the kernel reports a lost page once. Th
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import socket
 import struct
@@ -24,6 +25,8 @@ REQUEST = struct.Struct("<cQQQ")
 ANSWER = struct.Struct("<Qi")
 FILES_MAX = 64
 CHUNK_BYTES = 1 << 20
+READERS_MAX = 4
+READS_WAITING_MAX = 256
 
 DATASYNC = b"D"
 SYNC_FILE_SYSTEM = b"F"
@@ -67,23 +70,61 @@ def read_ahead(descriptor: int, position: int, count: int) -> None:
         return
 
 
-def _read_ahead_and_answer(channel: socket.socket, request: int, descriptor: int, position: int, count: int) -> None:
-    read_ahead(descriptor, position, count)
-    os.close(descriptor)
-    channel.send(ANSWER.pack(request, 0))
+class Readers:
+    """A few threads that read ahead, because a read from a cold disk must not hold up a sync; they end when idle."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lock = _thread.allocate_lock()
+        self._waiting: list[tuple[int, int, int, int]] = []
+        self._running = 0
+
+    def add(self, request: int, descriptor: int, position: int, count: int) -> None:
+        with self._lock:
+            too_many = len(self._waiting) >= READS_WAITING_MAX
+            if not too_many:
+                self._waiting.append((request, descriptor, position, count))
+            needed = not too_many and self._running < READERS_MAX
+            self._running += needed
+        if too_many:  # only a hint: whoever sends the bytes reads them then
+            self._answer(request, descriptor)
+        elif needed:
+            try:
+                _thread.start_new_thread(self._work, ())
+            except RuntimeError:  # no thread to be had
+                self._work()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running -= 1
+                    return
+                request, descriptor, position, count = self._waiting.pop(0)
+            read_ahead(descriptor, position, count)
+            self._answer(request, descriptor)
+
+    def _answer(self, request: int, descriptor: int) -> None:
+        os.close(descriptor)
+        try:
+            self._channel.send(ANSWER.pack(request, 0))
+        except OSError:
+            return  # the broker has gone
 
 
 def serve(channel: socket.socket) -> None:
+    readers = Readers(channel)
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(channel, REQUEST.size, FILES_MAX)
+        packet, descriptors, flags, _ = socket.recv_fds(channel, REQUEST.size, FILES_MAX)
         if not packet:
             return
         kind, request, position, count = REQUEST.unpack(packet)
-        if kind == READ_AHEAD:
-            # A read from a cold disk must not hold up a sync, so it gets a thread.
-            _thread.start_new_thread(_read_ahead_and_answer, (channel, request, descriptors[0], position, count))
+        if kind == READ_AHEAD and descriptors:
+            readers.add(request, descriptors[0], position, count)
             continue
-        failed = sync(kind, descriptors)
+        failed = sync(kind, descriptors) if kind != READ_AHEAD else 0
+        if flags & socket.MSG_CTRUNC and kind != READ_AHEAD:
+            failed = failed or errno.EMFILE  # not all of the files have arrived
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(ANSWER.pack(request, failed))
