@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import DataFolderError, HeadraceError, StorageFailed, StorageFull
+from headrace.ports.disk import File
 from headrace.records.batch import read_header
 from headrace.settings import LogSettings
 from headrace.sim.disk import SimDisk
@@ -350,6 +351,25 @@ class TestGroupCommit:
         assert sim.disk.syncs == before + 2
         assert len(took) == 2
         assert [log.durable_offset for log in logs] == [4] + [3] * 19
+
+    def test_a_commit_of_an_open_segment_opens_no_file(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = harness.log(durability="disk")
+        append(log, batch())
+        harness.write()
+        harness.settle()
+        opened: list[str] = []
+        open_file = harness.disk.open
+
+        def noted(path: str, *, create: bool = False, writable: bool = False) -> File:
+            opened.append(path)
+            return open_file(path, create=create, writable=writable)
+
+        monkeypatch.setattr(harness.disk, "open", noted)
+        for _ in range(5):
+            append(log, batch())
+            harness.write()
+            harness.settle()
+        assert (log.durable_offset, opened) == (6, [])
 
     def test_durable_is_what_was_written_when_the_sync_was_asked_for(self, sim: Harness) -> None:
         assert isinstance(sim.disk, SimDisk)
