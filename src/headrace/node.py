@@ -7,6 +7,7 @@ is sent here before everything behind the listeners stands. Stop goes the other 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -74,7 +75,7 @@ class Node:
         self._folder = os.path.abspath(settings["data"])
         self._specs = listeners.parse(settings["listen"], settings["advertise"])
         self._tasks_under_way: set[asyncio.Task[None]] = set()
-        self._ticker: Timer | None = None
+        self._built = contextlib.AsyncExitStack()
         self.metrics = Metrics()
         self.http: HttpServer | None = None
         self._effective: tuple[Image, BrokerSettings] | None = None
@@ -82,7 +83,9 @@ class Node:
 
     async def start(self) -> None:
         settings = self.settings
+        built = self._built
         self.disk = SystemDisk(self._loop, sync_helper=settings["sync.helper"])
+        built.callback(self.disk.close)
         self.store = PartitionedStore(
             self.disk,
             self.clock,
@@ -91,12 +94,15 @@ class Node:
             checkpoint_ms=settings["checkpoint.ms"],
             producer_expire_ms=settings["producer.expire.ms"],
         )
+        built.callback(self.store.close)
         self.coordination = EmbeddedCoordination(f"{self._folder}/coordination.sqlite", self.clock)
+        built.push_async_callback(self.coordination.close)
         self.cluster_id = await settle_cluster_id(
             self.coordination, settings["cluster.id"], lambda: secrets.token_bytes(16)
         )
         prefix = keys.cluster_prefix(self.cluster_id)
         self.view = ClusterView(self.coordination, prefix, self.clock, self._failed)
+        built.push_async_callback(self.view.close)
         await self.view.start()
         tasks = Tasks(self.coordination, self.view)
         self.topics = Topics(tasks, self._limits, lambda: secrets.token_bytes(16))
@@ -105,6 +111,8 @@ class Node:
         if not self.store.was_clean:
             await tasks.run(lambda image: plan_new_epochs(image, self._broker_id))
         self._serve_partitions()
+        built.callback(self.groups.close)
+        built.callback(self._cancel_tasks)
         creation = TopicCreation(self.view, self.topics, self.effective_settings)
         self.services = Services(
             settings=settings,
@@ -129,8 +137,10 @@ class Node:
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
         broker = Broker(self._broker_id, endpoints, secrets.token_hex(8), self.clock.wall_ms(), settings["rack"], http)
         self.membership = Membership(self.coordination, prefix, self.clock, broker, self._failed)
+        built.push_async_callback(self.membership.close)
         await self.membership.start()
-        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
+        self._tick()
+        built.callback(lambda: self._ticker.cancel())
 
     def _listen(self) -> dict[str, Endpoint]:
         """Open all listeners; what clients are told of each."""
@@ -138,6 +148,7 @@ class Node:
         network = SocketNetwork(self._loop, settings["receive.buffer.total.bytes"])
         tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
         self.server = KafkaServer(network, self.services)
+        self._built.callback(self.server.close)
         endpoints = {}
         for spec in self._specs:
             real = self.server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
@@ -146,6 +157,7 @@ class Node:
         if settings["http.listen"] != "off":
             address = listeners.parse_address(settings["http.listen"], "http.listen")
             self.http = HttpServer(network, address, self._http_services())
+            self._built.callback(self.http.close)
             self.http.start()
         return endpoints
 
@@ -240,7 +252,7 @@ class Node:
             self._failed(error)
 
     def _tick(self) -> None:
-        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
+        self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
         self.store.tick()
         self.assignment.retry()
         if self.http is not None:
@@ -248,26 +260,11 @@ class Node:
 
     async def stop(self) -> None:
         """Take down what has been built, in reverse; safe at any point of a start that failed."""
-        if self._ticker is not None:
-            self._ticker.cancel()
-        if hasattr(self, "membership"):
-            await self.membership.close()
-        if hasattr(self, "server"):
-            self.server.close()
-        if self.http is not None:
-            self.http.close()
+        await self._built.aclose()
+
+    def _cancel_tasks(self) -> None:
         for task in list(self._tasks_under_way):
             task.cancel()
-        if hasattr(self, "groups"):
-            self.groups.close()
-        if hasattr(self, "view"):
-            await self.view.close()
-        if hasattr(self, "store"):
-            self.store.close()
-        if hasattr(self, "coordination"):
-            await self.coordination.close()
-        if hasattr(self, "disk"):
-            self.disk.close()
 
     def addresses(self) -> dict[str, Address]:
         return dict(self.server.addresses)
