@@ -39,7 +39,7 @@ check: $(VENV)/.tests
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	$(BIN)/ruff check $(PYTHON_FILES)
 	MYPYPATH=bench $(BIN)/mypy $(PYTHON_FILES)
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/test_tidy.py
 
 prove: $(VENV)/.tests

@@ -64,8 +64,11 @@ def undeclared(outcomes: Outcomes) -> list[str]:
 def compare() -> int:
     outcomes: Outcomes = json.loads(PROVEN.read_text())
     GENERATED.write_text(generate(outcomes))
-    committed = table_in(COMMITTED.read_text()) if COMMITTED.exists() else {}
-    found = undeclared(outcomes) + differences(committed, table_in(GENERATED.read_text()), outcomes)
+    found = undeclared(outcomes)
+    if COMMITTED.exists():
+        found += differences(table_in(COMMITTED.read_text()), table_in(GENERATED.read_text()), outcomes)
+    else:
+        found.append("docs/INVENTORY.md is missing")
     for difference in found:
         print(f"inventory: {difference}", file=sys.stderr)
     if found:
