@@ -112,8 +112,10 @@ def test_consumers_that_never_read(flooded: Broker, quiet: Load, proof_report: C
         for _ in range(16):
             writer.sendall(raw.produce("flood", 2, raw.record_batch(b"x" * (2 * MIB))))
             assert raw.read_frame(writer)
+        frame = raw.fetch("flood", 2, 0, 8 * MIB)
+        writer.sendall(frame)
+        assert len(raw.read_frame(writer)) > 4 * MIB, "one answer is worth holding back"
     idle = flooded.memory_bytes()
-    frame = raw.fetch("flood", 2, 0, 8 * MIB)
     _, peak = push(flooded, frame * 50, CONNECTIONS, 8 * MIB)
     proof_report(idle_bytes=idle, peak_bytes=peak, bound_bytes=bound_bytes(idle, CONNECTIONS))
     assert peak < bound_bytes(idle, CONNECTIONS)
