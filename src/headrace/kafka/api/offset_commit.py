@@ -24,13 +24,12 @@ def handle(request: Request) -> None:
     refused: list[PartitionResult] = []
     ids: dict[str, bytes] = {}
     for topic in body.topics:
-        known = (
-            image.topics_by_id.get(topic.topic_id) if request.version >= BY_ID_FROM else image.topics.get(topic.name)
-        )
-        name = known.name if known is not None else getattr(topic, "name", None) or topic.topic_id.hex()
         if request.version >= BY_ID_FROM:
+            known, unknown = image.topics_by_id.get(topic.topic_id), Code.UNKNOWN_TOPIC_ID
+            name = known.name if known is not None else topic.topic_id.hex()
             ids[name] = topic.topic_id
-        unknown = Code.UNKNOWN_TOPIC_ID if request.version >= BY_ID_FROM else Code.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            known, unknown, name = image.topics.get(topic.name), Code.UNKNOWN_TOPIC_OR_PARTITION, topic.name
         for part in topic.partitions:
             index = part.partition_index
             if known is None or not 0 <= index < len(known.partitions):
