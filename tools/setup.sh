@@ -50,7 +50,7 @@ runtime() {
 
 tests() {
     say 'installing what the tests need'
-    install --no-build-isolation --editable '.[dev]' 'kafka-python[lz4,snappy,zstd]'
+    install --no-build-isolation --editable '.[dev]'
     say 'installing the Node clients'
     mkdir -p .work/node
     cp tests/clients/kafkajs/package.json .work/node/package.json

@@ -35,7 +35,7 @@ def test_each_durability_takes_each_acks(
         else:
             answer = raw.produce(topic, batch_of([b"%d" % n]), acks)
             assert (answer.error_code, answer.base_offset) == (0, n)
-    fetched = raw.fetch(topic, 0, wait_ms=5000, min_bytes=5 * 70)
+    fetched = raw.fetch(topic, 0, wait_ms=5000, min_bytes=5 * 62)
     assert values(fetched.records) == [b"0", b"1", b"2", b"3", b"4"]
     assert fetched.high_watermark == 5
 
