@@ -102,3 +102,19 @@ def test_expiring_may_add_so_many_that_the_heap_is_rebuilt() -> None:
     names = [name for name, _ in bench.log]
     assert names[:3] == ["first", "second", "third"]
     assert names[3:] == [("spawned", n) for n in range(1, 2 * REBUILD_LEAST, 2)]
+
+
+def test_a_waiter_that_comes_back_for_later_does_not_delay_the_others() -> None:
+    bench = Bench()
+
+    class Returning(Waiting):
+        def expire(self) -> None:
+            super().expire()
+            bench.add("returned", bench.clock.now() + 10.0)
+
+    bench.deadlines.add(1.0, Returning("first", bench.log, bench.clock))
+    bench.add("second", 1.5)
+    bench.clock.advance(2.0)
+    assert bench.log == [("first", 1.0), ("second", 1.5)]
+    bench.clock.advance(10.0)
+    assert bench.log[2:] == [("returned", 11.0)]

@@ -64,5 +64,6 @@ class Deadlines:
             waiter = heapq.heappop(heap)[2]
             if not waiter.answered:
                 waiter.expire()
-        if heap and self._timer is None:
+        # An expired waiter may have set the timer for itself, beyond what others in the heap still wait for.
+        if heap and heap[0][0] < self._timer_at:
             self._set_timer(heap[0][0])
