@@ -30,7 +30,7 @@ $(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh tests/clients/kafk
 	@tools/setup.sh tests
 
 test:
-	@tools/packages.py kcat node npm strace
+	@tools/packages.py kcat node npm strace java
 	@$(MAKE) --no-print-directory $(VENV)/.tests
 	@$(MAKE) --no-print-directory check
 	@mkdir -p .work && rm -f .work/proven.json
@@ -45,7 +45,7 @@ check: $(VENV)/.tests
 	$(BIN)/python -m pytest tests/test_tidy.py
 
 prove: $(VENV)/.tests
-	@tools/packages.py kcat node npm strace
+	@tools/packages.py kcat node npm strace java
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
 
 bench: $(VENV)/.tests

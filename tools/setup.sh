@@ -50,7 +50,8 @@ runtime() {
 
 tests() {
     say 'installing what the tests need'
-    install --no-build-isolation --editable '.[dev]'
+    say 'installing PySpark, about 450 MB'
+    install --no-build-isolation --editable '.[dev,spark]'
     say 'installing the Node clients'
     mkdir -p .work/node
     cp tests/clients/kafkajs/package.json .work/node/package.json

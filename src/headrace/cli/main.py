@@ -28,6 +28,10 @@ COMMANDS = {
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
     "config": ("headrace.cli.config", "Show and change settings of topics and brokers."),
     "cluster": ("headrace.cli.cluster", "Describe the cluster and its brokers."),
+    "load": ("headrace.cli.load", "Generate traffic, with a ledger of what was acknowledged."),
+    "query": ("headrace.cli.query", "Find records by key, in an archive."),
+    "sql": ("headrace.cli.sql", "Query topics with SQL."),
+    "pipeline": ("headrace.cli.pipeline", "Archive, audit, compact, index, report, and jobs of your own, on Spark."),
     "log": ("headrace.cli.log", "Read a data folder offline: what is in it, and is it whole."),
 }
 

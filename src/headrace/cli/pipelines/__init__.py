@@ -1,0 +1,1 @@
+"""The subcommands of `headrace pipeline`, one file each, imported when called."""

@@ -1,0 +1,1 @@
+"""Topics in Spark: sources, sinks, sessions and pipelines. Needs `headrace[spark]` and Java 17."""
