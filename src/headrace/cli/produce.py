@@ -7,7 +7,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import click
@@ -17,7 +18,7 @@ from headrace.cli.lines import read_lines
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json
 from headrace.client.cluster import Cluster
-from headrace.client.producer import Producer
+from headrace.client.producer import Acknowledged, Producer
 from headrace.errors import OperatorError
 from headrace.records.codecs import Codec
 from headrace.records.record import Header
@@ -43,6 +44,7 @@ EXIT_INTERRUPTED: Final = 130
     show_default=True,
     help="How batches are packed.",
 )
+@click.option("--ledger", "ledger_folder", metavar="DIR", help="Note every acknowledged record there, for an audit.")
 @click.option("--linger", default=50, show_default=True, metavar="MS", help="Send when input pauses for so long.")
 @json_option
 @with_cluster
@@ -56,6 +58,7 @@ def produce(
     partition: int | None,
     acks: str,
     compression: str,
+    ledger_folder: str | None,
     linger: int,
     as_json: bool,
 ) -> int:
@@ -65,16 +68,39 @@ def produce(
     """
     if json_lines and key_separator is not None:
         raise click.UsageError("--json-lines and --key-separator exclude each other")
-    producer = Producer(cluster, topic, acks=ACKS[acks], codec=Codec[compression.upper()])
+    if ledger_folder is not None and not ACKS[acks]:
+        raise click.UsageError("--ledger needs acknowledgements: --acks 1 or all")
     fixed: list[Header] = [(name, value.encode()) for name, value in pairs(headers, "--header").items()]
-    intake = _Intake(producer, fixed, partition, key_separator.encode() if key_separator else None, json_lines)
-    signal.signal(signal.SIGINT, intake.interrupt)
-    intake.run(_open(path), linger / 1000)
-    producer.flush()
+    codec, separator = Codec[compression.upper()], key_separator.encode() if key_separator else None
+    with _ledger(ledger_folder, topic) as on_acknowledged:
+        producer = Producer(cluster, topic, acks=ACKS[acks], codec=codec, on_acknowledged=on_acknowledged)
+        intake = _Intake(producer, fixed, partition, separator, json_lines)
+        signal.signal(signal.SIGINT, intake.interrupt)
+        intake.run(_open(path), linger / 1000)
+        producer.flush()
     _report(producer, as_json)
     if intake.interrupted:
         return EXIT_INTERRUPTED
     return 1 if producer.failed else 0
+
+
+@contextmanager
+def _ledger(folder: str | None, topic: str) -> Iterator[Callable[[Acknowledged], None] | None]:
+    """What the producer tells of acknowledged batches goes to a ledger in the folder, if there is one."""
+    if folder is None:
+        yield None
+        return
+    try:
+        from headrace.arrow.ledger import Ledger, add_records, producer_name
+    except ImportError:
+        raise OperatorError("--ledger needs pyarrow: pip install 'headrace[arrow]'") from None
+
+    with Ledger(folder, producer_name("produce")) as ledger:
+
+        def note(batch: Acknowledged) -> None:
+            add_records(ledger, topic, batch.partition, batch.base_offset, batch.sequences, batch.records)
+
+        yield note
 
 
 def _open(path: str | None) -> int:

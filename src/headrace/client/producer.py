@@ -6,6 +6,8 @@ batches carry a producer id and sequence numbers, so that a batch sent twice is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.client.cluster import Cluster
@@ -25,8 +27,19 @@ _RECORD_OVERHEAD_BYTES: Final = 20
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
 
 
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A batch that the broker has; the offset is None when it said only that it had the batch already."""
+
+    partition: int
+    base_offset: int | None
+    sequences: Sequence[int]
+    """Of each record: how many were added before it."""
+    records: Sequence[NewRecord]
+
+
 class Producer:
-    """Sends to one topic."""
+    """Sends to one topic. `on_acknowledged` hears of every acknowledged batch; records are kept until then."""
 
     def __init__(
         self,
@@ -36,6 +49,7 @@ class Producer:
         acks: int = ACKS_ALL,
         codec: Codec = Codec.NONE,
         timeout_ms: int = 30_000,
+        on_acknowledged: Callable[[Acknowledged], None] | None = None,
     ) -> None:
         self.acknowledged = 0
         self.failed = 0
@@ -46,19 +60,22 @@ class Producer:
         self._acks = acks
         self._codec = codec
         self._timeout_ms = timeout_ms
+        self._on_acknowledged = on_acknowledged
         self._partition_count = len(cluster.topic(topic, create=True).partitions)
         self._partitioner = Partitioner(self._partition_count)
         self._identity: ProducerId | None = None
         self._sequences: dict[int, int] = {}
         self._open: dict[int, list[NewRecord]] = {}
         self._open_bytes: dict[int, int] = {}
-        self._ready: list[tuple[Outgoing, int]] = []
+        self._added = 0
+        self._open_sequences: dict[int, list[int]] = {}
+        self._ready: list[tuple[Outgoing, int, Acknowledged | None]] = []
         self._ready_bytes = 0
 
     @property
     def pending(self) -> int:
         """Records that `flush` would send."""
-        return sum(map(len, self._open.values())) + sum(count for _, count in self._ready)
+        return sum(map(len, self._open.values())) + sum(count for _, count, _ in self._ready)
 
     def add(self, record: NewRecord, partition: int | None = None) -> None:
         if partition is None:
@@ -66,6 +83,9 @@ class Producer:
         elif not 0 <= partition < self._partition_count:
             self._cluster.partition(self._topic, partition)
         self._open.setdefault(partition, []).append(record)
+        if self._on_acknowledged is not None:
+            self._open_sequences.setdefault(partition, []).append(self._added)
+        self._added += 1
         size = self._open_bytes.get(partition, 0) + _size(record)
         self._open_bytes[partition] = size
         if size >= BATCH_BYTES or len(self._open[partition]) >= BATCH_RECORDS:
@@ -98,16 +118,22 @@ class Producer:
                 producer_epoch=self._identity.producer_epoch,
                 base_sequence=sequence,
             )
-        self._ready.append((Outgoing(self._topic, partition, batch), len(records)))
+        told = None
+        if self._on_acknowledged is not None:
+            told = Acknowledged(partition, None, self._open_sequences.pop(partition), records)
+        self._ready.append((Outgoing(self._topic, partition, batch), len(records), told))
         self._ready_bytes += len(batch)
 
     def _send_ready(self) -> None:
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         results = produce(
-            self._cluster, [outgoing for outgoing, _ in ready], acks=self._acks, timeout_ms=self._timeout_ms
+            self._cluster, [outgoing for outgoing, _, _ in ready], acks=self._acks, timeout_ms=self._timeout_ms
         )
-        for (outgoing, count), result in zip(ready, results, strict=True):
+        for (outgoing, count, told), result in zip(ready, results, strict=True):
             if isinstance(result, Produced):
+                if told is not None and self._on_acknowledged is not None:
+                    known = None if result.base_offset < 0 else result.base_offset
+                    self._on_acknowledged(replace(told, base_offset=known))
                 self.acknowledged += count
                 self.per_partition[outgoing.partition] = self.per_partition.get(outgoing.partition, 0) + count
             else:
