@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from pyspark.sql.datasource import InputPartition
@@ -170,7 +171,7 @@ def cut(
             count = max(count, -(-(end - start) // max_records))
         count = min(count, end - start)
         cuts = [start + (end - start) * nth // count for nth in range(count + 1)]
-        splits += [Split(topic, partition, a, b, ids[topic]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        splits += [Split(topic, partition, a, b, ids[topic]) for a, b in pairwise(cuts)]
     return splits
 
 

@@ -1,10 +1,23 @@
-"""A Spark session with the settings that sources and pipelines want, after a check of Java and Spark."""
+"""A Spark session with the settings that sources and pipelines want, after a check of Java and Spark.
+
+On a cluster (`spark://...`, `yarn`, ...) the executors need this package too: `pip install 'headrace[spark]'` on
+every machine, or an archive of it named in the setting `spark.submit.pyFiles` (what `spark-submit --py-files` sets).
+The archive has to hold `headrace` and `pyspark_headrace`, and the machines what they import (pyarrow, crc32c, kio, lz4,
+cramjam). `PYSPARK_PYTHON` names the executors' Python; for a local master it is this one.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import OperatorError
@@ -26,21 +39,141 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
 }
 
+LEAST_SPARK: Final = (4, 2)
+LEAST_JAVA: Final = 17
+JAVA_DEADLINE_S: Final = 30.0
+STDERR: Final = 2
+
+_LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+# The gateway's own level, when it differs from the root's, is announced on the screen and becomes that of all.
+_QUIET: Final = """\
+rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+_INSTALL_JAVA: Final = (
+    f"install Java {LEAST_JAVA} or later (on Debian and Ubuntu: apt install openjdk-17-jre-headless), "
+    "or set JAVA_HOME to where it is"
+)
+
 
 def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """The session of this process, made if there is none. `local[N]` becomes `local[N,3]`: tasks are retried."""
+    """The session of this process, made if there is none. `local[N]` becomes `local[N,3]`: tasks are retried.
+
+    OperatorError says what is missing: PySpark, a Spark that is new enough, Java.
+    """
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession() is not None
+    if not running:
+        check_java()
+    local = master.startswith("local")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name).master(_retrying(master))
+    chosen = {**SETTINGS, **(_LOOPBACK if local else {}), **(settings or {})}
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    if running:
+        return builder.getOrCreate()
+    with _quiet_log() as options, _without_incubator_warning():
+        given = chosen.get("spark.driver.extraJavaOptions", "")
+        session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
+    _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
+    return session
+
+
+def hint(session: SparkSession) -> str | None:
+    """One line for a session that was made elsewhere and lacks settings that this package does better with."""
+    wanted = {key: value for key, value in SETTINGS.items() if not key.startswith(("spark.ui", "spark.sql.session"))}
+    lacking = [f"{key}={value}" for key, value in wanted.items() if session.conf.get(key, "") != value]
+    if not lacking:
+        return None
+    return f"headrace reads and writes faster with {', '.join(lacking)}; headrace.spark.session.start sets them"
+
+
+def check_spark() -> None:
     try:
-        from pyspark.sql import SparkSession
+        import pyspark
     except ImportError:
         raise OperatorError("PySpark is not installed: pip install 'headrace[spark]'") from None
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name).master(_retrying(master))
-    for key, value in {**SETTINGS, **(settings or {})}.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    _check_version(pyspark.__version__, f"the PySpark of {sys.executable}")
+
+
+def _check_version(version: str, which: str) -> None:
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if found < LEAST_SPARK:
+        least = ".".join(map(str, LEAST_SPARK))
+        raise OperatorError(
+            f"Spark {version} is too old ({which}): {least} or later is needed; pip install 'pyspark>={least}'"
+        )
+
+
+def check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        raise OperatorError(f"Spark needs Java, and there is no java on the PATH: {_INSTALL_JAVA}")
+    if home and not os.access(java, os.X_OK):
+        raise OperatorError(
+            f"JAVA_HOME is {home}, but there is no program {java}: correct or unset it, or {_INSTALL_JAVA}"
+        )
+    try:
+        ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_DEADLINE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OperatorError(f"{java} does not run ({error}): {_INSTALL_JAVA}") from None
+    told = ran.stderr + ran.stdout
+    version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', told)
+    if ran.returncode or not version:
+        first = told.strip().splitlines()[0] if told.strip() else f"exit status {ran.returncode}"
+        raise OperatorError(f"{java} does not tell its version ({first}): {_INSTALL_JAVA}")
+    if int(version[1]) < LEAST_JAVA:
+        raise OperatorError(f"{java} is Java {version[1]}, too old for Spark: {_INSTALL_JAVA}")
+
+
+@contextmanager
+def _quiet_log() -> Iterator[str]:
+    """JVM options that keep all but errors out of the log; read once, when the JVM starts."""
+    with tempfile.NamedTemporaryFile("w", prefix="headrace-log4j2-", suffix=".properties") as file:
+        file.write(_QUIET)
+        file.flush()
+        yield f"-Dlog4j2.configurationFile=file:{file.name}"
+
+
+@contextmanager
+def _without_incubator_warning() -> Iterator[None]:
+    """Keep out the one line that no option of the JVM silences; all else that it says passes through."""
+    try:
+        screen = os.dup(STDERR)
+    except OSError:
+        yield
+        return
+    ours, of_jvm = os.pipe()
+    os.dup2(of_jvm, STDERR)
+    os.close(of_jvm)
+    threading.Thread(target=_pass_on, args=(ours, screen), name="spark-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(screen, STDERR)
+
+
+def _pass_on(source: int, screen: int) -> None:
+    while said := os.read(source, 1 << 16):
+        said = re.sub(rb"(?m)^WARNING: Using incubator modules: [\w., ]*\n", b"", said)
+        with suppress(OSError):
+            os.write(screen, said)
 
 
 def _retrying(master: str) -> str:
     if master.startswith("local[") and "," not in master:
         return f"{master[:-1]},3]"
-    return "local[*,3]" if master == "local" else master
+    return "local[1,3]" if master == "local" else master

@@ -1,6 +1,6 @@
 """`format("headrace")`: topics as a batch source, a streaming source and a sink.
 
-    spark.read.format("headrace").option("kafka.bootstrap.servers", "127.0.0.1:9092").option("subscribe", "orders").load()
+    spark.read.format("headrace").option("bootstrap", "127.0.0.1:9092").option("subscribe", "orders").load()
 
 The rows are those of Spark's Kafka source: key, value, topic, partition, offset, timestamp, timestampType, and headers
 with `includeHeaders`. Option `columns` names the columns, so that no others are sent to Spark; it can ask for more
@@ -44,7 +44,7 @@ class BatchReader(DataSourceReader):
         self._options = chosen
         self._how = reading.How.of(chosen)
 
-    def partitions(self) -> list[Split]:  # type: ignore[override]
+    def partitions(self) -> list[Split]:
         chosen = self._options
         with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
             found = planning.find(cluster, chosen.topics)

@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = share(offsets, latest, limit.max_rows)
         return to_json(latest, found.ids | ids)
 
-    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[Split]:  # type: ignore[override]
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[Split]:
         chosen = self._options
         starts, _ = from_json(start)
         ends, ids = from_json(end)

@@ -1,0 +1,107 @@
+"""Starting Spark: what is checked first, what is said, and what the session has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace.spark import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SRC = Path(session.__file__).parents[2]
+START = "from headrace.spark import session; session.start('t', 'local[1]')"
+
+
+def refusal(environment: dict[str, str], code: str = START) -> str:
+    """The last line of a process that cannot start Spark in such an environment."""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SRC), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    return ran.stderr.strip().splitlines()[-1]
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+    said = refusal({"PATH": str(tmp_path), "JAVA_HOME": ""})
+    assert "OperatorError: Spark needs Java, and there is no java on the PATH: install Java 17 or later" in said
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
+    said = refusal({"JAVA_HOME": str(tmp_path)})
+    assert f"JAVA_HOME is {tmp_path}, but there is no program {tmp_path}/bin/java" in said
+
+
+@pytest.mark.parametrize(("version", "told"), [("11.0.2", "11"), ("1.8.0_292", "8")])
+def test_an_old_java_is_refused_by_its_version(tmp_path: Path, version: str, told: str) -> None:
+    java = program(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2020-01-01' >&2")
+    assert f"{java} is Java {told}, too old for Spark: install Java 17" in refusal({"JAVA_HOME": str(tmp_path)})
+
+
+def test_a_java_that_fails_is_told_with_what_it_says(tmp_path: Path) -> None:
+    java = program(tmp_path / "java", "echo 'Error: could not open libjli.so'; exit 1")
+    said = refusal({"PATH": f"{tmp_path}:{os.environ['PATH']}", "JAVA_HOME": ""})
+    assert f"{java} does not tell its version (Error: could not open libjli.so)" in said
+
+
+def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['pyspark'] = None; " + START
+    assert "PySpark is not installed: pip install 'headrace[spark]'" in refusal({}, hidden)
+
+
+def test_an_old_spark_is_refused_by_its_version(tmp_path: Path) -> None:
+    old = tmp_path / "pyspark"
+    old.mkdir()
+    (old / "__init__.py").write_text('__version__ = "4.1.1"\n')
+    said = refusal({"PYTHONPATH": f"{tmp_path}:{SRC}"})
+    assert "Spark 4.1.1 is too old" in said
+    assert "4.2 or later is needed; pip install 'pyspark>=4.2'" in said
+
+
+def test_the_session_has_the_settings_and_stays_on_loopback(spark: SparkSession) -> None:
+    for key, value in session.SETTINGS.items():
+        assert spark.conf.get(key) == value
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.sparkContext.master == "local[2,3]"
+    assert session.hint(spark) is None
+
+
+def test_a_session_that_lacks_a_setting_gets_one_line(spark: SparkSession) -> None:
+    name = "spark.sql.python.filterPushdown.enabled"
+    other = spark.newSession()
+    other.conf.set(name, "false")
+    told = session.hint(other)
+    assert told is not None
+    assert f"{name}=true" in told
+    assert "\n" not in told
+
+
+def test_a_start_says_nothing_on_the_screen(tmp_path: Path) -> None:
+    code = START.replace("session.start(", "s = session.start(") + "; print(s.range(3).count()); s.stop()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "3\n", "")
