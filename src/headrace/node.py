@@ -93,6 +93,7 @@ class Node:
             retention_check_ms=settings["retention.check.ms"],
             checkpoint_ms=settings["checkpoint.ms"],
             producer_expire_ms=settings["producer.expire.ms"],
+            archived_offset=self._archived_offset,
         )
         built.callback(self.store.close)
         self.coordination = EmbeddedCoordination(f"{self._folder}/coordination.sqlite", self.clock)
@@ -221,6 +222,7 @@ class Node:
         )
         self.store.on_sync(self.metrics.syncs.add)
         self.assignment.start(self.view.image)
+        self.groups.keep_topics(self.view.image.topics)
         self.view.listen(self.assignment.follow)
         self.view.listen(self._follow_log_level)
 
@@ -230,6 +232,11 @@ class Node:
             loading = self.groups.lead(where.partition)
             loading.replay(self.group_log.replay(partition))
             loading.ready()
+
+    def _archived_offset(self, where: TopicPartition) -> int:
+        """What storage may take as archived; 0 while the group has committed nothing or cannot be asked."""
+        group = self.effective_settings()["archive.group"]
+        return self.groups.committed_offset(group, where.topic, where.partition) or 0
 
     def _offsets_partitions(self) -> int:
         topic = self.view.image.topics.get(OFFSETS_TOPIC)

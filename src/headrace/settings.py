@@ -99,6 +99,12 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
         -1,
     ),
     Setting(
+        "retention.archived",
+        "bool",
+        False,
+        "retention and compaction remove only what the group in archive.group has committed as archived",
+    ),
+    Setting(
         "segment.bytes",
         "int",
         1 << 30,
@@ -206,6 +212,12 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting("sync.helper", "bool", True, "sync files in a helper process, so that the loop never waits for the disk"),
     Setting("retention.check.ms", "int", 300_000, "interval at which retention and compaction look for work", "ms", 10),
+    Setting(
+        "archive.group",
+        "str",
+        "headrace-archive",
+        "group whose committed offsets say what is archived, for topics with retention.archived; they never expire",
+    ),
     Setting("checkpoint.ms", "int", 60_000, "interval at which recovery points are written", "ms", 10),
     Setting(
         "producer.expire.ms", "int", 86_400_000, "how long the state of a silent idempotent producer is kept", "ms", 1
@@ -271,6 +283,7 @@ class LogSettings:
     delete: bool
     retention_ms: int
     retention_bytes: int
+    retention_archived: bool
     segment_bytes: int
     segment_ms: int
     segment_index_bytes: int
@@ -300,6 +313,7 @@ def log_settings(
         delete="delete" in v["cleanup.policy"],
         retention_ms=v["retention.ms"],
         retention_bytes=v["retention.bytes"],
+        retention_archived=v["retention.archived"],
         segment_bytes=v["segment.bytes"],
         segment_ms=v["segment.ms"],
         segment_index_bytes=v["segment.index.bytes"],

@@ -196,6 +196,9 @@ def test_the_status_page_shows_topics_and_groups(port: HttpPort) -> None:
     assert "orders 3 1,200" in text
     assert "0 to 1,200" in text
     assert "billing orders 2 100 1,100" in text
+    assert "archive" not in text
+    port.create("kept", retention_archived="true")
+    assert "live, 0 records archived, 0 B held for the archive" in page(port).text
 
 
 def test_names_from_outside_are_only_text_on_the_status_page(port: HttpPort) -> None:

@@ -77,9 +77,17 @@ class Harness:
     expected: dict[TopicPartition, tuple[bytes, LogSettings]] = field(default_factory=dict)
     store: PartitionedStore | None = None
     events: list[tuple[TopicPartition, int]] = field(default_factory=list)
+    archived: dict[TopicPartition, int] = field(default_factory=dict)
 
     def open(self, **overrides: object) -> PartitionedStore:
-        self.store = PartitionedStore(self.disk, self.clock, self.data, checkpoint_ms=60_000, retention_check_ms=1000)
+        self.store = PartitionedStore(
+            self.disk,
+            self.clock,
+            self.data,
+            checkpoint_ms=60_000,
+            retention_check_ms=1000,
+            archived_offset=lambda where: self.archived.get(where, 0),
+        )
         self.store.on_durable(lambda log: self.events.append((log.topic_partition, log.durable_offset)))
         self.store.open(self.expected)
         return self.store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.errors import HeadraceError, UnknownPartition
@@ -40,7 +41,9 @@ class Assignment:
         self._image: Image | None = None
 
     def settings_of(self, image: Image, topic: Topic) -> LogSettings:
-        return log_settings(self._defaults(image), topic.overrides)
+        settings = log_settings(self._defaults(image), topic.overrides)
+        # Nobody archives our own topics: a default for all topics would let them grow without end.
+        return replace(settings, retention_archived=False) if topic.internal else settings
 
     def expected(self, image: Image) -> dict[TopicPartition, tuple[bytes, LogSettings]]:
         """Every log that this broker should have, for the store to open."""

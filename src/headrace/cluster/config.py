@@ -28,6 +28,7 @@ from headrace.settings import (
 )
 
 DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
+    "archive.group",
     "auto.create.topics.enable",
     "num.partitions",
     "partitions.max",

@@ -20,6 +20,7 @@ from headrace.errors import Code
 from headrace.groups import commits, listing
 from headrace.groups.actions import Action, Answer, Moment, Store
 from headrace.groups.alarms import Alarms
+from headrace.groups.appends import in_appends
 from headrace.groups.expiry import expired
 from headrace.groups.group import Group, State
 from headrace.groups.limits import CoordinatorLimits
@@ -49,8 +50,6 @@ AppendDone = Callable[[int], None]
 Append = Callable[[int, list[Record], AppendDone], None]
 """Append records to a partition of the offsets topic; `done` hears the error code once they are below the watermark."""
 
-RECORDS_PER_APPEND: Final = 1000
-BYTES_PER_APPEND: Final = 512 << 10
 GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
 
@@ -263,10 +262,21 @@ class GroupCoordinator:
 
         self._drop_offsets(shard, free, deleted)
 
+    def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None:
+        """None when there is none, or the group cannot be asked now."""
+        shard = self._find(group_id)
+        committed = None if isinstance(shard, int) else shard.offsets.of(group_id).get((topic, partition))
+        return None if committed is None else committed.offset
+
     def drop_topics(self, names: Collection[str]) -> None:
         """Topics were deleted: nobody can come back to their offsets."""
         for shard in self._open_shards():
-            self._drop_offsets(shard, shard.offsets.of_topics(names), _unheard)
+            self._drop_offsets(shard, shard.offsets.of_topics(names.__contains__), _unheard)
+
+    def keep_topics(self, names: Collection[str]) -> None:
+        """There are no other topics: a crash left their offsets behind, and a new topic must not inherit them."""
+        for shard in self._open_shards():
+            self._drop_offsets(shard, shard.offsets.of_topics(lambda name: name not in names), _unheard)
 
     # Groups as a whole
 
@@ -318,10 +328,10 @@ class GroupCoordinator:
 
     def _expire_some(self, groups: list[tuple[Shard, Group]]) -> None:
         """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
-        retention_ms = self._limits().retention_ms
+        limits = self._limits()
         for shard, group in groups[-GROUPS_PER_TURN:]:
-            if not shard.gone and group.state is not State.DEAD:
-                self._expire_offsets(shard, group, retention_ms)
+            if not shard.gone and group.state is not State.DEAD and group.group_id != limits.archive_group:
+                self._expire_offsets(shard, group, limits.retention_ms)
         del groups[-GROUPS_PER_TURN:]
         if groups:
             self._clock.call_soon(partial(self._expire_some, groups))
@@ -365,7 +375,7 @@ class GroupCoordinator:
 
     def _append_all(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
         """Append in parts of bounded size; `done` hears once, the first error if there was one."""
-        parts = list(_parts(records))
+        parts = list(in_appends(records))
         codes: list[int] = []
 
         def part_done(code: int) -> None:
@@ -423,21 +433,6 @@ class GroupCoordinator:
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._clock.wall_ms())
-
-
-def _parts(records: list[Record]) -> Iterator[list[Record]]:
-    """The records in appends of bounded count and size."""
-    part: list[Record] = []
-    size_bytes = 0
-    for key, value in records:
-        count = len(key) + len(value or b"")
-        if part and (len(part) >= RECORDS_PER_APPEND or size_bytes + count > BYTES_PER_APPEND):
-            yield part
-            part, size_bytes = [], 0
-        part.append((key, value))
-        size_bytes += count
-    if part:
-        yield part
 
 
 def _unheard(_code: int) -> None:

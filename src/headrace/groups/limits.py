@@ -22,6 +22,8 @@ class CoordinatorLimits:
     metadata_max_bytes: int = 4096
     retention_ms: int = 604_800_000
     expiry_check_ms: int = 600_000
+    archive_group: str = "headrace-archive"
+    """Its offsets never expire: retention of archived topics depends on them."""
 
 
 def limits_from(settings: BrokerSettings) -> CoordinatorLimits:
@@ -35,4 +37,5 @@ def limits_from(settings: BrokerSettings) -> CoordinatorLimits:
         settings["groups.max"],
         settings["offsets.metadata.max.bytes"],
         settings["offsets.retention.ms"],
+        archive_group=settings["archive.group"],
     )

@@ -19,7 +19,7 @@ leader.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,12 +118,12 @@ class OffsetCache:
         if offsets is not None and offsets.pop((key.topic, key.partition), None) is not None and not offsets:
             del self._groups[key.group]
 
-    def of_topics(self, topics: Collection[str]) -> list[OffsetKey]:
+    def of_topics(self, chosen: Callable[[str], bool]) -> list[OffsetKey]:
         return [
             OffsetKey(group, name, partition)
             for group, offsets in self._groups.items()
             for name, partition in offsets
-            if name in topics
+            if chosen(name)
         ]
 
     def __eq__(self, other: object) -> bool:

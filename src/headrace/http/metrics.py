@@ -76,6 +76,11 @@ def _logs(services: HttpServices) -> Iterator[Sample]:
             "headrace_high_watermark", "gauge", "Offset up to which consumers read.", labels, partition.high_watermark
         )
         yield Sample("headrace_log_offline", "gauge", "1 if the log has failed.", labels, log.offline is not None)
+        if log.settings.retention_archived:
+            held = "Bytes that retention would delete, had they been archived."
+            yield Sample("headrace_held_bytes", "gauge", held, labels, log.held_bytes)
+            archived = "Offset below which everything is archived."
+            yield Sample("headrace_archived_offset", "gauge", archived, labels, log.archived_offset())
 
 
 def _lags(services: HttpServices) -> Iterator[Sample]:

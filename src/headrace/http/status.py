@@ -100,6 +100,10 @@ def _topic_row(services: HttpServices, topic: Topic) -> Row:
         state = f"{offline} of {len(here)} partitions are offline: see the broker's log"
     elif len(here) < len(led):
         state += f", {len(led) - len(here)} partitions on other brokers"
+    logs = [partition.log for partition in here if partition.log.settings.retention_archived]
+    if logs:
+        archived = sum(max(0, log.archived_offset() - log.start_offset) for log in logs)
+        state += f", {archived:,} records archived, {_size(sum(log.held_bytes for log in logs))} held for the archive"
     return topic.name, len(led), records, size, offsets, state
 
 

@@ -56,6 +56,7 @@ def _describe_partition(services: HttpServices, topic: Topic, state: PartitionSt
 
 def _positions(partition: Partition) -> dict[str, Any]:
     log = partition.log
+    archived = {"archived_offset": log.archived_offset(), "held_bytes": log.held_bytes}
     return {
         "start_offset": log.start_offset,
         "high_watermark": partition.high_watermark,
@@ -64,4 +65,4 @@ def _positions(partition: Partition) -> dict[str, Any]:
         "size_bytes": log.size_bytes,
         "durability": log.settings.durability,
         "offline": None if log.offline is None else str(log.offline),
-    }
+    } | (archived if log.settings.retention_archived else {})

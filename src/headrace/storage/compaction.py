@@ -26,7 +26,7 @@ from headrace.ports.disk import Disk, File
 from headrace.records import kernel
 from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, read_header, sign
 from headrace.settings import FOREVER_MS
-from headrace.storage import sums, swap
+from headrace.storage import retention, sums, swap
 from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, Segment, stem
@@ -61,11 +61,12 @@ def due(cleaned: PartitionedLog, now_ms: int) -> bool:
 
 
 def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
-    """Closed segments, up to the first that is too young."""
+    """Closed segments, up to the first that is too young or not archived, where that matters."""
     lag_ms = cleaned.settings.min_compaction_lag_ms
+    end = retention.deletable_below(cleaned)
     found: list[Segment] = []
     for segment in cleaned.segments[:-1]:
-        if segment.damage or (lag_ms and segment.greatest_ms > now_ms - lag_ms):
+        if segment.damage or segment.next_offset > end or (lag_ms and segment.greatest_ms > now_ms - lag_ms):
             break
         found.append(segment)
     return found
@@ -297,7 +298,9 @@ class _Rewrite:
             raise answers[0]
 
     def _still_there(self) -> bool:
-        return all(segment in self._log.segments[:-1] for segment in self._group) and self._log.offline is None
+        there = all(segment in self._log.segments[:-1] for segment in self._group) and self._log.offline is None
+        # The archive may have been set back, or the topic's setting altered, since this began.
+        return there and self._group[-1].next_offset <= retention.deletable_below(self._log)
 
     def _forget(self, what: str) -> None:
         # The `.log` goes first: without it, what is left of a swap does not count.

@@ -75,10 +75,16 @@ class Log(Protocol):
     written_offset: int
     durable_offset: int
     size_bytes: int
+    held_bytes: int
+    """What retention would have deleted at its last check, had it been archived."""
     offline: HeadraceError | None
 
     @property
     def producers(self) -> ProducerStates: ...
+
+    def archived_offset(self) -> int:
+        """Below it everything is in the archive; 0 when that is not known."""
+        ...
 
     def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
         """Stage one checked batch as leader: stamp base offset and epoch in place; answers the base offset."""

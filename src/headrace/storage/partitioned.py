@@ -30,7 +30,7 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, ReadResult, TimedOffset, TopicPartition
 from headrace.storage.reader import Reader
-from headrace.storage.segment import INDEX, LOG, RELATIVE_OFFSET_MAX, SNAPSHOT, SUM, TIME_INDEX, Segment
+from headrace.storage.segment import INDEX, RELATIVE_OFFSET_MAX, TIME_INDEX, Segment
 from headrace.storage.segments import Segments
 from headrace.storage.snapshots import Snapshots
 from headrace.storage.surroundings import Found, Surroundings
@@ -40,7 +40,6 @@ from headrace.storage.unsynced import Unsynced
 log = logging.getLogger(__name__)
 
 NOTHING: Final = ReadResult((), 0)
-DELETED: Final = ".deleted"
 
 _STAMP = struct.Struct(">qii").pack_into
 
@@ -76,6 +75,7 @@ class PartitionedLog:
         self.segments = Segments(found.segments)
         self._active = self.segments.active
         self.size_bytes = sum(segment.size for segment in self.segments)
+        self.held_bytes = 0
         self._staged: list[memoryview] = []
         self._turn: Turn | None = None
         self._refusal: HeadraceError | None = None
@@ -99,6 +99,11 @@ class PartitionedLog:
     @property
     def active(self) -> Segment:
         return self._active
+
+    def archived_offset(self) -> int:
+        archived = self._around.archived_offset(self.topic_partition)
+        # An offset that this log never had was committed for another one of that name.
+        return archived if 0 <= archived <= self.end_offset else 0
 
     # Appending.
 
@@ -281,12 +286,7 @@ class PartitionedLog:
         paths: list[str] = []
         for segment in segments:
             self.size_bytes -= segment.written
-            segment.close()
-            for ending in (INDEX, TIME_INDEX, SNAPSHOT, SUM, LOG):
-                path = segment.stem + ending
-                if self._disk.exists(path):
-                    self._disk.rename(path, path + DELETED)
-                    paths.append(path + DELETED)
+            paths += segment.set_aside()
             self.snapshots.forget(range(segment.base_offset, segment.base_offset + 1))
         self._unsynced.add(self.folder)
         self._around.discarded(paths, self.settings.file_delete_delay_ms)

@@ -24,9 +24,9 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import TopicPartition
-from headrace.storage.partitioned import DELETED, PartitionedLog
+from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.scan import Broken, Chain, scan
-from headrace.storage.segment import INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
+from headrace.storage.segment import DELETED, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
 from headrace.storage.surroundings import Found, Surroundings
 
 log = logging.getLogger(__name__)

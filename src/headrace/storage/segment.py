@@ -29,6 +29,7 @@ INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 SUM: Final = ".sum"
 SNAPSHOT: Final = ".snapshot"
+DELETED: Final = ".deleted"
 NO_TIMESTAMP: Final = -1
 NEVER: Final = 1 << 62
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
@@ -386,3 +387,14 @@ class Segment:
         self._gone = True
         self.index.drop()
         self.times.drop()
+
+    def set_aside(self) -> list[str]:
+        """Let go for good and mark the files as deleted; answers what they are called now."""
+        self.close()
+        paths = []
+        for ending in (INDEX, TIME_INDEX, SNAPSHOT, SUM, LOG):
+            path = self.stem + ending
+            if self._disk.exists(path):
+                self._disk.rename(path, path + DELETED)
+                paths.append(path + DELETED)
+        return paths

@@ -46,6 +46,7 @@ class PartitionedStore:
         retention_check_ms: int = 300_000,
         checkpoint_ms: int = 60_000,
         producer_expire_ms: int = 86_400_000,
+        archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
     ) -> None:
         self.data = data
         self._disk = disk
@@ -66,6 +67,7 @@ class PartitionedStore:
             sync_soon=self._sync_soon,
             segment_began=self._segment_began,
             discarded=self._discard_later,
+            archived_offset=archived_offset,
         )
         self._cleaner = Cleaner(disk, clock, self._checkpoints.soon)
         self._flushes: list[tuple[float, int, PartitionedLog]] = []

@@ -11,6 +11,7 @@ from headrace.ports.disk import Disk
 from headrace.settings import LogSettings
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
+from headrace.storage.log import TopicPartition
 from headrace.storage.segment import OpenSegments, Segment
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Surroundings:
     segment_began: Callable[[PartitionedLog], None]
     discarded: Callable[[list[str], int], None]
     """Paths to remove after so many milliseconds."""
+    archived_offset: Callable[[TopicPartition], int]
+    """Below it everything is in the archive, as far as anyone can tell now; 0 if nobody can."""
 
     def new_segment(self, folder: str, settings: LogSettings, base_offset: int) -> Segment:
         """An empty one, whose file is created when it is first used."""

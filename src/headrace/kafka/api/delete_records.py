@@ -5,9 +5,14 @@ The answer waits until the new start offsets are safe on disk: what was reported
 
 from __future__ import annotations
 
+import logging
+
 from headrace.errors import Code, HeadraceError, InvalidRequest, OffsetOutOfRange
 from headrace.kafka.request import Request
+from headrace.partitions.partition import Partition
 from headrace.wire.message import Message
+
+logger = logging.getLogger(__name__)
 
 HIGH_WATERMARK = -1
 
@@ -49,6 +54,7 @@ class _Deletion:
             offset = partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
             if not 0 <= offset <= partition.high_watermark:
                 raise OffsetOutOfRange(f"{partition.topic_partition}: {offset} is above {partition.high_watermark}")
+            _say_if_not_archived(partition, offset)
             partition.log.delete_before(offset, done)
         except HeadraceError as error:
             done(error)
@@ -57,6 +63,16 @@ class _Deletion:
         self._left -= 1
         if self._left == 0:
             self._request.reply(self._answer)
+
+
+def _say_if_not_archived(partition: Partition, offset: int) -> None:
+    """Who deletes by hand means it, also where retention would wait; but it should be possible to find out later."""
+    log, first = partition.log, max(partition.log.archived_offset(), partition.log.start_offset)
+    if log.settings.retention_archived and offset > first:
+        logger.warning(
+            "%s: a client deletes offsets %d to %d, which are not archived",
+            partition.topic_partition, first, offset - 1,
+        )  # fmt: skip
 
 
 def handle(request: Request) -> None:
