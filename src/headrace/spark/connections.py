@@ -12,25 +12,49 @@ from contextlib import contextmanager
 from typing import Final
 
 from headrace.client.cluster import Cluster, Retry
+from headrace.client.refusal import BrokerUnreachable, NoBroker
 
-_open: Final[dict[tuple[int, str, int], Cluster]] = {}
+ANSWER_MAX_MS: Final = 10_000
+
+_Key = tuple[int, str, int]
+_idle: Final[dict[_Key, Cluster]] = {}
 
 
 @contextmanager
-def cluster_at(bootstrap: str, timeout_ms: int) -> Iterator[Cluster]:
-    """The cluster of this process; it is left open for whoever asks next, and closed after an error."""
-    # Workers are forked: a socket of the parent must not be read by two.
+def cluster_at(bootstrap: str, timeout_ms: int, *, patient: bool = False) -> Iterator[Cluster]:
+    """A cluster that is left open for whoever asks next in this process, and closed after an error.
+
+    An address that nobody answers at is told at once, unless `patient`: where it is known to be right, a broker that is
+    restarting gets as long as any other error that may pass.
+    """
+    # Workers are forked: a socket of the parent must not be used by two.
     key = (os.getpid(), bootstrap, timeout_ms)
-    cluster = _open.pop(key, None) or Cluster(
-        bootstrap, client_id="headrace-spark", timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms)
-    )
+    cluster = _idle.pop(key, None)
+    if cluster is None:
+        cluster = Cluster(
+            bootstrap,
+            client_id="headrace-spark",
+            timeout_ms=min(timeout_ms, ANSWER_MAX_MS),
+            retry=Retry(within_ms=timeout_ms),
+        )
+        if patient:
+            _reach(cluster)
     try:
         yield cluster
     except BaseException:
         cluster.close()
         raise
-    # A reader nested in another has one of its own; one of the two is kept.
-    spare = _open.pop(key, None)
+    spare = _idle.pop(key, None)
     if spare is not None:
         spare.close()
-    _open[key] = cluster
+    _idle[key] = cluster
+
+
+def _reach(cluster: Cluster) -> None:
+    def ask() -> None:
+        try:
+            cluster.topology([])
+        except NoBroker as error:
+            raise BrokerUnreachable(str(error)) from None
+
+    cluster.retry(ask)

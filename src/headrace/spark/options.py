@@ -24,7 +24,7 @@ T = TypeVar("T")
 Offsets = dict[str, dict[int, int]]
 """Topic to partition to offset; in options -2 stands for the earliest and -1 for the latest."""
 
-DEFAULT_TIMEOUT_MS: Final = 10_000
+DEFAULT_TIMEOUT_MS: Final = 30_000
 DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 
@@ -67,6 +67,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records: int | None
     group_id: str
+    group_prefix: str
     timeout_ms: int
 
 
@@ -127,8 +128,8 @@ _PLAIN: Final = {"kafka.security.protocol": "PLAINTEXT", "kafka.isolation.level"
 """Accepted only with this value."""
 
 
-def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Options of a reader; SettingError names the option that is wrong."""
+def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ...] = ()) -> SourceOptions:
+    """Options of a reader, and the columns of its schema; SettingError names the option that is wrong."""
     given = {key.lower(): value for key, value in options.items() if value is not None}
     refuse_unknown(given, EVERY)
     batch_only = [n for n in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp") if n.lower() in given]
@@ -144,7 +145,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         topics=topics,
         start=_bound(given, "starting", LATEST if streaming else EARLIEST),
         end=_bound(given, "ending", LATEST),
-        columns=_columns(given),
+        columns=columns or _columns(given),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         late_start=_choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest")),  # type: ignore[arg-type]
         max_offsets=max_offsets,
@@ -153,6 +154,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         min_partitions=_count(given, "minPartitions"),
         max_records=_count(given, "maxRecordsPerPartition"),
         group_id=given.get("kafka.group.id", ""),
+        group_prefix=given.get("groupidprefix", ""),
         timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
     )
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from headrace.client.admin import describe_log_folders
 from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.offsets import EARLIEST, LATEST, list_offsets, offsets_at
+from headrace.client.offsets import EARLIEST, LATEST, list_offsets
 from headrace.errors import HeadraceError, SettingError
 from headrace.spark.options import Bound, Topics
 
@@ -105,19 +105,26 @@ def resolve(
     return _checked(cluster, flat, name)
 
 
+def first_at(cluster: Cluster, times_ms: Mapping[Place, int]) -> dict[Place, int | None]:
+    """The offset of the first record not before a time, None where there is no such record."""
+    return {
+        (topic, number): None if timed.offset < 0 else timed.offset
+        for topic, numbers in by_topic(times_ms).items()
+        for number, timed in list_offsets(cluster, topic, {n: times_ms[topic, n] for n in numbers}).items()
+    }
+
+
 def _at_times(cluster: Cluster, times_ms: Mapping[Place, int], name: str, late: str) -> dict[Place, int]:
-    found: dict[Place, int] = {}
-    for topic, partitions in by_topic(times_ms).items():
-        wanted = {number: times_ms[topic, number] for number in partitions}
-        for number, timed in list_offsets(cluster, topic, wanted).items():
-            if timed.offset < 0 and late == "error":
-                raise SettingError(
-                    f"option {name}: {topic}-{number} has no record at or after {wanted[number]} ms; "
-                    "give an earlier time, or startingOffsetsByTimestampStrategy=latest"
-                )
-            at = timed.offset
-            found[topic, number] = at if at >= 0 else offsets_at(cluster, topic, [number], wanted[number])[number]
-    return found
+    found = first_at(cluster, times_ms)
+    after_all = [place for place, offset in found.items() if offset is None]
+    if after_all and late == "error":
+        topic, number = min(after_all)
+        raise SettingError(
+            f"option {name}: {topic}-{number} has no record at or after {times_ms[topic, number]} ms; "
+            "give an earlier time, or startingOffsetsByTimestampStrategy=latest"
+        )
+    ends = ends_of(cluster, after_all, LATEST)
+    return {place: ends[place] if offset is None else offset for place, offset in found.items()}
 
 
 def _check_same(given: set[Place], there: set[Place], name: str) -> None:

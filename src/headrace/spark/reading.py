@@ -1,33 +1,25 @@
-"""Reading one split: raw record sets from the broker, decoded into Arrow batches, no object per record.
-
-What the log no longer has is never skipped in silence: the read fails and says what is missing, or, where the query
-allows it, says so in the log and goes on behind the gap.
-"""
+"""Reading one split: raw record sets from the broker, decoded into Arrow batches, no object per record."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
 from headrace.client.bulk import Span, record_sets
-from headrace.client.cluster import Cluster
+from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.offsets import EARLIEST
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord
 from headrace.records.arrow import Decoder
 from headrace.records.batch import batches
+from headrace.spark import loss
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import Split, ends_of
 
-
-class DataLoss(HeadraceError):
-    """Records that a query was to read are not there any more."""
-
-
-ADVICE = "set failOnDataLoss=false to go on without them"
+_GONE: Final = (Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +37,37 @@ class How:
 
 
 def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
-    with cluster_at(how.bootstrap, how.timeout_ms) as cluster:
+    """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
+    # The address was right when the query was planned.
+    with cluster_at(how.bootstrap, how.timeout_ms, patient=True) as cluster:
         decoder = Decoder(split.topic, split.partition, how.columns)
         at = split.first_offset
         while at < split.next_offset:
             last: memoryview | None = None
             try:
+                _check_topic(cluster, split)
                 for records in record_sets(cluster, Span(split.topic, split.partition, at, split.next_offset)):
-                    _check_same_topic(cluster, split, at)
+                    _check_topic(cluster, split)
                     yield from decoder.decode(records, at, split.next_offset)
                     last = records
                 return
+            except (CorruptBatch, InvalidRecord) as error:
+                raise _named(error, split, at if last is None else _end_of(last)) from None
             except HeadraceError as error:
-                if error.kafka_code != Code.OFFSET_OUT_OF_RANGE:
+                if error.kafka_code not in _GONE:
                     raise
                 at = _behind_gap(cluster, how, split, at if last is None else _end_of(last))
 
 
-def _check_same_topic(cluster: Cluster, split: Split, at: int) -> None:
-    if split.topic_id and cluster.topic(split.topic).topic_id.hex() != split.topic_id:
-        raise DataLoss(
-            f"topic {split.topic!r} was deleted and created again while partition {split.partition} was read "
-            f"at offset {at}; its records before that are gone"
-        )
+def _check_topic(cluster: Cluster, split: Split) -> None:
+    """A topic that was made anew begins again at offset 0: its records are not those that were planned."""
+    for ask_again in (True, False):
+        known = cluster.topic(split.topic)
+        if known.topic_id.hex() == split.topic_id and split.partition < len(known.partitions):
+            return
+        if ask_again:
+            cluster.forget()
+    raise UnknownTopic(split.topic, split.partition, len(known.partitions))
 
 
 def _end_of(records: memoryview) -> int:
@@ -79,23 +79,23 @@ def _end_of(records: memoryview) -> int:
 
 def _behind_gap(cluster: Cluster, how: How, split: Split, at: int) -> int:
     """The offset to go on at after the log was found not to have `at`."""
-    start = ends_of(cluster, [(split.topic, split.partition)], EARLIEST)[split.topic, split.partition]
-    where = f"{split.topic}-{split.partition}"
-    if start > at:
-        to = min(start, split.next_offset)
-        told = f"{where}: offsets {at} to {to - 1} were deleted before they were read; the log begins at {start}"
-    else:
-        to = split.next_offset
-        told = f"{where}: offsets {at} to {to - 1} are not there; the log was cut off or made anew"
-    report_loss([told], fail=how.fail_on_data_loss)
+    place = (split.topic, split.partition)
+    told = f"{split.topic}-{split.partition}: offsets {at} to {split.next_offset - 1} are gone; the topic was deleted"
+    to = split.next_offset
+    try:
+        _check_topic(cluster, split)
+        start = ends_of(cluster, [place], EARLIEST)[place]
+        if start > at:
+            to = min(start, to)
+            told = loss.deleted(place, at, to)
+        else:
+            told = f"{split.topic}-{split.partition}: offsets {at} to {to - 1} are gone; the log was cut off"
+    except UnknownTopic:
+        pass
+    loss.report([told], fail=how.fail_on_data_loss)
     return to
 
 
-def report_loss(told: Sequence[str], *, fail: bool) -> None:
-    """Fail with what is lost, or say it on standard error, which is where Spark keeps its log."""
-    if not told:
-        return
-    if fail:
-        raise DataLoss(f"{'; '.join(told)}; {ADVICE}")
-    for line in told:
-        print(f"WARN headrace: data loss: {line}", file=sys.stderr, flush=True)
+def _named(error: HeadraceError, split: Split, at: int) -> HeadraceError:
+    where = f"{split.topic}-{split.partition}"
+    return error if where in str(error) else type(error)(f"{where} at offset {at} or after: {error}")

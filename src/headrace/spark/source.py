@@ -9,19 +9,25 @@ with `includeHeaders`. Option `columns` names the columns, so that no others are
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.client.cluster import Cluster
+from headrace.client.offsets import EARLIEST
 from headrace.errors import SettingError
-from headrace.records.arrow import schema
-from headrace.spark import options, planning, reading
+from headrace.records.arrow import TYPES, schema
+from headrace.spark import filters, loss, options, planning, reading
 from headrace.spark.connections import cluster_at
-from headrace.spark.planning import Split
+from headrace.spark.options import SourceOptions
+from headrace.spark.planning import Place, Split
 from headrace.spark.stream import StreamReader
+
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class HeadraceSource(DataSource):
@@ -33,30 +39,85 @@ class HeadraceSource(DataSource):
         return from_arrow_schema(schema(options.columns_of(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(options.parse(self.options, streaming=False), schema)
+        chosen = options.parse(self.options, streaming=False, columns=_columns(schema))
+        return FilteringReader(chosen) if _filters_follow() else BatchReader(chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(options.parse(self.options, streaming=True), schema)
+        return StreamReader(options.parse(self.options, streaming=True, columns=_columns(schema)))
+
+
+def _filters_follow() -> bool:
+    """Where pushdown is off, Spark refuses a reader that has it; where it is on, a worker of its own takes filters."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", "") == _PUSHDOWN_WORKER
+
+
+def _columns(asked: StructType) -> tuple[str, ...]:
+    """The columns of a schema, the user's own included, which may name some of them."""
+    for field in asked:
+        there = from_arrow_schema(schema([field.name])) if field.name in TYPES else None
+        if there is None or there[0].dataType != field.dataType:
+            told = f"is {there[0].dataType.simpleString()}" if there else "is not there"
+            raise SettingError(
+                f"column {field.name!r} of the schema {told}; columns are {', '.join(TYPES)}, to be cast after load()"
+            )
+    return tuple(asked.fieldNames())
 
 
 class BatchReader(DataSourceReader):
-    def __init__(self, chosen: options.SourceOptions, asked: StructType) -> None:
+    def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
         self._how = reading.How.of(chosen)
+        self._pushed = filters.Pushed()
 
     def partitions(self) -> list[Split]:
         chosen = self._options
         with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
             found = planning.find(cluster, chosen.topics)
-            starts = planning.resolve(cluster, chosen.start, found.places, "starting", late=chosen.late_start)
-            ends = planning.resolve(cluster, chosen.end, found.places, "ending")
-            spans = {place: (starts[place], ends[place]) for place in found.places}
+            spans = self._filtered(cluster, self._bounds(cluster, found.places))
             splits = planning.cut(
                 cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
+        # Without any, Spark would make one of its own.
         return splits or [Split("", 0, 0, 0, "")]
 
+    def _bounds(self, cluster: Cluster, places: tuple[Place, ...]) -> dict[Place, tuple[int, int]]:
+        chosen = self._options
+        starts = planning.resolve(cluster, chosen.start, places, "starting", late=chosen.late_start)
+        ends = planning.resolve(cluster, chosen.end, places, "ending")
+        gone = []
+        if chosen.start.offsets is not None:
+            for place, log_start in planning.ends_of(cluster, places, EARLIEST).items():
+                if starts[place] < log_start and starts[place] < ends[place]:
+                    gone.append(loss.deleted(place, starts[place], min(log_start, ends[place])))
+                    starts[place] = log_start
+        loss.report(gone, fail=chosen.fail_on_data_loss)
+        for (topic, partition), start in starts.items():
+            if chosen.start.offsets and chosen.end.offsets and start > ends[topic, partition]:
+                raise SettingError(
+                    f"{topic}-{partition}: startingOffsets {start} is after endingOffsets {ends[topic, partition]}"
+                )
+        return {place: (starts[place], ends[place]) for place in places}
+
+    def _filtered(self, cluster: Cluster, bounds: dict[Place, tuple[int, int]]) -> dict[Place, tuple[int, int]]:
+        pushed = self._pushed
+        spans = {place: pushed.span(*bound) for place, bound in bounds.items() if pushed.takes(*place)}
+        spans = {place: span for place, span in spans.items() if span[0] < span[1]}
+        if pushed.from_ms is not None and pushed.from_ms > 0:
+            firsts = planning.first_at(cluster, dict.fromkeys(spans, pushed.from_ms))
+            spans = {
+                place: (max(start, first), end)
+                for place, (start, end) in spans.items()
+                if (first := firsts[place]) is not None
+            }
+        return spans
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Split):
-            raise SettingError(f"{partition!r} is not a split of this source")
+        assert isinstance(partition, Split)
         return reading.read(self._how, partition)
+
+
+class FilteringReader(BatchReader):
+    def pushFilters(self, filters_: list[Filter]) -> list[Filter]:
+        self._pushed, left = filters.push(filters_)
+        return left

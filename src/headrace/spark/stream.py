@@ -1,111 +1,134 @@
-"""Topics as a stream. An offset, in Spark's checkpoint, is that of Spark's Kafka source with topic ids beside it:
+"""Topics as a stream: which offsets the next batch has, what of them is gone, and how it is cut for the tasks.
 
-    {"orders": {"0": 42, "1": 17}, "topic ids": {"orders": "6f1c..."}}
-
-No topic can bear the name "topic ids", and a checkpoint without it is taken too. All that survives a restart is in the
-checkpoint. Progress is committed as a consumer group, for people to see; nothing is read back from it.
+Planning runs in a process beside the driver, one for each query. All that survives a restart is in Spark's checkpoint
+(`headrace.spark.progress` has its form). Spark plans a batch only after the one before is complete, so the offset that
+planning starts from is what the query has done with; it is committed then, as the progress of a consumer group.
 """
 
 from __future__ import annotations
 
-import hashlib
-import sys
+import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
-from headrace.client.groups import commit_offsets
+from headrace.client.cluster import Cluster
 from headrace.client.offsets import EARLIEST, LATEST
-from headrace.errors import HeadraceError, SettingError
-from headrace.spark import planning, reading
+from headrace.spark import loss, planning, progress, reading
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
-from headrace.spark.planning import Place, Split
-
-TOPIC_IDS: Final = "topic ids"
-
-StreamOffset = dict[str, dict[str, Any]]
-
-
-def to_json(offsets: Mapping[Place, int], ids: Mapping[str, str]) -> StreamOffset:
-    """Sorted, since Spark compares offsets as text."""
-    found: StreamOffset = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        found.setdefault(topic, {})[str(partition)] = offset
-    found[TOPIC_IDS] = {topic: ids[topic] for topic in sorted(found) if topic in ids}
-    return found
-
-
-def from_json(offset: StreamOffset) -> tuple[dict[Place, int], dict[str, str]]:
-    offsets = {
-        (topic, int(partition)): at
-        for topic, partitions in offset.items()
-        if topic != TOPIC_IDS
-        for partition, at in partitions.items()
-    }
-    return offsets, dict(offset.get(TOPIC_IDS, {}))
+from headrace.spark.planning import Found, Place, Split
+from headrace.spark.progress import Position, StreamOffset
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, chosen: SourceOptions, asked: StructType) -> None:
+    def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
         self._how = reading.How.of(chosen)
+        self._group_id = chosen.group_id or progress.default_group_id(chosen.topics, chosen.group_prefix)
+        self._committed: dict[Place, int] = {}
         self._target: dict[Place, int] | None = None
+        self._latest: StreamOffset | None = None
+        self._planned_at_s: float | None = None
+        self._reached = False
 
     def initialOffset(self) -> StreamOffset:
         chosen = self._options
-        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
+        with self._cluster() as cluster:
             found = planning.find(cluster, chosen.topics)
             starts = planning.resolve(cluster, chosen.start, found.places, "starting", late=chosen.late_start)
-        return to_json(starts, found.ids)
+        return Position(starts, found.ids).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        chosen = self._options
-        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
-            found = planning.find(cluster, chosen.topics, missing_ok=True)
+        with self._cluster() as cluster:
+            found = planning.find(cluster, self._options.topics, missing_ok=True)
             self._target = planning.ends_of(cluster, found.places, LATEST)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self._options.max_offsets
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
+        return ReadAllAvailable()
 
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
-        self.commit(start)
-        chosen = self._options
-        offsets, ids = from_json(start)
-        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
-            found = planning.find(cluster, chosen.topics, missing_ok=True)
-            ends = planning.ends_of(cluster, found.places, LATEST) if self._target is None else self._target
-            fresh = [place for place in ends if place not in offsets]
-            offsets |= planning.ends_of(cluster, fresh, EARLIEST)
-        latest = {place: max(at, ends.get(place, at)) for place, at in offsets.items()}
+        before = Position.from_json(start)
+        with self._cluster() as cluster:
+            found = planning.find(cluster, self._options.topics, missing_ok=True)
+            self._commit(cluster, before, found)
+            log_ends = planning.ends_of(cluster, found.places, LATEST)
+            self._latest = Position(log_ends, found.ids).to_json()
+            target = log_ends if self._target is None else self._target
+            ends = {place: min(end, target[place]) for place, end in log_ends.items() if place in target}
+            if (before.offsets == ends and before.ids == found.ids) or self._is_too_early(before, ends, limit):
+                return start
+            log_starts = planning.ends_of(cluster, ends, EARLIEST)
+        begin = loss.settle(before, found, log_starts, log_ends, fail=self._options.fail_on_data_loss)
+        self._planned_at_s = time.monotonic()
+        latest = {place: max(at, ends[place]) for place, at in begin.offsets.items()}
         if isinstance(limit, ReadMaxRows):
-            latest = share(offsets, latest, limit.max_rows)
-        return to_json(latest, found.ids | ids)
+            latest = share(begin.offsets, latest, limit.max_rows)
+        return Position(latest, found.ids, begin.lost).to_json()
+
+    def reportLatestOffset(self) -> StreamOffset | None:
+        return self._latest
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[Split]:
+        before, after = Position.from_json(start), Position.from_json(end)
         chosen = self._options
-        starts, _ = from_json(start)
-        ends, ids = from_json(end)
-        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
-            fresh = [place for place in ends if place not in starts]
-            starts |= planning.ends_of(cluster, fresh, EARLIEST)
-            spans = {place: (starts[place], at) for place, at in ends.items()}
+        with self._cluster() as cluster:
+            found = planning.find(cluster, chosen.topics, missing_ok=True)
+            moved = [place for place, at in after.offsets.items() if at != before.offsets.get(place)]
+            log_starts = planning.ends_of(cluster, [place for place in moved if place in found.places], EARLIEST)
+            spans = loss.spans(before, after, found, log_starts, fail=chosen.fail_on_data_loss)
             return planning.cut(
-                cluster, ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
+                cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Split):
-            raise SettingError(f"{partition!r} is not a split of this source")
+        assert isinstance(partition, Split)
         return reading.read(self._how, partition)
 
     def commit(self, end: StreamOffset) -> None:
-        commit_progress(self._options, from_json(end)[0])
+        with self._cluster() as cluster:
+            self._commit(
+                cluster, Position.from_json(end), planning.find(cluster, self._options.topics, missing_ok=True)
+            )
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Cluster]:
+        """Patient once the broker was reached: a query outlives the restart of a broker."""
+        with cluster_at(self._options.bootstrap, self._options.timeout_ms, patient=self._reached) as cluster:
+            yield cluster
+        self._reached = True
+
+    def _commit(self, cluster: Cluster, done: Position, found: Found) -> None:
+        known = {
+            place: at
+            for place, at in done.offsets.items()
+            if place in found.places and done.ids.get(place[0], "") in ("", found.ids[place[0]])
+        }
+        if known != self._committed and progress.commit(cluster, self._group_id, known):
+            self._committed = known
+
+    def _is_too_early(self, before: Position, ends: Mapping[Place, int], limit: ReadLimit) -> bool:
+        """Whether fewer offsets wait than a batch is to have at least, and not for too long."""
+        least = self._options.min_offsets
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        waiting = sum(max(0, end - before.offsets.get(place, 0)) for place, end in ends.items())
+        if waiting >= least or self._planned_at_s is None:
+            return False
+        return time.monotonic() - self._planned_at_s < self._options.trigger_delay_ms / 1000
 
 
 def share(offsets: Mapping[Place, int], ends: Mapping[Place, int], limit: int) -> dict[Place, int]:
@@ -119,21 +142,3 @@ def share(offsets: Mapping[Place, int], ends: Mapping[Place, int], limit: int) -
     for place in sorted(lags, key=lambda place: lags[place] * limit % total, reverse=True)[:left]:
         taken[place] += 1
     return {place: offsets[place] + taken[place] for place in offsets}
-
-
-def group_id(chosen: SourceOptions) -> str:
-    """The same after every restart of a query; two queries of the same topics need a `kafka.group.id` each."""
-    if chosen.group_id:
-        return chosen.group_id
-    return "spark-headrace-" + hashlib.blake2b(chosen.topics.describe().encode(), digest_size=6).hexdigest()
-
-
-def commit_progress(chosen: SourceOptions, offsets: Mapping[Place, int]) -> None:
-    """Tell the broker how far the query is; a query never fails for want of it."""
-    if not offsets:
-        return
-    try:
-        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
-            commit_offsets(cluster, group_id(chosen), offsets)
-    except HeadraceError as error:
-        print(f"WARN headrace: progress was not committed: {error}", file=sys.stderr, flush=True)

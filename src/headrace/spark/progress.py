@@ -1,0 +1,103 @@
+"""How far a streaming query is: as Spark's checkpoint keeps it, and as a consumer group for people to see.
+
+An offset in the checkpoint is that of Spark's Kafka source, with more beside it under names that no topic can bear:
+
+    {"orders": {"0": 42, "1": 17}, "topic ids": {"orders": "6f1c..."}, "lost offsets": {"orders": {"1": 3}}}
+
+Topic ids tell a topic that was deleted and created again. Lost offsets count what was deleted before it was read, since
+the query began; they are there only if there are any. A checkpoint of Spark's Kafka source, which has neither, is taken
+as it is. Nothing is read back from the consumer group: if a commit is lost, the next one makes up for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headrace.client.cluster import Cluster
+from headrace.client.groups import commit_offsets
+from headrace.errors import HeadraceError
+from headrace.spark.connections import cluster_at
+from headrace.spark.options import DEFAULT_TIMEOUT_MS, Topics
+from headrace.spark.planning import Place
+
+TOPIC_IDS: Final = "topic ids"
+LOST: Final = "lost offsets"
+
+StreamOffset = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next offset of every partition, the ids of their topics, and what was lost so far."""
+
+    offsets: dict[Place, int]
+    ids: dict[str, str] = field(default_factory=dict)
+    lost: dict[Place, int] = field(default_factory=dict)
+
+    def to_json(self) -> StreamOffset:
+        """Sorted, since Spark compares offsets as text."""
+        found: StreamOffset = dict(_nested(self.offsets))
+        found[TOPIC_IDS] = {topic: self.ids[topic] for topic in sorted(found) if topic in self.ids}
+        if self.lost:
+            found[LOST] = _nested(self.lost)
+        return found
+
+    @classmethod
+    def from_json(cls, offset: StreamOffset | str) -> Position:
+        """From what Spark hands to a reader, or the text in a query's progress."""
+        parsed: StreamOffset = dict(json.loads(offset) if isinstance(offset, str) else offset)
+        ids, lost = parsed.pop(TOPIC_IDS, {}), parsed.pop(LOST, {})
+        return cls(_flat(parsed), ids, _flat(lost))
+
+
+def _nested(numbers: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), number in sorted(numbers.items()):
+        found.setdefault(topic, {})[str(partition)] = number
+    return found
+
+
+def _flat(nested: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
+    return {(topic, int(number)): at for topic, numbers in nested.items() for number, at in numbers.items()}
+
+
+def default_group_id(topics: Topics, prefix: str = "") -> str:
+    """The same after every restart of a query. Queries of the same topics share it unless they set `kafka.group.id`."""
+    digest = hashlib.blake2b(topics.describe().encode(), digest_size=6).hexdigest()
+    return f"{prefix or 'spark-headrace'}-{digest}"
+
+
+def commit(cluster: Cluster, group_id: str, offsets: Mapping[Place, int]) -> bool:
+    """Tell the broker how far a query is. No query fails for want of it: what went wrong is said in the log."""
+    try:
+        if offsets:
+            commit_offsets(cluster, group_id, offsets)
+    except HeadraceError as error:
+        print(f"WARN headrace: progress of group {group_id} was not committed: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def commit_last(query: Any, bootstrap: str, group_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> bool:
+    """Commit what a query that has ended had read and written by its last complete batch; False if it could not be.
+
+    `query` is a StreamingQuery or one progress of it. A running query does this itself, one batch behind.
+    """
+    progress = getattr(query, "lastProgress", query)
+    if progress is None:
+        return False
+    offsets: dict[Place, int] = {}
+    for source in progress["sources"]:
+        end = source["endOffset"]
+        text = end if isinstance(end, str | dict) else json.dumps(end)
+        offsets |= Position.from_json(text).offsets if text else {}
+    try:
+        with cluster_at(bootstrap, timeout_ms) as cluster:
+            return commit(cluster, group_id, offsets)
+    except HeadraceError:
+        return False
