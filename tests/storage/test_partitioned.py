@@ -300,6 +300,26 @@ class TestFailures:
         assert sim.disk.syncs == syncs
         assert len(values(log)) == 2, "it can still be read"
 
+    @proves("L4")
+    @pytest.mark.parametrize("logs", [3, 30])
+    def test_a_failed_sync_takes_only_its_own_log_offline(self, sim: Harness, logs: int) -> None:
+        assert isinstance(sim.disk, SimDisk)
+        opened = [sim.log(TopicPartition("orders", n), durability="disk") for n in range(logs)]
+        for log in opened:
+            append(log, batch())
+        sim.write()
+        sim.disk.fail_sync(f"{sim.data}/orders/orders-1/{0:020d}.log")
+        sim.settle()
+        assert [n for n, log in enumerate(opened) if log.offline is not None] == [1]
+        assert [log.durable_offset for log in opened] == [1, 0, *[1] * (logs - 2)]
+        for log in opened[2:]:
+            append(log, batch())
+        sim.write()
+        sim.disk.fail_sync(f"{sim.data}/orders/orders-2/{0:020d}.log")
+        assert sim.store is not None
+        sim.store.close()
+        assert [n for n, log in enumerate(opened) if log.offline is not None] == [1, 2]
+
     def test_a_write_error_takes_its_log_offline_and_a_restart_brings_it_back(self, sim: Harness) -> None:
         assert isinstance(sim.disk, SimDisk)
         log = partitioned(sim)

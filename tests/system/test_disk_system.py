@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.ports.disk import SyncFailed
 from headrace.system import sync_helper
 from headrace.system.disk import SystemDisk
 from storage.small_disk import small_disk
@@ -122,6 +123,47 @@ def test_a_failed_sync_is_told_with_its_reason(loop: asyncio.AbstractEventLoop, 
     disk.close()
 
 
+@pytest.mark.parametrize("helper", [True, False])
+def test_a_failed_sync_names_the_files_that_failed_and_the_others_are_safe(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, helper: bool
+) -> None:
+    disk = SystemDisk(loop, sync_helper=helper)
+    files = [disk.open(str(tmp_path / f"f{n}"), create=True, writable=True) for n in range(4)]
+    files[1:1] = nulls = [disk.open("/dev/null", writable=True) for _ in range(2)]
+    answers: list[OSError | None] = []
+    disk.request_sync(files, answers.append)
+    wait(loop, lambda: bool(answers))
+    assert isinstance(answers[0], SyncFailed)
+    assert answers[0].files == tuple(nulls)
+    with pytest.raises(SyncFailed) as raised:
+        disk.sync_now(files)
+    assert raised.value.files == tuple(nulls)
+    disk.close()
+
+
+@pytest.mark.parametrize("broken", [0, 2], ids=["of another file", "of ours"])
+def test_when_the_sync_of_a_file_system_fails_each_file_is_asked(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sync_helper, "sync_file_system", refuse)
+    disk = SystemDisk(loop, sync_helper=False)
+    files = [disk.open(str(tmp_path / f"f{n}"), create=True, writable=True) for n in range(30)]
+    nulls = [disk.open("/dev/null", writable=True) for _ in range(broken)]
+    answers: list[OSError | None] = []
+    disk.request_sync([*nulls[:1], *files, *nulls[1:]], answers.append)
+    wait(loop, lambda: bool(answers))
+    if not broken:
+        assert answers == [None]
+        disk.sync_now(files)
+    else:
+        assert isinstance(answers[0], SyncFailed)
+        assert answers[0].files == tuple(nulls)
+    disk.close()
+
+
 def test_a_slice_of_a_file_keeps_it_open_and_nothing_else_does(tmp_path: Path) -> None:
     disk = SystemDisk()
     before = len(os.listdir("/proc/self/fd"))
@@ -171,7 +213,7 @@ def ask(channel: socket.socket, kind: bytes, number: int, descriptor: int) -> No
 
 
 def answer(channel: socket.socket) -> tuple[int, int]:
-    number, failed = sync_helper.ANSWER.unpack(channel.recv(sync_helper.ANSWER.size))
+    number, failed, _ = sync_helper.ANSWER.unpack(channel.recv(sync_helper.ANSWER.size))
     return number, failed
 
 
@@ -245,4 +287,4 @@ def test_a_write_to_a_full_disk_is_an_error_not_a_short_write(tmp_path: Path) ->
 
 
 def test_the_request_and_its_answer_are_of_fixed_size() -> None:
-    assert (sync_helper.REQUEST.size, sync_helper.ANSWER.size) == (25, 12)
+    assert (sync_helper.REQUEST.size, sync_helper.ANSWER.size) == (25, 20)

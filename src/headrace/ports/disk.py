@@ -6,6 +6,7 @@ All calls but `request_sync` are synchronous and short: they touch the page cach
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,6 +65,14 @@ class FileSlice:
         return self.count
 
 
+class SyncFailed(OSError):
+    """Some files of a sync could not be made durable; the others were."""
+
+    def __init__(self, number: int, files: Sequence[File]) -> None:
+        super().__init__(number, os.strerror(number), files[0].path)
+        self.files = tuple(files)
+
+
 class Disk(Protocol):
     """A file system. Paths are absolute strings."""
 
@@ -110,7 +119,8 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int: ...
 
     def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
-        """Make all that was written to the files so far durable, without blocking the loop; `done` runs on the loop."""
+        """Make all that was written to the files so far durable, without blocking the loop; `done` runs on the loop,
+        with SyncFailed if that names the files that are not."""
         ...
 
     def sync_now(self, files: Sequence[File]) -> None:

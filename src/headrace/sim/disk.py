@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Buffer, File, SyncDone
+from headrace.ports.disk import Buffer, File, SyncDone, SyncFailed
 
 SECTOR_BYTES: Final = 512
 UNLIMITED_BYTES: Final = 1 << 50
@@ -192,7 +192,7 @@ class SimFile:
         return memoryview(node.content)[:size]
 
     def sync(self) -> None:
-        self._disk.finish_sync([self])
+        self._disk.sync_now([self])
 
     def in_cache(self, position: int, count: int) -> bool:
         return not self._file().cold
@@ -342,19 +342,15 @@ class SimDisk:
         return max(0, self.capacity_bytes - self._used(self._root))
 
     def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
-        chosen = [file for file in files if isinstance(file, SimFile)]
-        nodes = [(file.path, file.node) for file in chosen]
-        moments = [node.moment() if isinstance(node, _FileNode) else len(node.steps) for _, node in nodes]
+        finish_sync = self._begin_sync([file for file in files if isinstance(file, SimFile)])
         age = self.age
 
         def finish() -> None:
             if age != self.age:
                 return
-            error: OSError | None = None
-            for (path, node), moment in zip(nodes, moments, strict=True):
-                error = self._settle(path, node, moment) or error
+            error = finish_sync()
             self.syncs += 1
-            self.synced_files += len(nodes)
+            self.synced_files += len(files)
             done(error)
 
         if self._held is not None:
@@ -363,7 +359,9 @@ class SimDisk:
             self._clock.call_soon(finish)
 
     def sync_now(self, files: Sequence[File]) -> None:
-        self.finish_sync([file for file in files if isinstance(file, SimFile)])
+        error = self._begin_sync([file for file in files if isinstance(file, SimFile)])()
+        if error is not None:
+            raise error
 
     def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
         assert isinstance(file, SimFile)
@@ -376,13 +374,6 @@ class SimDisk:
         self._held = None
 
     # What files ask of their disk.
-
-    def finish_sync(self, files: Sequence[SimFile]) -> None:
-        for file in files:
-            node = file.node
-            error = self._settle(file.path, node, node.moment() if isinstance(node, _FileNode) else len(node.steps))
-            if error is not None:
-                raise error
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
@@ -401,16 +392,29 @@ class SimDisk:
             return 0
         return self.capacity_bytes - self._used(self._root) - (wanted - size)
 
-    def _settle(self, path: str, node: _FileNode | _Folder, moment: tuple[int, bytes | None] | int) -> OSError | None:
-        number = self._failing_syncs.pop(path, None)
+    def _begin_sync(self, files: Sequence[SimFile]) -> Callable[[], SyncFailed | None]:
+        """What the files hold now is safe, or lost, when the answer is called."""
+        nodes = [(file, file.node) for file in files]
+        moments = [node.moment() if isinstance(node, _FileNode) else len(node.steps) for _, node in nodes]
+
+        def finish() -> SyncFailed | None:
+            numbers = [self._settle(file.path, node, at) for (file, node), at in zip(nodes, moments, strict=True)]
+            failed = [file for file, number in zip(files, numbers, strict=True) if number]
+            return SyncFailed(max(numbers), failed) if failed else None
+
+        return finish
+
+    def _settle(self, path: str, node: _FileNode | _Folder, moment: tuple[int, bytes | None] | int) -> int:
+        """The errno, 0 if it went well."""
+        number = self._failing_syncs.pop(path, 0)
         if isinstance(node, _Folder):
             assert isinstance(moment, int)
-            if number is None:
+            if not number:
                 node.settle(min(moment, len(node.steps)))
         else:
             assert isinstance(moment, tuple)
-            node.settle(moment, lost=number is not None)
-        return OSError(number, os.strerror(number), path) if number is not None else None
+            node.settle(moment, lost=number > 0)
+        return number
 
     def _find(self, path: str) -> _FileNode | _Folder:
         node: _FileNode | _Folder = self._root

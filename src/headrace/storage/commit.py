@@ -1,17 +1,18 @@
 """Group commit: one sync serves every log that asked while the last one ran.
 
 A log's durable offset rises to what was written when the sync was asked for, not to what was when it came back.
-A sync that failed is not tried again, because the kernel forgets what it could not write: its logs go offline.
+A sync that failed is not tried again, because the kernel forgets what it could not write: the logs of the files that
+failed go offline, the others count.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Disk, File
+from headrace.ports.disk import Disk, File, SyncFailed
 from headrace.storage import refusal
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
@@ -22,6 +23,20 @@ FILES_MAX: Final = 1000
 RETRY_SECONDS: Final = 1.0
 
 Listener = Callable[[Log], None]
+
+
+class _Target(NamedTuple):
+    """A log in a sync: what is durable once its files are."""
+
+    log: PartitionedLog
+    written_offset: int
+    truncations: int
+    files: list[File]
+
+
+def concerns(error: OSError, files: Sequence[File]) -> bool:
+    """Whether a failed sync says something of these files; one that does not name its files says it of all."""
+    return not isinstance(error, SyncFailed) or any(file in error.files for file in files)
 
 
 class GroupCommit:
@@ -44,13 +59,14 @@ class GroupCommit:
         if self._running or not self._asked or self._closed:
             return
         files: list[File] = []
-        targets: list[tuple[PartitionedLog, int, int]] = []
+        targets: list[_Target] = []
         for log in list(self._asked):
             if len(files) >= FILES_MAX:
                 break  # the others are in the next one
             del self._asked[log]
             if log.offline is not None:
                 continue
+            first = len(files)
             try:
                 files += log.take_unsynced()
             except OSError as error:
@@ -60,7 +76,7 @@ class GroupCommit:
                 log.fail(error)
                 self._tell(log)
                 continue
-            targets.append((log, log.written_offset, log.truncations))
+            targets.append(_Target(log, log.written_offset, log.truncations, files[first:]))
         if not targets:
             return
         self._running = True
@@ -79,17 +95,17 @@ class GroupCommit:
         self._retrying = False
         self.start()
 
-    def _done(self, targets: list[tuple[PartitionedLog, int, int]], error: OSError | None, began: float) -> None:
+    def _done(self, targets: list[_Target], error: OSError | None, began: float) -> None:
         self._running = False
         if self._closed:
             return
         took_seconds = self._clock.now() - began
         for timer in self.timers:
             timer(took_seconds)
-        for log, written_offset, truncations in targets:
+        for log, written_offset, truncations, files in targets:
             if log.offline is not None:
                 continue  # deleted meanwhile
-            if error is not None:
+            if error is not None and concerns(error, files):
                 log.fail(error)
             elif truncations != log.truncations:
                 log.synced_upto(0)

@@ -14,13 +14,13 @@ from typing import Final
 
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Disk
+from headrace.ports.disk import Disk, File
 from headrace.settings import FOREVER_MS, LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.checkpointing import CheckpointWriter
 from headrace.storage.cleaner import Cleaner
-from headrace.storage.commit import FILES_MAX, GroupCommit
+from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
@@ -351,21 +351,23 @@ class PartitionedStore:
 
     def _sync_now(self, logs: list[PartitionedLog]) -> None:
         """Make everything that is written durable, many files at a time."""
-        waiting, files = [], []
+        waiting: list[tuple[PartitionedLog, list[File]]] = []
         for nth, each in enumerate(logs, 1):
             try:
-                files += each.take_unsynced()
-                waiting.append(each)
+                waiting.append((each, each.take_unsynced()))
             except OSError as error:
                 each.fail(error)
+            files = [file for _, own in waiting for file in own]
             if len(files) < FILES_MAX and nth < len(logs):
                 continue
+            failure: OSError | None = None
             try:
                 self._disk.sync_now(files)
             except OSError as error:
-                for failed in waiting:
-                    failed.fail(error)
-            else:
-                for synced in waiting:
-                    synced.synced_upto(synced.written_offset)
-            waiting, files = [], []
+                failure = error
+            for log, own in waiting:
+                if failure is not None and concerns(failure, own):
+                    log.fail(failure)
+                else:
+                    log.synced_upto(log.written_offset)
+            waiting = []

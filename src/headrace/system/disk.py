@@ -1,7 +1,9 @@
 """The real disk: pwritev, preallocated mapped files, and syncs in a helper process.
 
 A sync must not run on the loop, and a thread's sync starves on the interpreter lock under load, so descriptors go over
-a Unix socket to `sync_helper`. A few files are synced one by one, more of them by one syncfs per file system.
+a Unix socket to `sync_helper`. A few files are synced one by one, more of them by one syncfs per file system. When
+that fails, the files are synced one by one after all: each reports what it has lost itself, and the failure may have
+been of a file that is not ours.
 Without the helper (switched off, or dead: one log line) a thread does the same work. A failed sync is never retried.
 """
 
@@ -26,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.ports.disk import Buffer, File, SyncDone
+from headrace.ports.disk import Buffer, File, SyncDone, SyncFailed
 from headrace.system import sync_helper
 
 log = logging.getLogger(__name__)
@@ -193,9 +195,9 @@ class _SyncProcess:
             if not packet:
                 self._end()
                 return
-            number, failed = sync_helper.ANSWER.unpack(packet)
+            number, *outcome = sync_helper.ANSWER.unpack(packet)
             request = self._waiting.pop(number)
-            request.done(OSError(failed, os.strerror(failed), request.files[0].path) if failed else None)
+            request.done(_failure(request.files, *outcome))
         self._send_waiting()
 
     def _end(self) -> None:
@@ -233,12 +235,11 @@ class _SyncThread:
     def _run(self) -> None:
         while (request := self._queue.get()) is not None:
             descriptors = [file.fileno() for file in request.files]
-            failed = 0
+            error = None
             if request.kind == sync_helper.READ_AHEAD:
                 sync_helper.read_ahead(descriptors[0], request.position, request.count)
             else:
-                failed = sync_helper.sync(request.kind, descriptors)
-            error = OSError(failed, os.strerror(failed), request.files[0].path) if failed else None
+                error = _failure(request.files, *sync_helper.sync(request.kind, descriptors))
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
                 self._loop.call_soon_threadsafe(request.done, error)
 
@@ -318,13 +319,41 @@ class SystemDisk:
             self._soon(done, None)
             return
         kind, chosen = _how_to_sync(files)
-        self._send(kind, chosen, 0, 0, done)
+        if kind == sync_helper.DATASYNC:
+            self._send(kind, chosen, 0, 0, done)
+            return
+
+        def synced(error: OSError | None) -> None:
+            if error is None:
+                done(None)
+            else:
+                self._sync_each(deque(files), [], done)
+
+        self._send(kind, chosen, 0, 0, synced)
+
+    def _sync_each(self, files: deque[File], failures: list[SyncFailed], done: SyncDone) -> None:
+        """A few at a time; each file knows whether something of it was lost."""
+        some = tuple(files.popleft() for _ in range(min(len(files), DATASYNC_FILES_MAX)))
+
+        def synced(error: OSError | None) -> None:
+            if isinstance(error, SyncFailed):
+                failures.append(error)
+            if files:
+                self._sync_each(files, failures, done)
+            else:
+                done(_together(failures))
+
+        self._send(sync_helper.DATASYNC, some, 0, 0, synced)
 
     def sync_now(self, files: Sequence[File]) -> None:
         kind, chosen = _how_to_sync(files)
-        failed = sync_helper.sync(kind, [file.fileno() for file in chosen])
-        if failed:
-            raise OSError(failed, os.strerror(failed), chosen[0].path)
+        number, failed = sync_helper.sync(kind, [file.fileno() for file in chosen])
+        if number and kind == sync_helper.SYNC_FILE_SYSTEM:
+            chosen = tuple(files)
+            number, failed = sync_helper.sync(sync_helper.DATASYNC, [file.fileno() for file in chosen])
+        error = _failure(chosen, number, failed)
+        if error is not None:
+            raise error
 
     def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
         self._send(sync_helper.READ_AHEAD, (file,), position, count, lambda _: done())
@@ -368,12 +397,12 @@ class SystemDisk:
         self._thread.send(request)
 
     def _at_once(self, kind: bytes, files: tuple[File, ...], position: int, count: int, done: SyncDone) -> None:
-        failed = 0
+        error = None
         if kind == sync_helper.READ_AHEAD:
             sync_helper.read_ahead(files[0].fileno(), position, count)
         else:
-            failed = sync_helper.sync(kind, [file.fileno() for file in files])
-        done(OSError(failed, os.strerror(failed), files[0].path) if failed else None)
+            error = _failure(files, *sync_helper.sync(kind, [file.fileno() for file in files]))
+        done(error)
 
     def _helper_died(self, unanswered: Sequence[_Request]) -> None:
         """Requests without an answer go to the thread: a sync that was not answered has not failed."""
@@ -381,6 +410,20 @@ class SystemDisk:
         self._helper = None
         for request in unanswered:
             self._to_thread(request)
+
+
+def _failure(files: Sequence[File], number: int, failed: int) -> SyncFailed | None:
+    """What the helper answered: an errno, and a bit for each file that failed."""
+    if not number:
+        return None
+    return SyncFailed(number, [file for place, file in enumerate(files) if failed >> place & 1])
+
+
+def _together(failures: list[SyncFailed]) -> SyncFailed | None:
+    if not failures:
+        return None
+    assert failures[0].errno is not None
+    return SyncFailed(failures[0].errno, [file for failure in failures for file in failure.files])
 
 
 def _how_to_sync(files: Sequence[File]) -> tuple[bytes, tuple[File, ...]]:

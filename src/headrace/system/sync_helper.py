@@ -8,7 +8,8 @@ The descriptor is one end of a Unix SOCK_SEQPACKET pair. A request is one packet
     position  uint64   of a read-ahead
     count     uint64   of a read-ahead
 
-The answer is one packet: request uint64, errno int32 (0: done; else the first failure, the rest was still tried).
+The answer is one packet: request uint64, errno int32 (0: done; else the first failure, the rest was still tried),
+failed uint64 (bit n: the file n could not be synced).
 A sync that failed is never tried again: the kernel reports a lost page once. The process ends when the socket does.
 """
 
@@ -22,8 +23,9 @@ import struct
 import sys
 
 REQUEST = struct.Struct("<cQQQ")
-ANSWER = struct.Struct("<Qi")
+ANSWER = struct.Struct("<QiQ")
 FILES_MAX = 64
+ALL_FAILED = (1 << FILES_MAX) - 1
 CHUNK_BYTES = 1 << 20
 READERS_MAX = 4
 READS_WAITING_MAX = 256
@@ -43,18 +45,19 @@ def sync_file_system(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def sync(kind: bytes, descriptors: list[int]) -> int:
-    """Sync all of them; the errno of the first that failed, or 0."""
-    failed = 0
-    for descriptor in descriptors:
+def sync(kind: bytes, descriptors: list[int]) -> tuple[int, int]:
+    """Sync all of them; the errno of the first that failed, or 0, and a bit for each that did."""
+    number = failed = 0
+    for place, descriptor in enumerate(descriptors):
         try:
             if kind == SYNC_FILE_SYSTEM:
                 sync_file_system(descriptor)
             else:
                 os.fdatasync(descriptor)
         except OSError as error:
-            failed = failed or error.errno or 5
-    return failed
+            number = number or error.errno or errno.EIO
+            failed |= 1 << place
+    return number, failed
 
 
 def read_ahead(descriptor: int, position: int, count: int) -> None:
@@ -107,7 +110,7 @@ class Readers:
     def _answer(self, request: int, descriptor: int) -> None:
         os.close(descriptor)
         try:
-            self._channel.send(ANSWER.pack(request, 0))
+            self._channel.send(ANSWER.pack(request, 0, 0))
         except OSError:
             return  # the broker has gone
 
@@ -122,12 +125,12 @@ def serve(channel: socket.socket) -> None:
         if kind == READ_AHEAD and descriptors:
             readers.add(request, descriptors[0], position, count)
             continue
-        failed = sync(kind, descriptors) if kind != READ_AHEAD else 0
+        number, failed = sync(kind, descriptors) if kind != READ_AHEAD else (0, 0)
         if flags & socket.MSG_CTRUNC and kind != READ_AHEAD:
-            failed = failed or errno.EMFILE  # not all of the files have arrived
+            number, failed = number or errno.EMFILE, ALL_FAILED  # not all of the files have arrived
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(ANSWER.pack(request, failed))
+        channel.send(ANSWER.pack(request, number, failed))
 
 
 if __name__ == "__main__":
