@@ -1,0 +1,70 @@
+"""`headrace pipeline audit`: ledgers against topics, data folders and an archive; the exit code tells the outcome."""
+
+from __future__ import annotations
+
+import click
+
+from headrace.cli.options import BOOTSTRAP_VARIABLE
+from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
+from headrace.client import DEFAULT_BOOTSTRAP
+
+
+@click.command()
+@click.option(
+    "--ledger", "ledgers", multiple=True, required=True, metavar="DIR", help="Ledger of acknowledged records; repeat."
+)
+@click.option("--topics", metavar="NAME,...", help="Audit these topics only; else all that the ledgers name.")
+@click.option(
+    "--bootstrap",
+    envvar=BOOTSTRAP_VARIABLE,
+    metavar="HOST:PORT,...",
+    help=f"Look into the topics of this cluster; {DEFAULT_BOOTSTRAP} when no other store is given.",
+)
+@click.option("--data", multiple=True, metavar="DIR", help="Look into this data folder, without a broker; repeat.")
+@click.option("--archive", metavar="DIR", help="Look into this archive.")
+@click.option(
+    "--archive-group",
+    default="headrace-archive",
+    show_default=True,
+    metavar="GROUP",
+    help="Whose committed offsets say how far the archive is.",
+)
+@click.option("--show", "shown", default=20, show_default=True, metavar="N", help="Show so many findings.")
+@click.option("--findings", metavar="FILE", help="Write all findings there: .parquet or .jsonl.")
+@spark_options
+def audit(
+    ledgers: tuple[str, ...],
+    topics: str | None,
+    bootstrap: str | None,
+    data: tuple[str, ...],
+    archive: str | None,
+    archive_group: str,
+    shown: int,
+    findings: str | None,
+    master: str,
+    spark_conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Account for every acknowledged record: lost, duplicated, out of order, corrupted.
+
+    Exit code 0: all agree. 1: there are findings.
+    """
+    if findings is not None and not findings.endswith((".parquet", ".jsonl")):
+        raise click.BadParameter("write a name that ends in .parquet or .jsonl", param_hint="--findings")
+    if bootstrap is None and not data and archive is None:
+        bootstrap = DEFAULT_BOOTSTRAP
+    with spark_session("audit", master, spark_conf) as spark:
+        from headrace.spark.pipelines.audit import Options, run
+
+        options = Options(
+            ledgers=ledgers,
+            bootstrap=bootstrap,
+            topics=tuple(dict.fromkeys(name.strip() for name in (topics or "").split(",") if name.strip())),
+            data=data,
+            archive=archive,
+            archive_group=archive_group,
+            shown=shown,
+            findings=findings,
+        )
+        summary = run(spark, options, progress())
+    show(summary, as_json)

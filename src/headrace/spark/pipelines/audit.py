@@ -1,0 +1,267 @@
+"""Audit: every acknowledged record accounted for, in each store that is given.
+
+Ledgers say what was acknowledged (`headrace.arrow.ledger`); topics, data folders and an archive say what is there. What
+does not agree gets a verdict (`headrace.spark.accounting`), per producer. Run it when the producers of the ledgers have
+stopped: what they send in between is unclaimed.
+
+Nothing is written but the file of findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd  # type: ignore[import-untyped]
+from pyspark.sql import functions as F
+
+from headrace.errors import OperatorError
+from headrace.spark import accounting, stores
+from headrace.spark.judgement import FAULTS, VERDICT, Bound, judge
+from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ARCHIVE_GROUP: Final = "headrace-archive"
+LEDGER_STORE: Final = "ledger"
+ROWS_PER_TASK: Final = 250_000
+TASKS_MAX: Final = 2_000
+COLLECTED_MAX: Final = 1_000_000
+SHOWN: Final = 20
+
+COUNTED: Final = (*FAULTS, "deleted", "pending")
+_PRODUCER_COLUMNS: Final = ("store", "producer", "acknowledged", "found", *FAULTS, "deleted", "pending")
+_STORE_COLUMNS: Final = ("store", "records", "unclaimed", "faults")
+_FINDING_COLUMNS: Final = ("store", *VERDICT)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    ledgers: tuple[str, ...]
+    bootstrap: str | None = None
+    """Topics are looked into when a broker is given, and it says how far the archive has come."""
+    topics: tuple[str, ...] = ()
+    """Those of the ledgers, if none is named."""
+    data: tuple[str, ...] = ()
+    archive: str | None = None
+    archive_group: str = ARCHIVE_GROUP
+    shown: int = SHOWN
+    """Findings in the summary."""
+    findings: str | None = None
+    """A file for all of them: .parquet or .jsonl."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """What one store came to."""
+
+    store: str
+    records: int = 0
+    unclaimed: int = 0
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(producer, verdict) to how many."""
+    findings: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(VERDICT)))
+
+    @property
+    def faults(self) -> int:
+        return len(self.findings)
+
+    def add(self, verdicts: pd.DataFrame) -> None:
+        for (producer, what), count in verdicts.groupby(["producer", "what"]).size().items():
+            self.counts[producer, what] = self.counts.get((producer, what), 0) + int(count)
+        faulty = verdicts[verdicts["what"].isin(FAULTS)]
+        self.findings = faulty.sort_values(["producer", "sequence", "topic", "partition", "offset"])
+
+
+def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
+    ledger = read_ledgers(spark, options.ledgers)
+    if options.topics:
+        ledger = ledger.where(F.col("topic").isin(*options.topics))
+    progress.say("reading the ledger")
+    claims = _claims(ledger)
+    if not claims.acknowledged:
+        raise OperatorError(f"the ledger in {', '.join(options.ledgers)} has no acknowledged records: nothing to audit")
+    accounts = [_order_of(ledger)]
+    for store in _stores(spark, options, options.topics or claims.topics):
+        progress.say(f"comparing {claims.total:,} acknowledged records with {store.name}")
+        accounts.append(_compare(spark, ledger, claims, store))
+    if options.findings:
+        _write_findings(options.findings, _findings(accounts))
+    progress.done()
+    return _summary(claims.acknowledged, accounts, options, progress.elapsed_s)
+
+
+def read_ledgers(spark: SparkSession, folders: Sequence[str]) -> DataFrame:
+    for folder in folders:
+        if not any(Path(folder).glob("*.parquet")):
+            raise OperatorError(f"{folder} has no ledger: no *.parquet files in it")
+    # Files without their final name are not whole.
+    return (
+        spark.read.option("pathGlobFilter", "*.parquet")
+        .parquet(*dict.fromkeys(folders))
+        .select(*accounting.LEDGER_COLUMNS)
+    )
+
+
+def _stores(spark: SparkSession, options: Options, topics: Sequence[str]) -> Iterator[stores.Store]:
+    if options.bootstrap:
+        yield stores.topics_at_broker(spark, options.bootstrap, topics)
+    for folder in dict.fromkeys(options.data):
+        yield stores.data_folder(spark, folder, topics)
+    if options.archive:
+        yield stores.archive(spark, options.archive, topics, options.bootstrap, options.archive_group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claims:
+    """How much is claimed."""
+
+    acknowledged: dict[str, int]
+    """Per producer."""
+    topics: tuple[str, ...]
+    total: int
+    without_offset: int
+
+
+def _claims(ledger: DataFrame) -> _Claims:
+    rows = ledger.groupBy("producer", "topic").agg(F.count("*"), F.count("offset")).collect()
+    acknowledged: dict[str, int] = {}
+    for producer, _, count, _ in rows:
+        acknowledged[producer] = acknowledged.get(producer, 0) + count
+    total = sum(acknowledged.values())
+    topics = tuple(sorted({topic for _, topic, _, _ in rows}))
+    return _Claims(acknowledged, topics, total, total - sum(row[3] for row in rows))
+
+
+def _order_of(ledger: DataFrame) -> _Account:
+    """The ledger by itself: whether what a producer sent in order was acknowledged in order."""
+    rows = accounting.disordered(ledger).toArrow().to_pandas()
+    detail = (
+        "behind sequence " + rows["sequence_before"].astype(str) + " at offset " + rows["offset_before"].astype(str)
+    )
+    verdicts = rows.assign(what="out_of_order", found_partition=None, found_offset=None, detail=detail)
+    account = _Account(LEDGER_STORE)
+    account.add(verdicts[list(VERDICT)])
+    return account
+
+
+def _compare(spark: SparkSession, ledger: DataFrame, claims: _Claims, store: stores.Store) -> _Account:
+    tasks = min(max(2 * claims.total // ROWS_PER_TASK, spark.sparkContext.defaultParallelism), TASKS_MAX)
+    account = _Account(store.name)
+    with _persisted(accounting.settle(ledger, store.rows, tasks)) as leftovers:
+        count = leftovers.agg(
+            F.count("*"), F.sum(F.expr("greatest(claims - copies, 0)")), F.sum(F.expr("greatest(copies - claims, 0)"))
+        ).first()
+        assert count is not None
+        left, missing, spare = (int(number or 0) for number in count)
+        account.records = claims.total - claims.without_offset - missing + spare
+        if left or claims.without_offset:
+            _judge(spark, ledger, leftovers, left, spare, store.bounds(), account)
+    return account
+
+
+def _judge(
+    spark: SparkSession,
+    ledger: DataFrame,
+    leftovers: DataFrame,
+    left: int,
+    spare: int,
+    bounds: Sequence[Bound],
+    account: _Account,
+) -> None:
+    if any(bound.first_offset > 0 or bound.next_offset is not None for bound in bounds):
+        leftovers = accounting.excuse(spark, leftovers, bounds)
+        for producer, reason, count in accounting.excused(ledger, leftovers).collect():
+            account.counts[producer, reason] = count
+        leftovers = leftovers.where("excuse is null").drop("excuse")
+    with _persisted(accounting.touched(ledger, leftovers)) as claims:
+        if left > COLLECTED_MAX:
+            leftovers = accounting.touching(leftovers, claims)
+        looked_at = leftovers.toArrow().to_pandas()
+        verdicts = judge(claims.toArrow().to_pandas(), looked_at, bounds)
+    account.add(verdicts)
+    # Copies that touch no claim may not have been looked at.
+    ignored = spare - int((looked_at["copies"] - looked_at["claims"]).clip(lower=0).sum())
+    account.unclaimed = ignored + int((verdicts["what"] == "unclaimed").sum())
+
+
+@contextmanager
+def _persisted(rows: DataFrame) -> Iterator[DataFrame]:
+    rows.persist()
+    try:
+        yield rows
+    finally:
+        rows.unpersist()
+
+
+def _findings(accounts: Sequence[_Account]) -> pd.DataFrame:
+    """All faults of all stores, with the name of the store."""
+    found = [account.findings.assign(store=account.store) for account in accounts if account.faults]
+    return pd.concat(found)[list(_FINDING_COLUMNS)] if found else pd.DataFrame(columns=list(_FINDING_COLUMNS))
+
+
+def _write_findings(path: str, findings: pd.DataFrame) -> None:
+    try:
+        if path.endswith(".parquet"):
+            findings.to_parquet(path, index=False)
+        else:
+            findings.to_json(path, orient="records", lines=True, force_ascii=False)
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _summary(
+    acknowledged: Mapping[str, int], accounts: Sequence[_Account], options: Options, elapsed_s: float
+) -> Summary:
+    by_producer = [
+        _producer_row(account, producer, count)
+        for account in accounts
+        if account.store != LEDGER_STORE or account.faults
+        for producer, count in sorted(acknowledged.items())
+    ]
+    by_store = [
+        {
+            "store": account.store,
+            "records": account.records,
+            "unclaimed": account.unclaimed,
+            "faults": account.faults,
+        }
+        for account in accounts
+        if account.store != LEDGER_STORE
+    ]
+    tables = [Table("producers", _PRODUCER_COLUMNS, by_producer), Table("stores", _STORE_COLUMNS, by_store)]
+    faults = sum(account.faults for account in accounts)
+    shown = _rows(_findings(accounts).head(options.shown))
+    if shown:
+        tables.append(Table("findings", _FINDING_COLUMNS, shown))
+    total = sum(acknowledged.values())
+    facts = {
+        "verdict": "clean" if not faults else f"{faults} findings",
+        "acknowledged_records": total,
+        "rate": rate(total * len(by_store), elapsed_s),
+    }
+    if faults > len(shown):
+        facts["findings_not_shown"] = faults - len(shown)
+    return Summary("audit", facts, tables, ok=not faults)
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of plain Python values; what is missing is None."""
+    plain = frame.astype(object).where(frame.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in plain.to_dict("records")]
+
+
+def _producer_row(account: _Account, producer: str, acknowledged: int) -> dict[str, Any]:
+    counts = {what: account.counts.get((producer, what), 0) for what in COUNTED}
+    absent = sum(counts[what] for what in ("lost", "corrupted", "deleted", "pending"))
+    return {
+        "store": account.store,
+        "producer": producer,
+        "acknowledged": acknowledged,
+        "found": acknowledged - absent,
+        **counts,
+    }

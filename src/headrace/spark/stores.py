@@ -1,0 +1,107 @@
+"""The stores that an audit looks into: topics at a broker, data folders, an archive; all as rows of one schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from headrace.client import admin
+from headrace.client.cluster import Cluster
+from headrace.client.groups import fetch_offsets
+from headrace.client.offsets import EARLIEST, list_offsets
+from headrace.errors import OperatorError
+from headrace.records.arrow import digests
+from headrace.spark import delta
+from headrace.spark.accounting import STORE_COLUMNS
+from headrace.spark.judgement import Bound
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SENT_COLUMNS: Final = ("key", "value", "headers")
+STORE_TYPE: Final = "topic string, partition int, offset long, timestamp timestamp, timestampType int, digest long"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Rows of STORE_COLUMNS, and what can be expected of them; that is asked after the rows have been read."""
+
+    name: str
+    rows: DataFrame
+    bounds: Callable[[], Sequence[Bound]]
+
+
+def topics_at_broker(spark: SparkSession, bootstrap: str, topics: Sequence[str]) -> Store:
+    reader = spark.read.format("headrace").option("bootstrap", bootstrap).option("subscribe", ",".join(topics))
+    rows = reader.option("columns", ",".join(STORE_COLUMNS)).load()
+    return Store("topics", rows, lambda: _log_starts(bootstrap, topics))
+
+
+def data_folder(spark: SparkSession, folder: str, topics: Sequence[str]) -> Store:
+    """Batches that cannot be read are left out: what they held is missing from the store, and is told so."""
+    reader = spark.read.format("headrace-log").option("topics", ",".join(topics)).option("mode", "PERMISSIVE")
+    rows = reader.option("columns", ",".join(STORE_COLUMNS)).load(folder)
+    return Store(f"data {folder}", rows, lambda: list(_first_segments(Path(folder), topics)))
+
+
+def archive(spark: SparkSession, folder: str, topics: Sequence[str], bootstrap: str | None, group_id: str) -> Store:
+    """The digests are made anew from what is stored. Without a broker all of the ledger has to be there."""
+    records = _archived(spark, Path(folder) / "records").where(F.col("topic").isin(*topics))
+    missing = [name for name in (*SENT_COLUMNS, *STORE_COLUMNS[:-1]) if name not in records.columns]
+    if missing:
+        raise OperatorError(f"the archive {folder} has no column {missing[0]!r}: it cannot be audited")
+    rows = records.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
+
+    def bounds() -> list[Bound]:
+        return [] if bootstrap is None else _committed(bootstrap, topics, group_id)
+
+    return Store(f"archive {folder}", rows, bounds)
+
+
+def _archived(spark: SparkSession, path: Path) -> DataFrame:
+    if delta.exists(path):
+        return delta.read(spark, path)
+    if (path / "_spark_metadata").is_dir():
+        return spark.read.parquet(str(path))
+    raise OperatorError(f"{path.parent} has no archive; `headrace pipeline archive --to {path.parent}` makes one")
+
+
+def _with_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows in batches:
+        columns = [*(rows[name] for name in STORE_COLUMNS[:-1]), digests(rows.select(list(SENT_COLUMNS)))]
+        yield pa.RecordBatch.from_arrays(columns, names=list(STORE_COLUMNS))
+
+
+def _log_starts(bootstrap: str, topics: Sequence[str]) -> list[Bound]:
+    found = []
+    with Cluster(bootstrap) as cluster:
+        for topic in topics:
+            policy = {each.name: each.value for each in admin.describe_configs(cluster, "topic", topic)}
+            compacted = "compact" in (policy.get("cleanup.policy") or "")
+            partitions = range(len(cluster.topic(topic).partitions))
+            starts = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+            found += [Bound(topic, n, starts[n].offset, compacted=compacted) for n in partitions]
+    return found
+
+
+def _first_segments(folder: Path, topics: Sequence[str]) -> Iterator[Bound]:
+    """A folder without its older segments has had them deleted: names of segments are their first offsets."""
+    for topic in topics:
+        for partition in sorted((folder / topic).glob(f"{topic}-*")):
+            number = partition.name.removeprefix(f"{topic}-")
+            starts = [int(segment.stem) for segment in partition.glob("*.log") if segment.stem.isdigit()]
+            if number.isdigit() and starts:
+                yield Bound(topic, int(number), min(starts))
+
+
+def _committed(bootstrap: str, topics: Sequence[str], group_id: str) -> list[Bound]:
+    """What the archive has not committed is not in it yet."""
+    with Cluster(bootstrap) as cluster:
+        places = [(topic, n) for topic in topics for n in range(len(cluster.topic(topic).partitions))]
+        committed = fetch_offsets(cluster, group_id, places)
+        return [Bound(topic, n, next_offset=committed.get((topic, n), 0)) for topic, n in places]
