@@ -1,0 +1,129 @@
+"""`headrace query`: records of an archive by key, by partition and offset, or by time. Starts no Spark.
+
+Finds what the broker has deleted, as long as it was archived. By key it needs no more than the key index and the row
+groups it names; what was archived after the last `headrace pipeline index` is searched, and the last line on standard
+error says how much that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from headrace.cli.formats import make_format
+from headrace.cli.options import BOOTSTRAP_VARIABLE
+from headrace.cli.times import EXPECTED, parse_time_ms
+from headrace.errors import OperatorError
+
+if TYPE_CHECKING:
+    from headrace.arrow.archive import Wanted, Work
+
+SHOWN: Final = "%p:%o %T %k %v"
+
+
+@click.command()
+@click.option("--topic", required=True, help="Records of this topic.")
+@click.option("--key", help="Records with this key, as UTF-8.")
+@click.option("--hex-key", metavar="HEX", help="Records with this key, for keys that are not text.")
+@click.option("--offset", "ids", multiple=True, metavar="P:O", help="The record at offset O of partition P; repeat.")
+@click.option("--from", "from_time", metavar="TIME", help=f"Records from this time on: {EXPECTED}.")
+@click.option("--to", "to_time", metavar="TIME", help="Records before this time.")
+@click.option("--archive", "folder", type=click.Path(path_type=Path), metavar="DIR", help="The archive to look in.")
+@click.option("--bootstrap", envvar=BOOTSTRAP_VARIABLE, metavar="HOST:PORT,...", help="Not yet: see --archive.")
+@click.option(
+    "--order", type=click.Choice(["newest", "offset"]), default="newest", show_default=True,
+    help="By timestamp, newest first, or by partition and offset.",
+)  # fmt: skip
+@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Stop after N records.  [default: all]")
+@click.option("--format", "format_name", default=SHOWN, show_default=True, help="As of `headrace consume`.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+def query(
+    topic: str,
+    key: str | None,
+    hex_key: str | None,
+    ids: tuple[str, ...],
+    from_time: str | None,
+    to_time: str | None,
+    folder: Path | None,
+    bootstrap: str | None,
+    order: str,
+    limit: int | None,
+    format_name: str,
+    as_json: bool,
+) -> None:
+    """Find records in an archive, also those that the broker has deleted.
+
+    \b
+    headrace query --archive DIR --topic orders --key 4711
+    headrace query --archive DIR --topic orders --offset 3:1200 --json
+    headrace query --archive DIR --topic orders --from '2h ago' --to '1h ago' --limit 10
+    """
+    if folder is None:
+        where = (
+            f"a lookup by key in the broker {bootstrap} is not there yet" if bootstrap else "there is nothing to search"
+        )
+        raise click.UsageError(f"{where}; give --archive DIR, a folder that `headrace pipeline archive` has made")
+    if key is None and hex_key is None and not ids and from_time is None and to_time is None:
+        raise click.UsageError("give --key, --hex-key, --offset, --from or --to; --from @0 is everything")
+    try:
+        form = make_format("json" if as_json else format_name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--format") from None
+    try:
+        from headrace.arrow.archive import Archive, Wanted, Work
+    except ImportError:
+        raise OperatorError("pyarrow and deltalake are not installed: pip install 'headrace[spark]'") from None
+    began = time.monotonic()
+    wanted = Wanted(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
+    work, count = Work(), 0
+    for partition, record in itertools.islice(Archive(folder).find(wanted, order == "newest", work), limit):
+        sys.stdout.buffer.write(form(topic, partition, record))
+        count += 1
+    sys.stdout.buffer.flush()
+    click.echo(_told(count, wanted, work, time.monotonic() - began), err=True)
+
+
+def _told(count: int, wanted: Wanted, work: Work, elapsed_s: float) -> str:
+    """`3 records, 2 row groups of 2 files read in 21 ms`, and what of it was not indexed."""
+    line = f"{count} records, {work.row_groups} row groups of {work.files} files read in {elapsed_s * 1000:.0f} ms"
+    if wanted.key is None or wanted.ids or not work.files_not_indexed:
+        return line
+    return (
+        f"{line}; {work.files_not_indexed} files are newer than the index and were searched (`headrace pipeline index`)"
+    )
+
+
+def _key(key: str | None, hex_key: str | None) -> bytes | None:
+    if key is not None and hex_key is not None:
+        raise click.UsageError("--key and --hex-key exclude each other")
+    if hex_key is None:
+        return None if key is None else os.fsencode(key)
+    try:
+        return bytes.fromhex(hex_key)
+    except ValueError:
+        raise click.BadParameter(f"{hex_key!r} is not hexadecimal", param_hint="--hex-key") from None
+
+
+def _ids(given: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    found = []
+    for text in given:
+        partition, colon, offset = text.partition(":")
+        if not (colon and partition.isdecimal() and offset.isdecimal()):
+            raise click.BadParameter(f"{text!r} is not PARTITION:OFFSET", param_hint="--offset")
+        found.append((int(partition), int(offset)))
+    return tuple(found)
+
+
+def _time(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_time_ms(text, int(time.time() * 1000))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
