@@ -6,11 +6,15 @@ No Delta jar is needed. Files that no version of the table names, left by a writ
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
 
 from headrace.errors import OperatorError
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 READER_VERSION_MAX: Final = 1
+COMMIT_TRIES: Final = 50
+LOG_FOLDER: Final = "_delta_log"
+WRITER: Final = "headrace.writer"
 
 
 def exists(path: str | Path) -> bool:
@@ -55,3 +62,67 @@ def read(spark: SparkSession, path: str | Path) -> DataFrame:
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("basePath", table.table_uri).parquet(*files).select(*schema.fieldNames())
+
+
+def append(
+    path: str | Path,
+    files: Sequence[AddAction],
+    *,
+    app_id: str,
+    app_version: int,
+    check: Callable[[DeltaTable], None] | None = None,
+) -> bool:
+    """Add files in one version of the table, once for each version of an application: False if it has that already.
+
+    Each try commits on exactly the version that was looked at, so neither another writer nor a second life of this one
+    can come in between. `check` may refuse what it sees by an exception. On return the version is on disk.
+    """
+    failure: Exception | None = None
+    for _ in range(COMMIT_TRIES):
+        table = open_table(path)
+        known = table.transaction_version(app_id)
+        if known is not None and known >= app_version:
+            return False
+        if check is not None:
+            check(table)
+        properties = CommitProperties(
+            max_commit_retries=0,
+            app_transactions=[Transaction(app_id, app_version)],
+            custom_metadata={WRITER: f"{app_id} {app_version}"},
+        )
+        try:
+            table.create_write_transaction(
+                list(files), "append", table.schema(), table.metadata().partition_columns, commit_properties=properties
+            )
+        except CommitFailedError as error:
+            failure = error
+            continue
+        except (DeltaError, OSError) as error:
+            raise OperatorError(f"the Delta table {path} did not take a commit: {error}") from None
+        sync(Path(path) / LOG_FOLDER / f"{table.version() + 1:020}.json")
+        return True
+    raise OperatorError(f"the Delta table {path} did not take a commit in {COMMIT_TRIES} tries: {failure}")
+
+
+def last_writer(table: DeltaTable) -> tuple[str, int] | None:
+    """Application and version of the newest commit that `append` has made; None if there is none."""
+    for commit in table.history():
+        if WRITER in commit:
+            app_id, _, version = str(commit[WRITER]).rpartition(" ")
+            return app_id, int(version)
+    return None
+
+
+def sync(file: Path) -> None:
+    """Bring a file and its name to the disk."""
+    for each in (file, file.parent):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def to_spark(schema: pa.Schema) -> StructType:
+    """The Spark schema of a table made with an Arrow schema."""
+    return StructType.fromJson(json.loads(Schema.from_arrow(schema).to_json()))

@@ -71,11 +71,12 @@ def spark_session(name: str, master: str, spark_conf: tuple[str, ...]) -> Iterat
 @contextmanager
 def readable_errors() -> Iterator[None]:
     """Spark's exceptions as one OperatorError each, with the line that says what went wrong."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         raise OperatorError(cause_of(str(error))) from error
 
 

@@ -1,0 +1,78 @@
+"""`headrace pipeline archive`: keep topics in a Delta table, or as Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headrace.cli.pipelines.options import (
+    bootstrap_option,
+    progress,
+    readable_errors,
+    show,
+    spark_options,
+    spark_session,
+)
+
+
+@click.command()
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="A topic to archive; repeat.")
+@click.option("--pattern", default="", metavar="REGEX", help="Topics whose whole name matches, new ones too.")
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The archive's folder.")
+@click.option("--format", "kind", type=click.Choice(["delta", "parquet"]), default="delta", show_default=True)
+@click.option("--follow", is_flag=True, help="Go on until ctrl-C or SIGTERM, instead of until all is archived.")
+@click.option(
+    "--decode", type=click.Choice(["json"]), help="Values as columns; those that do not fit to dead_letters/."
+)
+@click.option("--schema", metavar="DDL", help="Of the values, such as 'user string, amount double'; else by a sample.")
+@click.option("--drop-value", is_flag=True, help="With --decode: keep the columns only, not the value as it came.")
+@click.option("--group", default="headrace-archive", show_default=True, help="Consumer group told what is archived.")
+@click.option("--max-offsets-per-trigger", type=click.IntRange(1), default=2_000_000, show_default=True, metavar="N")
+@click.option(
+    "--trigger", default=1.0, show_default=True, metavar="SECONDS", help="With --follow: time between batches."
+)
+@click.option("--starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
+@bootstrap_option
+@spark_options
+def archive(
+    topics: tuple[str, ...],
+    pattern: str,
+    to: Path,
+    kind: str,
+    follow: bool,
+    decode: str | None,
+    schema: str | None,
+    drop_value: bool,
+    group: str,
+    max_offsets_per_trigger: int,
+    trigger: float,
+    starting: str,
+    bootstrap: str,
+    master: str,
+    spark_conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Keep topics in an archive, each record once.
+
+    A run goes on where the last one ended, however that ended. Records are in
+    DIR/records, by topic and date; --starting counts only for partitions that
+    the archive has nothing of.
+    """
+    if bool(topics) == bool(pattern):
+        raise click.UsageError("give --topic (one or more), or --pattern")
+    if (schema is not None or drop_value) and decode is None:
+        raise click.UsageError("--schema and --drop-value need --decode json")
+    if decode and kind != "delta":
+        raise click.UsageError("--decode needs --format delta, which has a table for dead letters")
+    from headrace.spark.pipelines import archive as pipeline
+
+    options = pipeline.Options(
+        to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,
+        trigger, starting,
+    )  # fmt: skip
+    with readable_errors():
+        pipeline.check(options)
+        with spark_session("archive", master, spark_conf) as spark:
+            summary = pipeline.run(spark, options, progress())
+    show(summary, as_json)

@@ -1,0 +1,136 @@
+"""What an archive's folder remembers of the query that fills it, and who may fill it now.
+
+    checkpoints/archive/            Spark's checkpoint
+    checkpoints/archive/query.json  {"query": name of its transactions in the tables, "identity": what it archives}
+    archive.lock                    locked by the process that runs; its id is inside
+
+`query.json` is written before the query first starts and never changed, so after a crash the batches that Spark runs
+again bear the name they had. A query with other topics or another schema gets a new name and a new checkpoint, and goes
+on from the offsets in the tables; the former checkpoint is removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import DataFolderError, OperatorError
+from headrace.spark import archive_tables, delta
+from headrace.spark.archive_tables import RECORDS
+
+CHECKPOINT: Final = Path("checkpoints") / "archive"
+STATE: Final = "query.json"
+LOCK: Final = "archive.lock"
+OURS: Final = (RECORDS, "checkpoints", LOCK)
+FILE_SINK_LOG: Final = "_spark_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """`identity` is all that may not change within a checkpoint; `is_new` if Spark has not run it yet."""
+
+    name: str
+    identity: dict[str, Any]
+    is_new: bool
+
+
+@contextmanager
+def locked(archive: Path) -> Iterator[None]:
+    """Hold the folder alone. The lock goes with the process, however that ends."""
+    try:
+        archive.mkdir(parents=True, exist_ok=True)
+        if not any((archive / name).exists() for name in OURS) and any(archive.iterdir()):
+            raise DataFolderError(f"{archive} holds something else than an archive; give another folder with --to")
+        file = (archive / LOCK).open("a+")
+    except OSError as error:
+        raise DataFolderError(f"{archive} cannot be written: {error.strerror}; give another folder with --to") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise DataFolderError(
+                f"{archive} is being written by another archive, process {file.read().strip() or 'unknown'}; "
+                "wait for it, or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def known_identity(archive: Path) -> dict[str, Any] | None:
+    """What the last query archived, if the folder knows."""
+    found = _load(archive)
+    return None if found is None else found.identity
+
+
+def begin(archive: Path, identity: dict[str, Any]) -> Query:
+    """The query of the checkpoint if it has this identity, else a new one that the tables can be handed over to."""
+    former = _load(archive)
+    if former is None and _has_entries(archive / CHECKPOINT):
+        raise OperatorError(f"{archive / CHECKPOINT} is a checkpoint, but none of an archive; move it away")
+    plain = identity["format"] == "parquet"
+    if plain:
+        _check_plain(archive, former, identity)
+    if former is not None and not former.is_new and not _has_entries(archive / RECORDS):
+        raise OperatorError(
+            f"{archive} has a checkpoint, but its table {RECORDS}/ is gone; remove {archive / 'checkpoints'} "
+            "to archive from the beginning, or give another --to"
+        )
+    if former is not None and former.identity == identity:
+        return former
+    if former is not None:
+        if archive_tables.half_committed(archive):
+            raise OperatorError(
+                f"{archive} was interrupted in the middle of a batch; run it once with the topics and schema that it "
+                f"had ({json.dumps(former.identity)}), then with others"
+            )
+        archive_tables.sweep(archive, former.name)
+        shutil.rmtree(archive / CHECKPOINT)
+    query = Query(secrets.token_hex(8), identity, True)
+    _save(archive, query)
+    return query
+
+
+def _check_plain(archive: Path, former: Query | None, identity: dict[str, Any]) -> None:
+    """Spark's file sink counts batches itself; a new checkpoint beside its old log would leave out the first ones."""
+    if delta.exists(archive / RECORDS):
+        raise OperatorError(f"{archive / RECORDS} is a Delta table; leave out --format parquet, or give another --to")
+    if (archive / RECORDS / FILE_SINK_LOG).exists() and (former is None or former.identity != identity):
+        told = "its checkpoint is gone" if former is None else f"its checkpoint is of {json.dumps(former.identity)}"
+        raise OperatorError(f"{archive} holds Parquet files of an archive, and {told}; give another --to")
+
+
+def _has_entries(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def _load(archive: Path) -> Query | None:
+    path = archive / CHECKPOINT / STATE
+    try:
+        found = json.loads(path.read_text())
+        started = (archive / CHECKPOINT / "metadata").exists()
+        return Query(str(found["query"]), dict(found["identity"]), not started)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise OperatorError(f"{path} cannot be read: {error}; remove {path.parent} to go on from the tables") from None
+
+
+def _save(archive: Path, query: Query) -> None:
+    path = archive / CHECKPOINT / STATE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"query": query.name, "identity": query.identity}) + "\n")
+    delta.sync(temporary)
+    temporary.rename(path)
+    delta.sync(path)

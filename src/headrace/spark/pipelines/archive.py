@@ -1,0 +1,321 @@
+"""`headrace pipeline archive`: topics kept in a Delta table, or as Parquet files, each record once.
+
+    topics -> format("headrace") -> columns (JSON decoded, if asked) -> archive sink -> records/ and dead_letters/
+
+The offsets of what is archived are committed to a consumer group after each batch that the table holds, never before:
+a broker whose topic has `retention.archived` deletes by them. With `starting="latest"` what was in the topic before is
+not archived, and the group's offsets say that it is not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from headrace.client import groups
+from headrace.client.cluster import Cluster, Retry
+from headrace.client.offsets import EARLIEST, LATEST
+from headrace.errors import HeadraceError, OperatorError
+from headrace.spark import archive_contents, archive_state, archive_tables, faults, json_columns, planning
+from headrace.spark.archive_sink import FORMAT, ArchiveSink
+from headrace.spark.archive_state import CHECKPOINT, Query
+from headrace.spark.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
+from headrace.spark.options import Topics
+from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
+from headrace.spark.source import HeadraceSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DEFAULT_GROUP: Final = "headrace-archive"
+DEFAULT_MAX_OFFSETS: Final = 2_000_000
+POLL_S: Final = 0.2
+# How long a stop waits for the batch that runs; the batch is run again later if it takes longer.
+STOP_WITHIN_S: Final = 60.0
+# A broker may be restarted under the archive.
+BROKER_TIMEOUT_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Topics by name or by pattern, and the folder. `schema` is DDL for `decode="json"`, else sampled."""
+
+    to: Path
+    bootstrap: str
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    format: str = "delta"
+    follow: bool = False
+    decode: str | None = None
+    schema: str | None = None
+    drop_value: bool = False
+    group: str = DEFAULT_GROUP
+    max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS
+    trigger_s: float = 1.0
+    starting: str = "earliest"
+
+    @property
+    def subject(self) -> Topics:
+        return Topics(names=tuple(sorted(set(self.topics))), pattern=self.pattern)
+
+    @property
+    def folder(self) -> Path:
+        return self.to.resolve()
+
+
+def check(options: Options) -> planning.Found:
+    """Fail early, before Spark starts: the broker answers, the topics are there, the folder can be used."""
+    if bool(options.topics) == bool(options.pattern):
+        raise OperatorError("either topics or a pattern has to be given")
+    if options.decode and options.format != "delta":
+        raise OperatorError("--decode needs --format delta: only that has a table for dead letters")
+    with _cluster(options) as cluster:
+        found = planning.find(cluster, options.subject)
+    with archive_state.locked(options.folder):
+        return found
+
+
+def run(spark: SparkSession, options: Options, progress: Progress | None = None) -> Summary:
+    """Archive what the topics have now, or with `follow` until a signal comes."""
+    progress = progress or Progress()
+    check(options)
+    with archive_state.locked(options.folder):
+        schema = _schema(spark, options)
+        query = archive_state.begin(options.folder, _identity(options, schema))
+        if options.format == "delta":
+            archive_tables.make_records(options.folder / RECORDS, json_columns.columns(schema) if schema else ())
+            if schema:
+                archive_tables.make_dead_letters(options.folder / DEAD_LETTERS)
+            archive_tables.sweep(options.folder, query.name)
+        before = archive_contents.listed(options.folder, options.format)
+        starts = _starts(options)
+        with _signals() as stopping:
+            running = _start(_rows(spark, options, schema, starts), options, query)
+            followed = _Followed(options, progress, starts)
+            interrupted = _follow(running, followed, stopping)
+        followed.commit_last()
+        progress.done()
+        added = archive_contents.listed(options.folder, options.format) - before
+        return _summary(options, query, archive_contents.describe(options.folder, added), followed, interrupted)
+
+
+def _cluster(options: Options) -> Cluster:
+    return Cluster(options.bootstrap, retry=Retry(within_ms=BROKER_TIMEOUT_MS))
+
+
+def _schema(spark: SparkSession, options: Options) -> StructType | None:
+    """The schema of JSON values: given, else as the archive had it for these topics, else sampled."""
+    if options.decode is None:
+        return None
+    if options.schema is not None:
+        return json_columns.given_schema(options.schema)
+    known = archive_state.known_identity(options.folder)
+    if known and known["schema"] and known == _identity(options, StructType.fromJson(known["schema"])):
+        return StructType.fromJson(known["schema"])
+    with _cluster(options) as cluster:
+        return json_columns.sampled_schema(spark, cluster, planning.find(cluster, options.subject).ids)
+
+
+def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
+    return {
+        "topics": list(options.subject.names),
+        "pattern": options.pattern,
+        "format": options.format,
+        "schema": json.loads(schema.json()) if schema else None,
+        "drop_value": options.drop_value,
+    }
+
+
+def _starts(options: Options) -> Offsets:
+    """Where a query without a checkpoint begins: after what the tables have, else where it was told to."""
+    archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
+    with _cluster(options) as cluster:
+        places = planning.find(cluster, options.subject).places
+        ends = planning.ends_of(cluster, places, LATEST)
+        begins = planning.ends_of(cluster, places, EARLIEST) if options.starting == "earliest" else ends
+    for (topic, partition), end in ends.items():
+        if archived.get((topic, partition), 0) > end:
+            raise OperatorError(
+                f"{topic}-{partition} ends at offset {end}, but {archived[topic, partition]} are archived in "
+                f"{options.folder}: the topic was made anew or has lost records; give another --to"
+            )
+    return {place: archived.get(place, begins[place]) for place in places}
+
+
+def _rows(spark: SparkSession, options: Options, schema: StructType | None, starts: Offsets) -> DataFrame:
+    spark.dataSource.register(HeadraceSource)
+    subscribed = {"subscribePattern": options.pattern} if options.pattern else {"subscribe": ",".join(options.topics)}
+    rows = (
+        spark.readStream.format("headrace")
+        .option("kafka.bootstrap.servers", options.bootstrap)
+        .option("columns", ",".join(RECORD_COLUMNS))
+        .option("maxOffsetsPerTrigger", options.max_offsets_per_trigger)
+        .option("kafka.group.id", options.group)
+        .option("timeout", f"{BROKER_TIMEOUT_MS}ms")
+        .option("startingOffsets", _as_json(starts) if starts else options.starting)
+        .options(**subscribed)
+        .load()
+    )
+    if schema is None:
+        return rows
+    return json_columns.decode(rows, schema, drop_value=options.drop_value)
+
+
+def _as_json(offsets: Mapping[tuple[str, int], int]) -> str:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(found)
+
+
+def _from_json(text: str) -> Offsets:
+    """The source keeps more beside the topics, under names with a space in them, which no topic has."""
+    topics = {name: numbers for name, numbers in json.loads(text).items() if " " not in name}
+    return {(topic, int(number)): offset for topic, numbers in topics.items() for number, offset in numbers.items()}
+
+
+def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
+    if options.format == "delta":
+        rows.sparkSession.dataSource.register(ArchiveSink)
+        writer = rows.writeStream.format(FORMAT).option("path", str(options.folder)).option("query", query.name)
+    else:
+        dated = rows.withColumn("date", F.to_date("timestamp"))
+        writer = dated.writeStream.format("parquet").option("path", str(options.folder / RECORDS))
+        writer = writer.partitionBy("topic", "date").option("compression", "zstd")
+    writer = writer.option("checkpointLocation", str(options.folder / CHECKPOINT)).queryName(f"archive-{query.name}")
+    if options.follow:
+        return writer.trigger(processingTime=f"{options.trigger_s:g} seconds").start()
+    return writer.trigger(availableNow=True).start()
+
+
+class _Followed:
+    """How far the query is, told to the group and to who looks on."""
+
+    def __init__(self, options: Options, progress: Progress, starts: Offsets) -> None:
+        self._options = options
+        self._progress = progress
+        self._batch = -1
+        self._committed: Offsets = {}
+        self.records = 0
+        self.reached: Offsets = dict(starts)
+        self.ends: Offsets = {}
+
+    @property
+    def lag(self) -> int:
+        return sum(max(0, end - self.reached.get(place, 0)) for place, end in self.ends.items())
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._progress.elapsed_s
+
+    def see(self, running: StreamingQuery) -> None:
+        """Take in the batches that Spark has finished since the last look."""
+        fresh = [each for each in running.recentProgress if each["batchId"] > self._batch and each["numInputRows"] >= 0]
+        for each in fresh:
+            self.records += max(0, each["numInputRows"])
+            self._batch = each["batchId"]
+            faults.reached("batch-done", self._batch)
+            end = each["sources"][0]["endOffset"]
+            if end:
+                self.reached = _from_json(end)
+        if fresh:
+            self._commit(patient=False)
+        self._progress.say(
+            f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {self.lag:,} to go"
+        )
+
+    def commit_last(self) -> None:
+        try:
+            self._commit(patient=True)
+        except HeadraceError as error:
+            raise OperatorError(
+                f"everything read is archived, but group {self._options.group} could not be told: {error}; "
+                "run the archive again"
+            ) from None
+
+    def _commit(self, *, patient: bool) -> None:
+        """A broker that is away for now is told after the next batch."""
+        try:
+            with _cluster(self._options) as cluster:
+                if self.reached != self._committed:
+                    groups.commit_offsets(cluster, self._options.group, self.reached)
+                    self._committed = dict(self.reached)
+                self.ends = planning.ends_of(cluster, self.reached, LATEST)
+        except HeadraceError:
+            if patient:
+                raise
+
+
+def _follow(running: StreamingQuery, followed: _Followed, stopping: threading.Event) -> bool:
+    """Wait for the query's end; on a signal let the batch that runs come to its end first. True if interrupted."""
+    while not _ended(running):
+        followed.see(running)
+        if stopping.is_set():
+            _stop(running)
+            followed.see(running)
+            return True
+    followed.see(running)
+    return False
+
+
+def _ended(running: StreamingQuery) -> bool:
+    """Wait a little for the end; an error of the query is raised here."""
+    return bool(running.awaitTermination(POLL_S))  # type: ignore[arg-type]
+
+
+def _stop(running: StreamingQuery) -> None:
+    patience = Progress()
+    while running.status["isTriggerActive"] and patience.elapsed_s < STOP_WITHIN_S:
+        if _ended(running):
+            return
+    running.stop()
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """SIGINT and SIGTERM ask for an end; a second SIGINT interrupts."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+
+    def asked(number: int, _: object) -> None:
+        if stopping.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summary(
+    options: Options, query: Query, rows: list[dict[str, Any]], followed: _Followed, interrupted: bool
+) -> Summary:
+    facts = {
+        "archive": str(options.folder),
+        "records": sum(row["records"] for row in rows),
+        "dead_letters": sum(row["dead_letters"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "files": sum(row["files"] for row in rows),
+        "lag": followed.lag,
+        "seconds": round(followed.elapsed_s, 1),
+        "group": options.group,
+        "query": query.name,
+    }
+    columns = ("topic", "partition", "records", "dead_letters", "bytes", "files", "first_offset", "next_offset")
+    table = Table("partitions", columns, rows)
+    return Summary("archive", facts, (table,), ok=options.follow or not interrupted)

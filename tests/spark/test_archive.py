@@ -1,0 +1,209 @@
+"""The archive against what an independent client reads of the topic, in a shared session: nothing is killed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable
+
+from brokers import Broker, free_port, wait_for
+from clients.topics import create_topic
+from headrace.errors import HeadraceError, OperatorError
+from headrace.spark.pipelines import archive
+from proving import proves
+from spark.archives import (
+    archive_rows,
+    committed,
+    orphans,
+    parquet_table,
+    produce,
+    records_table,
+    topic_rows,
+    values,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    return create_topic(broker, f"t{uuid.uuid4().hex[:8]}", 3, retention_ms=-1)
+
+
+def options(broker: Broker, to: Path, *topics: str, **more: object) -> archive.Options:
+    return archive.Options(to, broker.bootstrap, topics, **more)  # type: ignore[arg-type]
+
+
+@proves("S4")
+def test_the_archive_is_the_topic_record_for_record(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Twice, from the checkpoint; then without it, and with a second topic: the table says where to go on."""
+    produce(broker.bootstrap, topic, values(3000), partitions=2)
+    chosen = options(broker, tmp_path / "a", topic, max_offsets_per_trigger=1000)
+    summary = archive.run(spark, chosen)
+    expected = topic_rows(broker.bootstrap, topic)
+    assert archive_rows(records_table(tmp_path / "a")) == expected
+    assert (summary.ok, summary.facts["records"], summary.facts["lag"]) == (True, 3000, 0)
+    ends = {(topic, 0): 1500, (topic, 1): 1500, (topic, 2): 0}
+    assert {row["partition"]: row["next_offset"] for row in summary.tables[0].rows} == {0: 1500, 1: 1500}
+    assert {place: at for place, at in committed(broker.bootstrap).items() if place[0] == topic} == ends
+
+    produce(broker.bootstrap, topic, values(100, seed=1), partitions=3)
+    assert archive.run(spark, chosen).facts["records"] == 100
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    produce(broker.bootstrap, topic, values(50, seed=2), partitions=3)
+    other = create_topic(broker, f"{topic}-other", retention_ms=-1)
+    produce(broker.bootstrap, other, values(10))
+    assert archive.run(spark, chosen).facts["records"] == 50
+    assert archive.run(spark, options(broker, tmp_path / "a", topic, other)).facts["records"] == 10
+    assert archive.run(spark, options(broker, tmp_path / "a", topic, other)).facts["records"] == 0
+    table = records_table(tmp_path / "a")
+    assert archive_rows(table, topic) == topic_rows(broker.bootstrap, topic)
+    assert archive_rows(table, other) == topic_rows(broker.bootstrap, other)
+    assert orphans(tmp_path / "a") == []
+
+
+@proves("S4")
+def test_the_table_has_statistics_by_which_files_are_skipped(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    produce(broker.bootstrap, topic, values(3000), partitions=2)
+    archive.run(spark, options(broker, tmp_path / "a", topic))
+    files = DeltaTable(str(tmp_path / "a" / "records")).get_add_actions(flatten=True)
+    listed = pa.table(files).to_pylist()
+    assert {file["partition.topic"] for file in listed} == {topic}
+    assert all(file["min.partition"] == file["max.partition"] for file in listed)
+    assert sum(file["num_records"] for file in listed) == 3000
+    assert all(
+        file["min.timestamp"].date() == file["max.timestamp"].date() == file["partition.date"] for file in listed
+    )
+
+
+@proves("S4")
+def test_values_that_do_not_decode_become_dead_letters(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    good = [json.dumps({"user": f"u{n}", "amount": n, "offset": n % 7}).encode() for n in range(200)]
+    bad = [b"{", b"", b"\xff\xfe{}", b'{"user": 5, "amount": "many"}', b"[1]", b"7"]
+    produce(broker.bootstrap, topic, [*good, *bad, None])
+    decode = {"decode": "json", "max_offsets_per_trigger": 60}
+    summary = archive.run(spark, options(broker, tmp_path / "a", topic, **decode))
+    assert (summary.facts["records"], summary.facts["dead_letters"]) == (201, 6)
+    rows = records_table(tmp_path / "a").sort_by("offset").to_pylist()
+    assert [(r["user"], r["amount"], r["_offset"]) for r in rows[:200]] == [(f"u{n}", n, n % 7) for n in range(200)]
+    assert (rows[200]["user"], rows[200]["value"], rows[200]["offset"]) == (None, None, 206)
+    assert rows[0]["value"] == good[0]
+    dead = DeltaTable(str(tmp_path / "a" / "dead_letters")).to_pyarrow_table().sort_by("offset").to_pylist()
+    assert [(r["offset"], r["value"]) for r in dead] == list(enumerate(bad, 200))
+    told = [r["reason"] for r in dead]
+    assert told[:3] == ["the value is not JSON", "the value is not JSON", "the value is not UTF-8"]
+    assert all("does not fit" in reason for reason in told[3:])
+
+    # Another schema: a column more, no values kept, and nothing comes twice. A type that differs is refused.
+    produce(broker.bootstrap, topic, [b'{"user": "x", "late": 1.5}', b"no"])
+    more = {**decode, "schema": "user string, late double", "drop_value": True}
+    summary = archive.run(spark, options(broker, tmp_path / "a", topic, **more))
+    assert (summary.facts["records"], summary.facts["dead_letters"]) == (1, 1)
+    last = records_table(tmp_path / "a").sort_by("offset").to_pylist()[-1]
+    assert (last["user"], last["late"], last["amount"], last["value"]) == ("x", 1.5, None, None)
+    with pytest.raises(OperatorError, match=r"column user of .* is string, and now it would be bigint"):
+        archive.run(spark, options(broker, tmp_path / "a", topic, **{**decode, "schema": "user bigint"}))
+
+
+@proves("S4")
+def test_plain_parquet_is_the_other_choice(spark: SparkSession, broker: Broker, topic: str, tmp_path: Path) -> None:
+    chosen = options(broker, tmp_path / "a", topic, format="parquet", max_offsets_per_trigger=300)
+    produce(broker.bootstrap, topic, values(500), partitions=3)
+    assert archive.run(spark, chosen).facts["records"] == 500
+    produce(broker.bootstrap, topic, values(40), partitions=3)
+    assert archive.run(spark, chosen).facts["records"] == 40
+    assert archive_rows(parquet_table(tmp_path / "a")) == topic_rows(broker.bootstrap, topic)
+    with pytest.raises(OperatorError, match="holds a Parquet archive"):
+        archive.run(spark, options(broker, tmp_path / "a", topic))
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    with pytest.raises(OperatorError, match="its checkpoint is gone"):
+        archive.run(spark, chosen)
+
+
+def test_a_table_or_a_topic_that_is_not_what_it_was_is_refused(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    produce(broker.bootstrap, topic, values(20))
+    chosen = options(broker, tmp_path / "a", topic)
+    archive.run(spark, chosen)
+    shutil.move(tmp_path / "a" / "records", tmp_path / "records")
+    with pytest.raises(OperatorError, match="its table records/ is gone"):
+        archive.run(spark, chosen)
+    shutil.move(tmp_path / "records", tmp_path / "a" / "records")
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    AdminClient({"bootstrap.servers": broker.bootstrap}).delete_topics([topic])[topic].result(30)
+    create_topic(broker, topic)
+    with pytest.raises(OperatorError, match="the topic was made anew"):
+        archive.run(spark, chosen)
+
+
+@proves("S4")
+def test_the_broker_deletes_only_what_the_archive_has(
+    spark: SparkSession, fresh_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    broker = fresh_broker(settings={"log.retention.check.interval.ms": 50})
+    short = {"retention_ms": 1, "segment_bytes": 1024, "file_delete_delay_ms": 0}
+    kept = create_topic(broker, "kept", retention_archived="true", **short)
+    control = create_topic(broker, "control", **short)
+    for name in (kept, control):
+        for part in range(10):
+            produce(broker.bootstrap, name, values(50, seed=part))
+    wait_for("retention of the topic without archive", lambda: len(topic_rows(broker.bootstrap, control)) < 500)
+    expected = topic_rows(broker.bootstrap, kept)
+    assert len(expected) == 500
+    archive.run(spark, options(broker, tmp_path / "a", kept))
+    wait_for("retention after the archive", lambda: len(topic_rows(broker.bootstrap, kept)) < 500)
+    assert archive_rows(records_table(tmp_path / "a")) == expected
+
+
+def test_what_cannot_be_archived_is_said_before_anything_starts(broker: Broker, topic: str, tmp_path: Path) -> None:
+    good = options(broker, tmp_path / "a", topic)
+    with pytest.raises(HeadraceError, match=r"there is no topic 'nowhere'"):
+        archive.check(options(broker, tmp_path / "a", "nowhere"))
+    with pytest.raises(HeadraceError, match=r"127\.0\.0\.1"):
+        archive.check(archive.Options(tmp_path / "a", f"127.0.0.1:{free_port()}", (topic,)))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letters").touch()
+    with pytest.raises(OperatorError, match="holds something else"):
+        archive.check(options(broker, tmp_path / "full", topic))
+    with pytest.raises(OperatorError, match="cannot be written"):
+        archive.check(options(broker, tmp_path / "full" / "letters", topic))
+    archive.check(good)
+
+
+def test_two_archives_of_one_folder_exclude_each_other(broker: Broker, topic: str, tmp_path: Path) -> None:
+    """The lock of a process that was killed is taken over."""
+    hold = "import sys, pathlib\nfrom headrace.spark.archive_state import locked\n"
+    hold += "with locked(pathlib.Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()\n"
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "a")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert other.stdout is not None
+    assert other.stdin is not None
+    assert other.stdout.readline() == b"locked\n"
+    with pytest.raises(OperatorError, match=f"another archive, process {other.pid}"):
+        archive.check(options(broker, tmp_path / "a", topic))
+    other.kill()
+    other.wait()
+    archive.check(options(broker, tmp_path / "a", topic))
+    other.stdout.close()
+    other.stdin.close()
