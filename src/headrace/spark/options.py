@@ -68,6 +68,7 @@ class SourceOptions:
     max_records: int | None
     group_id: str
     group_prefix: str
+    push_filters: bool
     timeout_ms: int
 
 
@@ -94,6 +95,7 @@ EVERY: Final = (
     "kafka.group.id",
     "groupIdPrefix",
     "columns",
+    "pushFilters",
     "timeout",
 )
 
@@ -124,6 +126,35 @@ IGNORED: Final = frozenset(
 )
 """They tune Kafka's consumer; this reader has no use for them, and what is read does not depend on them."""
 
+OF_SINK: Final = (
+    "kafka.bootstrap.servers",
+    "bootstrap",
+    "topic",
+    "kafka.compression.type",
+    "kafka.acks",
+    "includeHeaders",
+    "timeout",
+    "checkpointLocation",
+)
+
+IGNORED_BY_SINK: Final = frozenset(
+    (
+        "kafka.client.id",
+        "kafka.linger.ms",
+        "kafka.batch.size",
+        "kafka.buffer.memory",
+        "kafka.max.request.size",
+        "kafka.max.block.ms",
+        "kafka.max.in.flight.requests.per.connection",
+        "kafka.enable.idempotence",
+        "kafka.retries",
+        "kafka.retry.backoff.ms",
+        "kafka.request.timeout.ms",
+        "kafka.delivery.timeout.ms",
+    )
+)
+"""They tune Kafka's producer; what is written does not depend on them."""
+
 _PLAIN: Final = {"kafka.security.protocol": "PLAINTEXT", "kafka.isolation.level": "read_uncommitted"}
 """Accepted only with this value."""
 
@@ -131,7 +162,7 @@ _PLAIN: Final = {"kafka.security.protocol": "PLAINTEXT", "kafka.isolation.level"
 def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ...] = ()) -> SourceOptions:
     """Options of a reader, and the columns of its schema; SettingError names the option that is wrong."""
     given = {key.lower(): value for key, value in options.items() if value is not None}
-    refuse_unknown(given, EVERY)
+    refuse_unknown(given, EVERY, IGNORED)
     batch_only = [n for n in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp") if n.lower() in given]
     if streaming and batch_only:
         raise SettingError(f"option {batch_only[0]} has no meaning for a stream; leave it out, or use spark.read")
@@ -155,19 +186,15 @@ def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ..
         max_records=_count(given, "maxRecordsPerPartition"),
         group_id=given.get("kafka.group.id", ""),
         group_prefix=given.get("groupidprefix", ""),
+        push_filters=_flag(given, "pushFilters", False),
         timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
     )
 
 
-def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of the rows, before anything else is looked at."""
-    return _columns({key.lower(): value for key, value in options.items()})
-
-
-def refuse_unknown(given: Mapping[str, str], known: tuple[str, ...]) -> None:
+def refuse_unknown(given: Mapping[str, str], known: tuple[str, ...], ignored: frozenset[str]) -> None:
     names = {name.lower(): name for name in known}
     for key, value in given.items():
-        if key in names or key in IGNORED or _PLAIN.get(key, "").lower() == value.lower() != "":
+        if key in names or key in ignored or _PLAIN.get(key, "").lower() == value.lower() != "":
             continue
         if key in _PLAIN:
             raise SettingError(f"option {key}={value} is not served; only {_PLAIN[key]} is")

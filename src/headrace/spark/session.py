@@ -14,13 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import OperatorError
+from headrace.spark.screen import without_noise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,6 @@ SETTINGS: Final = {
 LEAST_SPARK: Final = (4, 2)
 LEAST_JAVA: Final = 17
 JAVA_DEADLINE_S: Final = 30.0
-STDERR: Final = 2
 
 _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 # The gateway's own level, when it differs from the root's, is announced on the screen and becomes that of all.
@@ -84,7 +83,7 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
         builder = builder.config(key, value)
     if running:
         return builder.getOrCreate()
-    with _quiet_log() as options, _without_incubator_warning():
+    with _quiet_log() as options, without_noise():
         given = chosen.get("spark.driver.extraJavaOptions", "")
         session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
@@ -146,31 +145,6 @@ def _quiet_log() -> Iterator[str]:
         file.write(_QUIET)
         file.flush()
         yield f"-Dlog4j2.configurationFile=file:{file.name}"
-
-
-@contextmanager
-def _without_incubator_warning() -> Iterator[None]:
-    """Keep out the one line that no option of the JVM silences; all else that it says passes through."""
-    try:
-        screen = os.dup(STDERR)
-    except OSError:
-        yield
-        return
-    ours, of_jvm = os.pipe()
-    os.dup2(of_jvm, STDERR)
-    os.close(of_jvm)
-    threading.Thread(target=_pass_on, args=(ours, screen), name="spark-stderr", daemon=True).start()
-    try:
-        yield
-    finally:
-        os.dup2(screen, STDERR)
-
-
-def _pass_on(source: int, screen: int) -> None:
-    while said := os.read(source, 1 << 16):
-        said = re.sub(rb"(?m)^WARNING: Using incubator modules: [\w., ]*\n", b"", said)
-        with suppress(OSError):
-            os.write(screen, said)
 
 
 def _retrying(master: str) -> str:

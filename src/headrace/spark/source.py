@@ -5,15 +5,30 @@
 The rows are those of Spark's Kafka source: key, value, topic, partition, offset, timestamp, timestampType, and headers
 with `includeHeaders`. Option `columns` names the columns, so that no others are sent to Spark; it can ask for more
 (see `headrace.records.arrow.TYPES`). Options are those of Spark's Kafka source; `headrace.spark.options` has them all.
+
+A batch DataFrame is planned when it is first used, and reads the same offsets ever after; `load()` anew for what came
+since. Option `pushFilters` hands filters on topic, partition, offset and timestamp down to the scan. It is for a
+DataFrame that is used in one place of one query: Spark (4.1 to 4.3) keeps one plan per `load()`, so the filters of the
+last query that was planned would hold for every other use of the same DataFrame. The bounds in the options have no such
+catch.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -21,12 +36,14 @@ from headrace.client.cluster import Cluster
 from headrace.client.offsets import EARLIEST
 from headrace.errors import SettingError
 from headrace.records.arrow import TYPES, schema
-from headrace.spark import filters, loss, options, planning, reading
+from headrace.spark import filters, loss, options, planning, reading, sink
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import Place, Split
+from headrace.spark.session import SETTINGS
 from headrace.spark.stream import StreamReader
 
+_hinted: list[bool] = []
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -36,14 +53,29 @@ class HeadraceSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(schema(options.columns_of(self.options)))
+        _hint()
+        return from_arrow_schema(schema(options.parse(self.options, streaming=False).columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         chosen = options.parse(self.options, streaming=False, columns=_columns(schema))
-        return FilteringReader(chosen) if _filters_follow() else BatchReader(chosen)
+        return FilteringReader(chosen) if chosen.push_filters and _filters_follow() else BatchReader(chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(options.parse(self.options, streaming=True, columns=_columns(schema)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return sink.BatchWriter(sink.parse(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return sink.StreamWriter(sink.parse(self.options), schema, overwrite)
+
+
+def _hint() -> None:
+    """One line for whoever made a session without our settings; workers see this one of them."""
+    if os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED", "").lower() != "true" and not _hinted:
+        _hinted.append(True)
+        settings = ", ".join(f"{key}={value}" for key, value in SETTINGS.items() if "arrow.max" in key or "unix" in key)
+        print(f"headrace: Spark is faster with {settings}; headrace.spark.session.start sets them", file=sys.stderr)
 
 
 def _filters_follow() -> bool:

@@ -1,0 +1,103 @@
+"""What the JVM and Spark's Python workers say on standard error, without two things that tell nothing to anyone.
+
+One is the warning of every start of Spark 4 about incubator modules, which no option silences. The other is the
+traceback of a worker whose rows were no longer wanted, as after every LIMIT and every show().
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+STDERR: Final = 2
+HELD_FOR_S: Final = 0.2
+
+_NOISE: Final = tuple(
+    tuple(re.compile(line) for line in lines)
+    for lines in (
+        (rb"WARNING: Using incubator modules: ",),
+        (
+            rb"Traceback \(most recent call last\):\s*$",
+            rb' +File "[^"]*pyspark/daemon\.py", line \d+, in manager',
+            rb' +File "[^"]*pyspark/daemon\.py", line \d+, in worker',
+            rb"BrokenPipeError: ",
+        ),
+    )
+)
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """Programs started meanwhile speak through a filter, as long as they and this process live."""
+    try:
+        screen = os.dup(STDERR)
+    except OSError:
+        yield
+        return
+    ours, of_others = os.pipe()
+    os.dup2(of_others, STDERR)
+    os.close(of_others)
+    threading.Thread(target=_pass_on, args=(ours, screen), name="spark-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(screen, STDERR)
+
+
+def _pass_on(source: int, screen: int) -> None:
+    quiet = Quiet()
+    while True:
+        ready = select.select([source], [], [], HELD_FOR_S if quiet.holds else None)[0]
+        said = os.read(source, 1 << 16) if ready else b""
+        passed = quiet.take(said) if said else quiet.let_go()
+        with suppress(OSError):
+            while passed:
+                passed = passed[os.write(screen, passed) :]
+        if ready and not said:
+            return
+
+
+class Quiet:
+    """Takes what is said, gives what is to be seen, and holds back lines that may turn out to be noise."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
+    def let_go(self) -> bytes:
+        held, self._held = self._held, b""
+        return held
+
+    def take(self, said: bytes) -> bytes:
+        lines = (self.let_go() + said).splitlines(keepends=True)
+        passed = b""
+        while lines:
+            matched, whole = _longest_match(lines)
+            if matched == len(lines) and not whole:
+                self._held = b"".join(lines)
+                return passed
+            drop = matched if whole else 0
+            passed += b"" if drop else lines[0]
+            lines = lines[drop or 1 :]
+        return passed
+
+
+def _longest_match(lines: list[bytes]) -> tuple[int, bool]:
+    """How many of the first lines are as in some noise, and whether that is all of it."""
+    best = (0, False)
+    for noise in _NOISE:
+        matched = 0
+        for pattern, line in zip(noise, lines, strict=False):
+            if not pattern.match(line) or not line.endswith(b"\n"):
+                break
+            matched += 1
+        best = max(best, (matched, matched == len(noise)))
+    return best
