@@ -5,6 +5,8 @@ ARGS ?=
 # `make test` draws the same every time, so that it says something of the change; `make prove` draws anew.
 SEED ?= 1
 PYTHON_FILES := src tests tools bench setup.py
+# What setup.py compiles.
+KERNELS := $(foreach name,kernel decoding encoding,$(wildcard src/headrace/records/$(name).p*))
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check prove bench settings inventory format clean
@@ -23,7 +25,7 @@ help:
 serve: $(VENV)/.runtime
 	@exec $(BIN)/headrace serve $(ARGS)
 
-$(VENV)/.runtime: pyproject.toml setup.py constraints.txt tools/setup.sh src/headrace/records/kernel.py src/headrace/records/kernel.pxd
+$(VENV)/.runtime: pyproject.toml setup.py constraints.txt tools/setup.sh $(KERNELS)
 	@tools/setup.sh runtime
 
 $(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh tests/clients/kafkajs/package.json $(VENV)/.runtime

@@ -1,4 +1,4 @@
-"""Compiles the record kernel where Cython and a C compiler are there; the install goes on without them.
+"""Compiles the record kernels where Cython and a C compiler are there; the install goes on without them.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -10,23 +10,23 @@ import sys
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNEL = "headrace.records.kernel"
+KERNELS = ("headrace.records.kernel", "headrace.records.decoding", "headrace.records.encoding")
 
 
-def uncompiled(reason: object) -> None:
-    print(f"headrace: {KERNEL} stays uncompiled (same answers, slower): {reason}", file=sys.stderr)
+def uncompiled(name: str, reason: object) -> None:
+    print(f"headrace: {name} stays uncompiled (same answers, slower): {reason}", file=sys.stderr)
 
 
 def extensions() -> list[Extension]:
     try:
         from Cython.Build import cythonize
     except ImportError as error:
-        uncompiled(error)
+        uncompiled(" and ".join(KERNELS), error)
         return []
-    kernel = Extension(KERNEL, ["src/headrace/records/kernel.py"])
-    # Annotations are for people and mypy here; the C types are in kernel.pxd.
+    kernels = [Extension(name, [f"src/{name.replace('.', '/')}.py"]) for name in KERNELS]
+    # Annotations are for people and mypy here; the C types are in the .pxd files.
     compiled: list[Extension] = cythonize(  # type: ignore[no-untyped-call]
-        [kernel], build_dir="build/cython", quiet=True, compiler_directives={"annotation_typing": False}
+        kernels, build_dir="build/cython", quiet=True, compiler_directives={"annotation_typing": False}
     )
     return compiled
 
@@ -38,7 +38,7 @@ class BuildKernel(build_ext):
         try:
             super().build_extension(ext)
         except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own
-            uncompiled(error)
+            uncompiled(ext.name, error)
             # What is still listed is expected as a file by the steps that follow.
             self.extensions = [other for other in self.extensions if other is not ext]
 

@@ -1,16 +1,21 @@
-"""The kernel in both its forms: as Python, and compiled (by the install, or else here, once a run)."""
+"""The kernels in both their forms: as Python, and compiled (by the install, or else here, once a run)."""
 
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from headrace.records import kernel as installed
+import headrace.records.arrow
+import headrace.records.decoding
+import headrace.records.encoding
+import headrace.records.kernel
 
 ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 150
@@ -24,40 +29,90 @@ def load(loader: SourceFileLoader | ExtensionFileLoader) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="session")
-def uncompiled_kernel() -> ModuleType:
+def source_of(installed: ModuleType) -> Path:
+    assert installed.__file__ is not None
+    return Path(installed.__file__).with_name(installed.__name__.rpartition(".")[2] + ".py")
+
+
+def as_python(installed: ModuleType) -> ModuleType:
     if not installed.compiled:
         return installed
-    source = Path(installed.__file__).with_name("kernel.py")
-    return load(SourceFileLoader("headrace.records.uncompiled_kernel", str(source)))
+    source = source_of(installed)
+    return load(SourceFileLoader(f"headrace.records.uncompiled_{source.stem}", str(source)))
 
 
 @pytest.fixture(scope="session")
-def compiled_kernel(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Compiles the kernels here, once a run and only where the install did not."""
+
+    @cache
+    def build() -> Path:
+        out = tmp_path_factory.mktemp("kernel")
+        command = ["setup.py", "-q", "build_ext", "--build-lib", str(out), "--build-temp", str(out / "temp")]
+        ran = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "CFLAGS": "-O0 -g0"},
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            check=False,
+        )
+        if not list(out.glob("headrace/records/*")):
+            pytest.skip(f"no Cython or no C compiler here: {ran.stderr[-300:]}")
+        return out / "headrace" / "records"
+
+    return build
+
+
+def as_c(installed: ModuleType, built: Callable[[], Path]) -> ModuleType:
+    source = source_of(installed)
     if installed.compiled:
-        source = Path(installed.__file__).with_name("kernel.py")
-        if source.stat().st_mtime > Path(installed.__file__).stat().st_mtime:
-            pytest.fail("kernel.py is newer than the compiled kernel: run `pip install -e .` again")
+        if source.stat().st_mtime > Path(str(installed.__file__)).stat().st_mtime:
+            pytest.fail(f"{source.name} is newer than its compiled form: run `pip install -e .` again")
         return installed
-    out = tmp_path_factory.mktemp("kernel")
-    command = ["setup.py", "-q", "build_ext", "--build-lib", str(out), "--build-temp", str(out / "temp")]
-    built = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "CFLAGS": "-O0 -g0"},
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-        check=False,
-    )
-    found = list(out.glob("headrace/records/kernel.*"))
-    if not found:
-        pytest.skip(f"no Cython or no C compiler here: {built.stderr[-300:]}")
-    return load(ExtensionFileLoader("headrace.records.kernel", str(found[0])))
+    (found,) = built().glob(f"{source.stem}.*")
+    return load(ExtensionFileLoader(installed.__name__, str(found)))
+
+
+@pytest.fixture(scope="session")
+def uncompiled_kernel() -> ModuleType:
+    return as_python(headrace.records.kernel)
+
+
+@pytest.fixture(scope="session")
+def compiled_kernel(built: Callable[[], Path]) -> ModuleType:
+    return as_c(headrace.records.kernel, built)
 
 
 @pytest.fixture(scope="session", params=["compiled", "uncompiled"])
 def kernel(request: pytest.FixtureRequest) -> ModuleType:
     module: ModuleType = request.getfixturevalue(f"{request.param}_kernel")
     assert module.compiled == (request.param == "compiled")
+    return module
+
+
+def arrow_on(**kernels: ModuleType) -> ModuleType:
+    """`records.arrow` over the given forms of its kernels."""
+    module = load(SourceFileLoader("headrace.records.arrow", str(headrace.records.arrow.__file__)))
+    for name, kernel in kernels.items():
+        assert hasattr(module, name)
+        setattr(module, name, kernel)
+    return module
+
+
+@pytest.fixture(scope="session")
+def compiled_arrow(built: Callable[[], Path]) -> ModuleType:
+    return arrow_on(decoding=as_c(headrace.records.decoding, built), encoding=as_c(headrace.records.encoding, built))
+
+
+@pytest.fixture(scope="session")
+def uncompiled_arrow() -> ModuleType:
+    return arrow_on(decoding=as_python(headrace.records.decoding), encoding=as_python(headrace.records.encoding))
+
+
+@pytest.fixture(scope="session", params=["compiled", "uncompiled"])
+def arrow(request: pytest.FixtureRequest) -> ModuleType:
+    module: ModuleType = request.getfixturevalue(f"{request.param}_arrow")
+    assert module.decoding.compiled == module.encoding.compiled == (request.param == "compiled")
     return module

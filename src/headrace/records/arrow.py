@@ -6,16 +6,17 @@ list<struct<key: string, value: binary>>, all nullable. `headers` is null for a 
 
 from __future__ import annotations
 
-import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord
-from headrace.records import codecs, kernel
-from headrace.records.batch import NO_PRODUCER, View, batches
-from headrace.records.partitioner import partition_for_key
+from headrace.errors import BatchTooLarge, CorruptBatch, InvalidRecord
+from headrace.records import codecs, decoding, encoding, kernel
+from headrace.records.batch import MAGIC, NO_PRODUCER, BatchHeader, View
+from headrace.records.record import Header
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
@@ -35,10 +36,14 @@ TYPES: Final[dict[str, Any]] = {
     "sequence": pa.int32(),
     "leaderEpoch": pa.int32(),
 }
-"""Every column there is, in its order. `digest` is 64 bits over key, value and headers; `sequence` is the record's own."""
+"""Every column there is. `digest` is 64 bits over key, value and headers; `sequence` is the record's own."""
 
 DEFAULT_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 BATCH_ROWS: Final = 10_000
+MOST_BATCH_ROWS: Final = 1 << 20
+BATCH_BYTES: Final = 64 << 20
+MOST_BATCH_BYTES: Final = 512 << 20
+"""Ends of binary are int32; names of headers can grow threefold when they are shown with marks."""
 
 
 def schema(columns: Sequence[str] = DEFAULT_COLUMNS) -> pa.Schema:
@@ -46,86 +51,149 @@ def schema(columns: Sequence[str] = DEFAULT_COLUMNS) -> pa.Schema:
 
 
 class Decoder:
-    """Turns the record sets of one partition into Arrow batches of at most `batch_rows` rows."""
+    """Turns the record sets of one partition into Arrow batches of at most `batch_rows` rows and `batch_bytes` bytes.
+
+    A single record above `batch_bytes` has a batch of its own. The name of a header that is not UTF-8 is shown with
+    replacement characters, and a timestamp outside the years 1 to 9999 as the nearest moment inside: rows that a
+    producer spoilt do not hold up the rest.
+    """
 
     def __init__(
-        self, topic: str, partition: int, columns: Sequence[str] = DEFAULT_COLUMNS, *, batch_rows: int = BATCH_ROWS
+        self,
+        topic: str,
+        partition: int,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        self._topic = topic
-        self._partition = partition
+        if not 0 < batch_rows <= MOST_BATCH_ROWS:
+            raise ValueError(f"batch_rows is {batch_rows}, and has to be from 1 to {MOST_BATCH_ROWS}")
+        if not 0 < batch_bytes <= MOST_BATCH_BYTES:
+            raise ValueError(f"batch_bytes is {batch_bytes}, and has to be from 1 to {MOST_BATCH_BYTES}")
+        self._where = f"{topic}-{partition}"
         self._columns = tuple(columns)
         self._schema = schema(columns)
-        self._batch_rows = batch_rows
+        asked = {*columns, *(("key", "value", "headers") if "digest" in columns else ())}
+        self._rows = decoding.Rows(asked, batch_rows, batch_bytes)
+        self._constants = {
+            "topic": pa.repeat(pa.scalar(topic, TYPES["topic"]), batch_rows),
+            "partition": pa.repeat(pa.scalar(partition, TYPES["partition"]), batch_rows),
+        }
 
     def decode(self, records: View, first_offset: int = 0, next_offset: int = 1 << 62) -> Iterator[pa.RecordBatch]:
         """The rows of whole batches with offsets from `first_offset` up to but not `next_offset`; no control records.
 
         A damaged batch raises CorruptBatch or InvalidRecord that names topic, partition and offset.
         """
-        columns = {name: [] for name in self._columns}  # type: dict[str, list[Any]]
-        rows = 0
-        for header, batch in batches(memoryview(records)):
-            if header.is_control or header.next_offset <= first_offset or header.base_offset >= next_offset:
-                continue
-            try:
-                found = kernel.records(batch)
-            except HeadraceError as error:
-                kind = CorruptBatch if isinstance(error, CorruptBatch) else InvalidRecord
-                raise kind(f"{self._topic}-{self._partition} at offset {header.base_offset}: {error}") from None
-            for record in found:
-                if not first_offset <= record.offset < next_offset:
-                    continue
-                row = {
-                    "key": record.key,
-                    "value": record.value,
-                    "topic": self._topic,
-                    "partition": self._partition,
-                    "offset": record.offset,
-                    "timestamp": record.timestamp_ms * 1000,
-                    "timestampType": int(header.append_time),
-                    "headers": [{"key": k, "value": v} for k, v in record.headers] or None,
-                    "digest": digest(record.key, record.value, record.headers),
-                    "producerId": header.producer_id,
-                    "producerEpoch": header.producer_epoch,
-                    "sequence": -1
-                    if header.base_sequence < 0
-                    else (header.base_sequence + record.offset - header.base_offset) & 0x7FFFFFFF,
-                    "leaderEpoch": header.leader_epoch,
-                }
-                for name in self._columns:
-                    columns[name].append(row[name])
-                rows += 1
-                if rows == self._batch_rows:
-                    yield self._batch(columns)
-                    columns, rows = {name: [] for name in self._columns}, 0
-        if rows:
-            yield self._batch(columns)
+        rows = self._rows
+        rows.begin(records, first_offset, next_offset)
+        try:
+            while rows.advance():
+                while not rows.fill():
+                    yield self._take()
+            if rows.count:
+                yield self._take()
+        except (CorruptBatch, InvalidRecord) as error:
+            raise type(error)(f"{self._where} at offset {rows.at_offset}: {error}") from None
+        finally:
+            if rows.count:
+                self._take()
 
-    def _batch(self, columns: dict[str, list[Any]]) -> pa.RecordBatch:
-        arrays = [pa.array(columns[name], type=TYPES[name]) for name in self._columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+    def _take(self) -> pa.RecordBatch:
+        rows, count = self._rows, self._rows.count
+        found: dict[str, Any] = {name: array.slice(0, count) for name, array in self._constants.items()}
+        for name, cells in (("key", rows.keys), ("value", rows.values)):
+            if name in rows.wanted:
+                found[name] = _binary(TYPES[name], cells.take())
+        if "headers" in rows.wanted:
+            found["headers"] = _headers(rows)
+        for name, buffer in rows.take_numbers().items():
+            found[name] = pa.Array.from_buffers(TYPES[name], count, [None, pa.py_buffer(buffer)], 0)
+        if "digest" in self._columns:
+            found["digest"] = digests(pa.RecordBatch.from_pydict({n: found[n] for n in ("key", "value", "headers")}))
+        return pa.RecordBatch.from_arrays([found[name] for name in self._columns], schema=self._schema)
 
 
-def digest(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
+def _binary(kind: pa.DataType, taken: decoding.Taken) -> pa.Array:
+    buffers = [_bitmap(taken), pa.py_buffer(taken.ends), pa.py_buffer(taken.data)]
+    return pa.Array.from_buffers(kind, taken.rows, buffers, taken.nulls)
+
+
+def _headers(rows: decoding.Rows) -> pa.Array:
+    names = _binary(pa.string(), rows.header_names.take())
+    contents = _binary(pa.binary(), rows.header_values.take())
+    lists = rows.headers.take()
+    pairs = pa.StructArray.from_arrays([names, contents], fields=list(HEADERS_TYPE.value_type))
+    buffers = [_bitmap(lists), pa.py_buffer(lists.ends)]
+    return pa.Array.from_buffers(HEADERS_TYPE, lists.rows, buffers, lists.nulls, children=[pairs])
+
+
+def _bitmap(taken: decoding.Taken) -> pa.Buffer | None:
+    return None if taken.valid is None else pa.py_buffer(taken.valid)
+
+
+def digest(key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
     """64 bits that tell whether key, value and headers of a record are what was sent, as a signed number."""
-    parts = [key, value]
-    for name, content in headers:
-        parts += (name.encode(), content)
-    told = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        told.update(b"-" if part is None else b"%d:" % len(part) + part)
-    return int.from_bytes(told.digest(), "little", signed=True)
+    return encoding.digest(key, value, headers)
 
 
 def digests(rows: pa.RecordBatch) -> pa.Array:
     """The digest of each row, from its columns `key`, `value` and `headers`; a column that is missing is all null."""
-    names = rows.schema.names
-    columns = [rows[name].to_pylist() if name in names else [None] * len(rows) for name in ("key", "value", "headers")]
-    found = [
-        digest(key, value, [(each["key"], each["value"]) for each in headers or []])
-        for key, value, headers in zip(*columns, strict=True)
-    ]
-    return pa.array(found, type=pa.int64())
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(encoding.digests(_table(rows)))], 0)
+
+
+def partitions_of(keys: pa.Array, partition_count: int) -> pa.Array:
+    """Where Kafka's default partitioner sends each key, as int32; null for a null key."""
+    found = pa.py_buffer(encoding.partitions_of(_cells(_as_binary(keys)), partition_count))
+    partitions = pa.Array.from_buffers(pa.int32(), len(keys), [None, found], 0)
+    return pc.if_else(keys.is_valid(), partitions, None) if keys.null_count else partitions
+
+
+class Builder:
+    """Builds signed batches from some of the rows it is given: see `build` for what they may hold.
+
+    The rows at places `first` up to `end` of `order` (int32, all rows as they stand when it is None) are offered to
+    `build`, which takes as many as `max_bytes` of records hold before compression, and at least one; `taken` tells.
+    """
+
+    def __init__(self, rows: pa.RecordBatch, order: pa.Array | None = None, *, now_ms: int) -> None:
+        self.taken = 0
+        self._now_ms = now_ms
+        self._encoder = encoding.Encoder(
+            _table(rows, now_ms),
+            memoryview(array("i", range(len(rows)))) if order is None else _numbers(order, 4).cast("i"),
+        )
+
+    def build(
+        self,
+        first: int,
+        end: int,
+        max_bytes: int = MOST_BATCH_BYTES,
+        codec: int = codecs.Codec.NONE,
+        *,
+        producer_id: int = NO_PRODUCER,
+        producer_epoch: int = -1,
+        base_sequence: int = -1,
+    ) -> bytearray:
+        section = self._encoder.encode(first, end, max_bytes, self._now_ms)
+        self.taken = self._encoder.taken
+        header = BatchHeader(
+            base_offset=0,
+            size_bytes=0,
+            leader_epoch=-1,
+            magic=MAGIC,
+            crc=0,
+            attributes=codec,
+            last_offset_delta=self.taken - 1,
+            base_timestamp_ms=self._encoder.base_ms,
+            max_timestamp_ms=self._encoder.max_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            record_count=self.taken,
+        )
+        return kernel.assemble(header, section)
 
 
 def build(
@@ -139,37 +207,68 @@ def build(
 ) -> bytearray:
     """One signed batch of at least one row, from `value` and, where they are there, `key`, `headers`, `timestamp`.
 
-    A row without a timestamp bears `now_ms`. `value` and `key` may be binary or string.
+    A row without a timestamp bears `now_ms`. `value`, `key` and the values of headers may be binary or text, small,
+    large or views; a timestamp may have any unit, and a plain number is milliseconds.
     """
-    names = rows.schema.names
-    columns = {name: rows[name].to_pylist() for name in ("key", "value", "headers") if name in names}
-    empty = [None] * len(rows)
-    times = (
-        rows["timestamp"].cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64()).to_pylist()
-        if "timestamp" in names
-        else empty
+    if not len(rows):
+        raise InvalidRecord("a batch needs at least one record")
+    builder = Builder(rows, now_ms=now_ms)
+    batch = builder.build(
+        0,
+        len(rows),
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
     )
-    new = [
-        (
-            now_ms if at is None else at,
-            _bytes(key),
-            _bytes(value),
-            [(each["key"], each["value"]) for each in headers or []],
-        )
-        for at, key, value, headers in zip(
-            times, columns.get("key", empty), columns["value"], columns.get("headers", empty), strict=True
-        )
-    ]
-    return kernel.build(new, codec, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
+    if builder.taken < len(rows):
+        raise BatchTooLarge(f"{len(rows)} rows do not fit one batch of {MOST_BATCH_BYTES} bytes")
+    return batch
 
 
-def _bytes(value: bytes | str | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+def _table(rows: pa.RecordBatch, now_ms: int = 0) -> encoding.Table:
+    names = rows.schema.names
+    absent = encoding.Cells(len(rows))
+    key, value = (_cells(_as_binary(rows[name])) if name in names else absent for name in ("key", "value"))
+    lists = titles = contents = absent
+    if "headers" in names and rows["headers"].null_count < len(rows):
+        headers = rows["headers"]
+        if headers.type != HEADERS_TYPE:
+            headers = headers.cast(HEADERS_TYPE)
+        lists = _cells(headers)
+        titles, contents = map(_cells, headers.values.flatten())
+    times = None
+    if "timestamp" in names:
+        found = rows["timestamp"].cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+        times = _numbers(found.fill_null(now_ms) if found.null_count else found, 8).cast("q")
+    return encoding.Table(key, value, lists, titles, contents, times)
 
 
-def partitions_of(keys: pa.Array, partition_count: int) -> pa.Array:
-    """Where Kafka's default partitioner sends each key, as int32; null for a null key."""
-    found = [
-        None if key is None else partition_for_key(_bytes(key) or b"", partition_count) for key in keys.to_pylist()
-    ]
-    return pa.array(found, type=pa.int32())
+def _as_binary(column: pa.Array) -> pa.Array:
+    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        return column
+    try:
+        return column.cast(pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidRecord(f"keys and values are binary or text, not {column.type}: {error}") from None
+
+
+def _cells(column: pa.Array) -> encoding.Cells:
+    """A view of a column of binary, or of the ends of one of lists."""
+    count, first = len(column), column.offset
+    valid, ends, *data = column.buffers()[:3] if not pa.types.is_list(column.type) else column.buffers()[:2]
+    if not count:
+        return encoding.Cells(0)
+    return encoding.Cells(
+        count,
+        first,
+        None if valid is None or not column.null_count else memoryview(valid).cast("B"),
+        memoryview(ends).cast("B")[: 4 * (first + count + 1)].cast("i"),
+        memoryview(data[0]).cast("B") if data and data[0] is not None else None,
+    )
+
+
+def _numbers(column: pa.Array, width: int) -> memoryview:
+    """The bytes of a column of numbers without nulls."""
+    end = column.offset + len(column)
+    return memoryview(column.buffers()[1]).cast("B")[width * column.offset : width * end]

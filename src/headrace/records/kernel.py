@@ -83,7 +83,7 @@ def decode(payload: View, header: BatchHeader) -> Columns:
     if isinstance(payload, memoryview):
         payload = bytes(payload)
     end = len(payload)
-    _refuse_impossible(header, end)
+    refuse_impossible(header, end)
     count = header.record_count
     last_delta = header.last_offset_delta
     base_offset = header.base_offset
@@ -138,7 +138,7 @@ def decode(payload: View, header: BatchHeader) -> Columns:
     return found
 
 
-def _refuse_impossible(header: BatchHeader, payload_bytes: int) -> None:
+def refuse_impossible(header: BatchHeader, payload_bytes: int) -> None:
     """What a header may claim: bounds the columns' memory, and keeps sums inside 64 bits."""
     if not 0 <= header.record_count <= payload_bytes // LEAST_RECORD_BYTES:
         raise InvalidRecord(f"batch counts {header.record_count} records, which {payload_bytes} bytes cannot hold")
@@ -249,7 +249,7 @@ def filter_batch(
         return None
     max_ms = header.max_timestamp_ms if header.append_time else max(found.timestamps_ms[nth] for nth in kept)
     section = b"".join([payload[starts[nth] : starts[nth + 1]] for nth in kept])
-    return _assemble(header._replace(max_timestamp_ms=max_ms, record_count=len(kept)), section)
+    return assemble(header._replace(max_timestamp_ms=max_ms, record_count=len(kept)), section)
 
 
 def put_varint(out: bytearray, value: int) -> None:
@@ -330,10 +330,10 @@ def build(
         base_sequence=base_sequence,
         record_count=len(new),
     )
-    return _assemble(header, encode(new, base_ms))
+    return assemble(header, encode(new, base_ms))
 
 
-def _assemble(header: BatchHeader, section: View) -> bytearray:
+def assemble(header: BatchHeader, section: View) -> bytearray:
     """Header and compressed section joined, with the length and the CRC that they have."""
     packed = codecs.compress(header.codec, section)
     size_bytes = HEADER_BYTES + len(packed)

@@ -1,0 +1,127 @@
+# C types for decoding.py.
+cimport cython
+from libc.string cimport memcpy
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+
+cdef Py_ssize_t HEADER_BYTES
+cdef Py_ssize_t LENGTH_END
+cdef Py_ssize_t MAGIC_AT
+cdef Py_ssize_t CRC_AT
+cdef Py_ssize_t ATTRIBUTES_AT
+cdef int MAGIC
+cdef int CODEC_MASK
+cdef int APPEND_TIME
+cdef int CONTROL
+cdef Py_ssize_t LEAST_RECORD_BYTES
+cdef Py_ssize_t MAX_UNPACKED_BYTES
+cdef long long MOST
+cdef long long LEAST_MS
+cdef long long MOST_MS
+cdef long long SEQUENCE_MASK
+
+cpdef bytearray fresh(Py_ssize_t size)
+cdef unsigned char* octets(bytearray buffer) noexcept
+cdef int* ints(bytearray buffer) noexcept
+cdef long long* longs(bytearray buffer) noexcept
+cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_ssize_t start, Py_ssize_t size) noexcept
+
+@cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
+cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
+
+@cython.locals(raw="unsigned long long", high="unsigned long long")
+cdef (long long, Py_ssize_t) varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
+
+@cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
+cdef (long long, Py_ssize_t) long_varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
+
+cdef Py_ssize_t skip(Py_ssize_t pos, long long length, Py_ssize_t end) noexcept
+
+@cython.locals(length="long long")
+cdef Py_ssize_t skip_headers(const unsigned char* data, Py_ssize_t pos, long long count, Py_ssize_t end) noexcept
+
+cdef bint is_ascii(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) noexcept
+
+cdef bytearray trimmed(bytearray buffer, Py_ssize_t size)
+
+cdef long long microseconds(long long timestamp_ms) noexcept
+
+@cython.locals(out="int*", row=cython.Py_ssize_t)
+cdef void fill_ints(bytearray buffer, Py_ssize_t start, Py_ssize_t end, int value) noexcept
+
+@cython.locals(out="long long*", row=cython.Py_ssize_t)
+cdef void fill_longs(bytearray buffer, Py_ssize_t start, Py_ssize_t end, long long value) noexcept
+
+@cython.final
+cdef class Cells:
+    cdef Py_ssize_t rows, count, nulls, used, room
+    cdef bytearray data_buffer, end_buffer, valid
+    cdef unsigned char* data
+    cdef int* ends
+
+    cdef int start(self, Py_ssize_t room) except -1
+    cdef int put(self, const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) except -1
+    cdef int put_length(self, Py_ssize_t length) except -1
+    cdef int put_null(self) except -1
+    @cython.locals(before=bytearray)
+    cdef int more_rows(self) except -1
+    @cython.locals(before=bytearray)
+    cdef int more_room(self, Py_ssize_t length) except -1
+    cpdef object take(self)
+
+@cython.final
+cdef class Rows:
+    cdef readonly Py_ssize_t count
+    cdef readonly Cells keys, values, headers, header_names, header_values
+    cdef Py_ssize_t rows, data_bytes, used
+    cdef bint with_key, with_value, with_headers, append_time
+    cdef readonly object wanted
+    cdef object view
+    cdef readonly long long at_offset
+    cdef dict constants
+    cdef bytearray offset_buffer, timestamp_buffer
+    cdef const unsigned char[::1] records, payload
+    cdef Py_ssize_t records_end, batch_end
+    cdef long long producer_id, producer_epoch, leader_epoch, base_sequence
+    cdef Py_ssize_t pos, end
+    cdef long long nth, record_count, previous_delta, last_delta, base_offset, base_ms, append_ms
+    cdef long long first_offset, next_offset, expected_offset
+
+    cdef int start(self) except -1
+    cpdef int begin(self, object records, long long first_offset, long long next_offset) except -1
+
+    @cython.locals(data="const unsigned char*", start=cython.Py_ssize_t, size=cython.Py_ssize_t, attributes=cython.int, crc="long long")
+    cpdef bint advance(self) except -1
+
+    cdef int open(self, const unsigned char* data, Py_ssize_t start, Py_ssize_t size, int attributes) except -1
+
+    @cython.locals(
+        data="const unsigned char*",
+        offsets="long long*",
+        timestamps="long long*",
+        before=cython.Py_ssize_t,
+        start=cython.Py_ssize_t,
+        pos=cython.Py_ssize_t,
+        size=cython.Py_ssize_t,
+        record_end=cython.Py_ssize_t,
+        key_at=cython.Py_ssize_t,
+        value_at=cython.Py_ssize_t,
+        headers_at=cython.Py_ssize_t,
+        length="long long",
+        key_length="long long",
+        value_length="long long",
+        header_count="long long",
+        delta="long long",
+        delta_ms="long long",
+        offset="long long",
+    )
+    cpdef bint fill(self) except -1
+
+    @cython.locals(length="long long", nth=cython.Py_ssize_t, name=bytes)
+    cdef int put_headers(self, const unsigned char* data, Py_ssize_t pos, long long count, Py_ssize_t end) except -1
+
+    cdef int put_constants(self, Py_ssize_t before) except -1
+
+    @cython.locals(sequences="int*", offsets="long long*", row=cython.Py_ssize_t, delta="long long")
+    cdef int put_sequences(self, bytearray buffer, Py_ssize_t before, long long base_sequence) except -1
+
+    cpdef dict take_numbers(self)
