@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.errors import SettingError
+
+if TYPE_CHECKING:
+    from headrace.client.cluster import Cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +22,18 @@ BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
 
 def with_cluster(command: F) -> F:
     """Give the command a `cluster`, made from --bootstrap and its kin, and close it afterwards."""
+
+    @with_connect
+    @functools.wraps(command)
+    def connected(*args: Any, connect: Callable[[], Cluster], **kwargs: Any) -> Any:
+        with connect() as cluster:
+            return command(*args, cluster=cluster, **kwargs)
+
+    return connected  # type: ignore[return-value]
+
+
+def with_connect(command: F) -> F:
+    """Give the command `connect`, which makes clusters from --bootstrap and its kin: one for each thread."""
 
     @click.option(
         "--bootstrap",
@@ -31,15 +46,18 @@ def with_cluster(command: F) -> F:
     @click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS", help="How long to wait and retry.")
     @click.option("--tls-ca", metavar="FILE", help="Speak TLS, and trust the certificates in this PEM file.")
     @functools.wraps(command)
-    def connected(*args: Any, bootstrap: str, timeout: float, tls_ca: str | None, **kwargs: Any) -> Any:
+    def connecting(*args: Any, bootstrap: str, timeout: float, tls_ca: str | None, **kwargs: Any) -> Any:
         from headrace.client.cluster import Cluster, Retry
 
         timeout_ms = max(1, int(timeout * 1000))
         tls = _tls(tls_ca) if tls_ca else None
-        with Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls) as cluster:
-            return command(*args, cluster=cluster, **kwargs)
 
-    return connected  # type: ignore[return-value]
+        def connect() -> Cluster:
+            return Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls)
+
+        return command(*args, connect=connect, **kwargs)
+
+    return connecting  # type: ignore[return-value]
 
 
 def json_option(command: F) -> F:
