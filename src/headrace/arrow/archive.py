@@ -200,7 +200,10 @@ def list_files(table: DeltaTable) -> list[File]:
     )  # fmt: skip
     root = root_of(table)
     return [
-        File(path, size, pq.read_metadata(root / path).num_rows if count is None else count, at, topic, str(date), known) for path, size, count, at, topic, date, known in rows
+        File(
+            path, size, pq.read_metadata(root / path).num_rows if count is None else count, at, topic, str(date), known
+        )
+        for path, size, count, at, topic, date, known in rows
     ]
 
 

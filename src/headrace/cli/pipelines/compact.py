@@ -1,0 +1,59 @@
+"""`headrace pipeline compact`: small files of an archive merged, and the latest record per key."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
+from headrace.cli.times import EXPECTED, parse_time_ms
+
+
+@click.command()
+@click.option("--archive", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The archive's folder.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; repeat.  [default: all]")
+@click.option("--target-mb", type=click.IntRange(1), default=128, show_default=True, help="Size of merged files.")
+@click.option("--older-than", metavar="TIME", help=f"Only files written before {EXPECTED}.")
+@click.option(
+    "--vacuum", "vacuum_hours", type=click.IntRange(0), metavar="HOURS",
+    help="Remove files that were replaced so many hours ago; from 24 on also what killed runs have left.",
+)  # fmt: skip
+@click.option("--latest", is_flag=True, help="Write the latest record of each key to DIR/latest instead.")
+@spark_options
+def compact(
+    archive: Path,
+    topics: tuple[str, ...],
+    target_mb: int,
+    older_than: str | None,
+    vacuum_hours: int | None,
+    latest: bool,
+    master: str,
+    spark_conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Merge the small files of an archive, or keep the latest record of each key.
+
+    Archiving may go on meanwhile. A run may be killed, and run again.
+    """
+    from headrace.arrow.archive import open_records
+
+    if latest and (older_than is not None or vacuum_hours is not None):
+        raise click.UsageError("--latest takes neither --older-than nor --vacuum")
+    try:
+        older_than_ms = None if older_than is None else parse_time_ms(older_than, int(time.time() * 1000))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--older-than") from None
+    open_records(archive)
+    with spark_session("compact", master, spark_conf) as spark:
+        if latest:
+            from headrace.spark.pipelines import latest as latest_program
+
+            summary = latest_program.run(spark, latest_program.Options(archive, topics), progress())
+        else:
+            from headrace.spark.pipelines import compact as program
+
+            options = program.Options(archive, topics, target_mb << 20, older_than_ms, vacuum_hours)
+            summary = program.run(spark, options, progress())
+    show(summary, as_json)
