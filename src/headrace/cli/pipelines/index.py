@@ -1,0 +1,28 @@
+"""`headrace pipeline index`: the key index of an archive, made or brought up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
+
+
+@click.command()
+@click.option("--archive", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The archive's folder.")
+@click.option("--rebuild", is_flag=True, help="Index everything again, whatever is indexed already.")
+@spark_options
+def index(archive: Path, rebuild: bool, master: str, spark_conf: tuple[str, ...], as_json: bool) -> None:
+    """Index an archive by key, so that `headrace query` finds records in it without a search.
+
+    Indexes what was archived since the last run. A run may be killed, and run again.
+    """
+    from headrace.arrow.archive import open_records
+
+    open_records(archive)
+    with spark_session("index", master, spark_conf) as spark:
+        from headrace.spark.pipelines import index as program
+
+        summary = program.run(spark, program.Options(archive, rebuild), progress())
+    show(summary, as_json)
