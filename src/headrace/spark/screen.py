@@ -77,16 +77,17 @@ class Quiet:
         return held
 
     def take(self, said: bytes) -> bytes:
-        lines = (self.let_go() + said).splitlines(keepends=True)
+        *whole_lines, unfinished = (self.let_go() + said).split(b"\n")
+        lines = [line + b"\n" for line in whole_lines]
         passed = b""
         while lines:
-            matched, whole = _longest_match(lines)
-            if matched == len(lines) and not whole:
-                self._held = b"".join(lines)
-                return passed
-            drop = matched if whole else 0
-            passed += b"" if drop else lines[0]
-            lines = lines[drop or 1 :]
+            matched, is_noise = _longest_match(lines)
+            if matched == len(lines) and not is_noise:
+                break
+            if not is_noise:
+                passed += lines[0]
+            lines = lines[matched if is_noise else 1 :]
+        self._held = b"".join(lines) + unfinished
         return passed
 
 
@@ -96,7 +97,7 @@ def _longest_match(lines: list[bytes]) -> tuple[int, bool]:
     for noise in _NOISE:
         matched = 0
         for pattern, line in zip(noise, lines, strict=False):
-            if not pattern.match(line) or not line.endswith(b"\n"):
+            if not pattern.match(line):
                 break
             matched += 1
         best = max(best, (matched, matched == len(noise)))
