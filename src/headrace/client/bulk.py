@@ -1,19 +1,31 @@
 """Reading a span of a partition from its first to its last record, as fast as the socket allows.
 
-Record sets are handed out as they came, slices of the answer. What the log no longer has is told, never skipped.
+Record sets are handed out as they came, slices of the answer. While one is being looked at, the next is on its way, on
+a connection of its own: the cluster stays free for other questions. What the log no longer has is told, never skipped.
+A broker that goes away in the middle is waited for, and the reading goes on where it was.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.cluster import Cluster
-from headrace.client.fetch import FetchLimits, Position, fetch
-from headrace.errors import OffsetOutOfRange
+from headrace.client.connection import RESPONSE_MAX_BYTES, Connection
+from headrace.client.fetch import ANSWER_MARGIN_MS, Fetched, FetchLimits, Position, fetch, fetch_request, read_answer
+from headrace.client.offsets import EARLIEST, LATEST, list_offsets
+from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, OffsetOutOfRange
+from headrace.records.batch import HEADER_BYTES, LENGTH_END, read_header
 
-SET_BYTES: Final = 8 << 20
+SET_BYTES: Final = 4 << 20
+MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
+EMPTY_ANSWERS_MAX: Final = 2
+MAX_WAIT_MS: Final = 100
+"""What a span is made of is there already; only a span beyond the end waits."""
+
+_OFFSET_AND_LENGTH: Final = struct.Struct(">qi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +37,136 @@ class Span:
     first_offset: int
     next_offset: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
 
 def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Iterator[memoryview]:
     """Whole batches that together hold every record of the span that the log has; the ends may reach beyond it.
 
-    OffsetOutOfRange if the log begins after the span does, or ends before it.
+    Offsets that compaction has removed are passed over. OffsetOutOfRange if the log begins after the span does, or
+    ends before it, and CorruptBatch where a batch cannot be told from the next.
     """
-    limits = FetchLimits(max_bytes=set_bytes, partition_max_bytes=set_bytes)
-    at = span.first_offset
-    while at < span.next_offset:
-        (fetched,) = fetch(cluster, [Position(span.topic, span.partition, at)], limits)
-        end = at
-        for header, _ in fetched.whole_batches():
-            end = header.next_offset
-        if end == at:
-            raise OffsetOutOfRange(f"{span.topic}-{span.partition} has nothing at offset {at}")
-        yield fetched.records
-        at = end
+    at, size, empty_answers = span.first_offset, set_bytes, 0
+    reader = _Reader(cluster, span)
+    try:
+        while at < span.next_offset:
+            fetched = reader.fetch(at, size)
+            end, cut_bytes = _end_of(fetched, span, at)
+            if end > at:
+                if end < span.next_offset:
+                    reader.ask(end, size)
+                yield fetched.records
+                at, empty_answers = end, 0
+            elif cut_bytes:
+                size = _larger(size, cut_bytes, span, at)
+            else:
+                empty_answers += 1
+                if empty_answers == EMPTY_ANSWERS_MAX:
+                    # The rest may be a gap, but only if the log reaches beyond it.
+                    if _end(cluster, span) < span.next_offset:
+                        raise _beyond(cluster, span)
+                    return
+    finally:
+        reader.close()
+
+
+class _Reader:
+    """Has one record set on its way, and falls back on the cluster's own connection when that comes to nothing."""
+
+    def __init__(self, cluster: Cluster, span: Span) -> None:
+        self._cluster = cluster
+        self._span = span
+        self._connection: Connection | None = None
+        self._asked: tuple[int, int] | None = None
+
+    def ask(self, at: int, size: int) -> None:
+        """Send for a record set; if that cannot be done now, `fetch` will."""
+        assert self._asked is None
+        span = self._span
+        try:
+            if self._connection is None:
+                self._connection = self._cluster.open_leader(span.topic, span.partition)
+            position = Position(span.topic, span.partition, at)
+            self._connection.submit(fetch_request(self._cluster, [position], _limits(size)))
+            self._asked = (at, size)
+        except HeadraceError:
+            self.close()
+
+    def fetch(self, at: int, size: int) -> Fetched:
+        position = Position(self._span.topic, self._span.partition, at)
+        try:
+            return self._receive(position, size) or fetch(self._cluster, [position], _limits(size))[0]
+        except HeadraceError as error:
+            if error.kafka_code == Code.OFFSET_OUT_OF_RANGE:
+                raise _gone(self._cluster, self._span, at) from None
+            raise
+
+    def close(self) -> None:
+        self._asked = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _receive(self, position: Position, size: int) -> Fetched | None:
+        """What was sent for, or None if it was something else or does not come."""
+        if self._asked != (position.offset, size) or self._connection is None:
+            self.close()
+            return None
+        self._asked = None
+        try:
+            answer = self._connection.receive(_limits(size).max_wait_ms + ANSWER_MARGIN_MS)
+            return read_answer(self._cluster, [position], answer)[0]
+        except HeadraceError as error:
+            self.close()
+            if error.mapping.retriable:
+                return None
+            raise
+
+
+def _limits(size: int) -> FetchLimits:
+    return FetchLimits(max_wait_ms=MAX_WAIT_MS, max_bytes=size, partition_max_bytes=size)
+
+
+def _end_of(fetched: Fetched, span: Span, at: int) -> tuple[int, int]:
+    """The offset after the last whole batch, or `at`; and the size of a batch that is cut, or 0."""
+    view, pos, last = fetched.records, 0, -1
+    while len(view) - pos >= HEADER_BYTES:
+        _, length = _OFFSET_AND_LENGTH.unpack_from(view, pos)
+        if length < HEADER_BYTES - LENGTH_END:
+            raise CorruptBatch(f"{span} at offset {at} or after: a batch gives its length as {length}")
+        if length + LENGTH_END > len(view) - pos:
+            break
+        last, pos = pos, pos + length + LENGTH_END
+    cut_bytes = length + LENGTH_END if len(view) - pos >= HEADER_BYTES else len(view) - pos
+    if last < 0:
+        return at, cut_bytes
+    try:
+        end = read_header(view, last).next_offset
+    except (CorruptBatch, InvalidRecord) as error:
+        raise type(error)(f"{span} at offset {at} or after: {error}") from None
+    return max(at, end), cut_bytes
+
+
+def _larger(size: int, cut_bytes: int, span: Span, at: int) -> int:
+    """A size of record set that holds the batch which did not fit."""
+    if size >= MOST_SET_BYTES:
+        raise CorruptBatch(f"{span} at offset {at}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}")
+    return min(max(2 * size, cut_bytes), MOST_SET_BYTES)
+
+
+def _gone(cluster: Cluster, span: Span, at: int) -> OffsetOutOfRange:
+    start = list_offsets(cluster, span.topic, {span.partition: EARLIEST})[span.partition].offset
+    if at < start:
+        gone = min(start, span.next_offset)
+        return OffsetOutOfRange(f"{span}: offsets {at} to {gone - 1} are gone; the log begins at {start}")
+    return _beyond(cluster, span)
+
+
+def _beyond(cluster: Cluster, span: Span) -> OffsetOutOfRange:
+    asked = f"offsets {span.first_offset} to {span.next_offset - 1} were asked for"
+    return OffsetOutOfRange(f"{span}: {asked}; the log ends at {_end(cluster, span)}")
+
+
+def _end(cluster: Cluster, span: Span) -> int:
+    return list_offsets(cluster, span.topic, {span.partition: LATEST})[span.partition].offset

@@ -149,6 +149,11 @@ class Cluster:
             raise Refusal(5, f"partition {topic}-{partition}")
         return self.connection(leader_id)
 
+    def open_leader(self, topic: str, partition: int) -> Connection:
+        """A connection to a partition's leader that is the caller's own, to be closed by it."""
+        shared = self.leader(topic, partition)
+        return Connection(shared.address, client_id=self._client_id, timeout_ms=self._timeout_ms, tls=self._tls)
+
     def controller(self) -> Connection:
         return self.connection(self.topology([]).controller_id)
 

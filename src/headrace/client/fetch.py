@@ -74,20 +74,27 @@ def _fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLi
     by_leader: dict[Connection, list[Position]] = {}
     for position in positions:
         by_leader.setdefault(cluster.leader(position.topic, position.partition), []).append(position)
-    asked = [(leader, Request(apis.FETCH, _request(cluster, wanted, limits))) for leader, wanted in by_leader.items()]
-    places = {(position.topic, position.partition): position for position in positions}
-    fetched = []
+    asked = [(leader, fetch_request(cluster, wanted, limits)) for leader, wanted in by_leader.items()]
+    fetched: list[Fetched] = []
     for answer in exchange(asked, limits.max_wait_ms + ANSWER_MARGIN_MS):
         if isinstance(answer, HeadraceError):
             raise answer
-        check(answer.error_code, "fetch")
-        for topic in answer.responses:
-            name = topic.topic or cluster.topic_name(topic.topic_id)
-            fetched += [_read(places[name, partition.partition_index], partition) for partition in topic.partitions]
+        fetched += read_answer(cluster, positions, answer)
     return fetched
 
 
-def _request(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> Message:
+def read_answer(cluster: Cluster, positions: Sequence[Position], answer: Message) -> list[Fetched]:
+    """What one leader answered about some or all of the positions."""
+    check(answer.error_code, "fetch")
+    places = {(position.topic, position.partition): position for position in positions}
+    fetched = []
+    for topic in answer.responses:
+        name = topic.topic or cluster.topic_name(topic.topic_id)
+        fetched += [_read(places[name, partition.partition_index], partition) for partition in topic.partitions]
+    return fetched
+
+
+def fetch_request(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> Request:
     topics: dict[str, list[Message]] = {}
     for position in positions:
         wanted = Message(
@@ -96,7 +103,7 @@ def _request(cluster: Cluster, positions: Sequence[Position], limits: FetchLimit
             partition_max_bytes=limits.partition_max_bytes,
         )
         topics.setdefault(position.topic, []).append(wanted)
-    return Message(
+    message = Message(
         replica_id=_CONSUMER,
         max_wait_ms=limits.max_wait_ms,
         min_bytes=limits.min_bytes,
@@ -107,6 +114,7 @@ def _request(cluster: Cluster, positions: Sequence[Position], limits: FetchLimit
             for name, wanted in topics.items()
         ],
     )
+    return Request(apis.FETCH, message)
 
 
 def _read(position: Position, answer: Message) -> Fetched:
