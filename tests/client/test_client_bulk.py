@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -155,11 +155,10 @@ def test_a_broker_that_is_killed_in_mid_read_is_waited_for(fresh_broker: StartBr
         reader = record_sets(cluster, span, 200_000)
         taken = [next(reader), next(reader)]
         broker.kill()
-        restarted = threading.Thread(target=broker.start)
-        restarted.start()
-        rest = list(reader)
-        restarted.join()
-        assert offsets(iter([*taken, *rest]), span) == list(range(20_000))
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(list, reader)
+            broker.start()
+            assert offsets(iter([*taken, *rest.result(60)]), span) == list(range(20_000))
 
 
 @proves("S1")
