@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,11 +23,31 @@ TEST_SETTINGS = {
 }
 
 
+@contextmanager
+def speaking_to(path: Path) -> Iterator[None]:
+    """Processes started meanwhile write their standard error to a file."""
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def driver_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the JVM and the Python workers of `spark` say on standard error."""
+    return tmp_path_factory.mktemp("spark-log") / "stderr"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, driver_log: Path) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     settings = {**TEST_SETTINGS, "spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
-    started = session.start("headrace-tests", "local[2]", settings)
+    with speaking_to(driver_log):
+        started = session.start("headrace-tests", "local[2]", settings)
     started.sparkContext.setLogLevel("ERROR")
     yield started
     started.stop()
