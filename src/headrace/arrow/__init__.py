@@ -1,5 +1,11 @@
-"""Topics as Arrow: `headrace.arrow.read(topic)` gives pyarrow batches that Polars, DuckDB and pandas take as they are."""
+"""Topics as Arrow: `read` gives pyarrow batches that Polars, DuckDB and pandas take as is, `Writer` sends them."""
+
+try:
+    import pyarrow  # noqa: F401
+except ImportError as error:
+    raise ImportError("headrace.arrow needs pyarrow: pip install 'headrace[arrow]'", name="pyarrow") from error
 
 from headrace.arrow.read import read
+from headrace.arrow.write import WriteFailed, Writer, write
 
-__all__ = ["read"]
+__all__ = ["WriteFailed", "Writer", "read", "write"]

@@ -19,7 +19,7 @@ from headrace.client.offsets import EARLIEST, LATEST, list_offsets
 from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, OffsetOutOfRange
 from headrace.records.batch import HEADER_BYTES, LENGTH_END, read_header
 
-SET_BYTES: Final = 4 << 20
+SET_BYTES: Final = 8 << 20
 MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 EMPTY_ANSWERS_MAX: Final = 2
 MAX_WAIT_MS: Final = 100

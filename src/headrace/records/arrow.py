@@ -150,6 +150,41 @@ def partitions_of(keys: pa.Array, partition_count: int) -> pa.Array:
     return pc.if_else(keys.is_valid(), partitions, None) if keys.null_count else partitions
 
 
+def spread(rows: pa.RecordBatch, partition_count: int, turn: int, run: int) -> pa.Array:
+    """The partition of each row, as int32: its own `partition` where it has one, else by hash of its key.
+
+    Rows with neither go to the partitions in turn, `run` rows at a time; `turn` says how many did before.
+    """
+    names, count = rows.schema.names, len(rows)
+    keys = _cells(_as_binary(rows["key"])) if "key" in names else encoding.Cells(count)
+    found = pa.py_buffer(encoding.partitions_of(keys, partition_count, turn, run))
+    partitions = pa.Array.from_buffers(pa.int32(), count, [None, found], 0)
+    return pc.coalesce(rows["partition"].cast(pa.int32()), partitions) if "partition" in names else partitions
+
+
+def by_partition(partitions: pa.Array, partition_count: int) -> tuple[pa.Array, list[int]]:
+    """Rows ordered by partition, each partition's in their order; and where each begins, and the last ends."""
+    count = len(partitions)
+    order, starts = encoding.by_partition(_numbers(partitions, 4).cast("i"), count, partition_count)
+    return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(order)], 0), starts
+
+
+class Offsets:
+    """The offsets of rows, filled in batch by batch; null where nothing was filled in."""
+
+    def __init__(self, order: pa.Array) -> None:
+        self._order = _numbers(order, 4).cast("i")
+        self._found = bytearray(b"\xff") * (8 * len(order))
+
+    def put(self, first: int, end: int, base_offset: int) -> None:
+        """The rows at places `first` up to `end` of the order are one after the other from `base_offset` on."""
+        encoding.put_offsets(memoryview(self._found).cast("q"), self._order, first, end, base_offset)
+
+    def take(self) -> pa.Array:
+        offsets = pa.Array.from_buffers(pa.int64(), len(self._order), [None, pa.py_buffer(self._found)], 0)
+        return pc.if_else(pc.greater_equal(offsets, 0), offsets, None)
+
+
 class Builder:
     """Builds signed batches from some of the rows it is given: see `build` for what they may hold.
 

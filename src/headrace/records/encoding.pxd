@@ -103,8 +103,11 @@ cpdef bytearray digests(Table table)
 cdef unsigned long long murmur2(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) noexcept
 
 @cython.locals(buffer=bytearray, out="int*", row=cython.Py_ssize_t, length=cython.Py_ssize_t)
-cpdef bytearray partitions_of(Cells keys, int partition_count)
+cpdef bytearray partitions_of(Cells keys, int partition_count, long long turn=*, long long run=*)
 
 @cython.locals(tally_buffer=bytearray, tally="int*", buffer=bytearray, order="int*", row=cython.Py_ssize_t,
                partition=cython.Py_ssize_t)
 cpdef tuple by_partition(const int[::1] partitions, Py_ssize_t count, int partition_count)
+
+@cython.locals(place=cython.Py_ssize_t)
+cpdef int put_offsets(long long[::1] out, const int[::1] order, Py_ssize_t first, Py_ssize_t end, long long base_offset) except -1

@@ -307,14 +307,19 @@ def murmur2(data: Any, pos: int, length: int) -> int:
     return hashed ^ hashed >> 15
 
 
-def partitions_of(keys: Cells, partition_count: int) -> bytearray:
-    """The partition of each key, as int32; 0 stands where the key is null."""
+def partitions_of(keys: Cells, partition_count: int, turn: int = 0, run: int = 1) -> bytearray:
+    """The partition of each key, as int32. Rows without a key go to the partitions in turn, `run` of them at a time.
+
+    `turn` counts the rows without a key that came before.
+    """
     buffer = fresh(4 * keys.count)
     out = ints(buffer)
     for row in range(keys.count):
         length = keys.length(row)
-        out[row] = 0
-        if length >= 0:
+        if length < 0:
+            out[row] = turn // run % partition_count
+            turn += 1
+        else:
             out[row] = (murmur2(keys.pointer(), keys.start(row), length) & 0x7FFFFFFF) % partition_count
     return buffer
 
@@ -339,3 +344,9 @@ def by_partition(partitions: Any, count: int, partition_count: int) -> tuple[byt
         order[tally[partitions[row]]] = row
         tally[partitions[row]] += 1
     return buffer, starts
+
+
+def put_offsets(out: Any, order: Any, first: int, end: int, base_offset: int) -> None:
+    """Give the rows at places `first` up to `end` of the order the offsets from `base_offset` on."""
+    for place in range(first, end):
+        out[order[place]] = base_offset + place - first
