@@ -29,7 +29,8 @@ def create_topic(broker: Broker, partitions: int = 1, name: str = "", **config: 
 
 
 def delete_topic(broker: Broker, name: str) -> None:
-    AdminClient({"bootstrap.servers": broker.bootstrap}).delete_topics([name])[name].result(30)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([name])[name].result(30)
 
 
 def send(broker: Broker, topic: str, records: Iterable[dict[str, Any]], **settings: object) -> None:

@@ -11,31 +11,25 @@ wire repeats. But a task that Spark runs again, or a micro-batch repeated after 
 
 from __future__ import annotations
 
-import random
-import time
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.produce import Outgoing, ProducerId, init_producer_id, produce
-from headrace.errors import HeadraceError, SettingError
-from headrace.records.arrow import build, partitions_of
+from headrace.arrow.write import Pending, Writer
+from headrace.errors import SettingError
 from headrace.records.codecs import Codec
 from headrace.spark import options
 from headrace.spark.connections import cluster_at
 
-BATCH_BYTES: Final = 256 << 10
-ROUND_BYTES: Final = 4 << 20
+UNDER_WAY_MAX: Final = 2
 
-_ROW_OVERHEAD_BYTES: Final = 20
-_SEQUENCE_MASK: Final = 0x7FFFFFFF
 _TEXT_OR_BYTES: Final = ("string", "binary")
 _TYPES: Final = {
     "topic": ("string",),
@@ -45,7 +39,7 @@ _TYPES: Final = {
     "partition": ("int",),
     "timestamp": ("timestamp",),
 }
-_SENT: Final = ("key", "value", "headers", "timestamp")
+_SENT: Final = ("key", "value", "headers", "timestamp", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,99 +118,30 @@ def check_topic(chosen: SinkOptions) -> None:
 
 
 def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
-    with cluster_at(chosen.bootstrap, chosen.timeout_ms, patient=True) as cluster:
-        sender = Sender(cluster, chosen)
+    """Send the rows of a task; it ends when all are acknowledged."""
+    writers: dict[str, Writer] = {}
+    under_way: deque[Pending] = deque()
+    count = 0
+    with ExitStack() as opened:
         for rows in batches:
-            sender.add(rows)
-        sender.flush()
-    return Written(sender.rows)
+            for topic, mine in _by_topic(rows, chosen.topic):
+                if topic not in writers:
+                    writer = Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms)
+                    writers[topic] = opened.enter_context(writer)
+                under_way.append(writers[topic].submit(mine))
+                if len(under_way) > UNDER_WAY_MAX:
+                    count += len(under_way.popleft().result())
+        count += sum(len(pending.result()) for pending in under_way)
+    return Written(count)
 
 
-class Sender:
-    """The rows of one task, cut into record batches and sent in rounds."""
-
-    def __init__(self, cluster: Cluster, chosen: SinkOptions) -> None:
-        self.rows = 0
-        self._cluster = cluster
-        self._options = chosen
-        self._identity: ProducerId | None = None
-        self._sequences: dict[tuple[str, int], int] = {}
-        self._ready: list[Outgoing] = []
-        self._ready_bytes = 0
-        self._turn = random.randrange(1 << 16)
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        for topic, chosen in self._by_topic(rows):
-            count = len(self._cluster.topic(topic, create=True).partitions)
-            targets = self._targets(chosen, topic, count)
-            sent = chosen.select([name for name in _SENT if name in chosen.schema.names])
-            for partition in pc.unique(targets).to_pylist():
-                self._cut(topic, partition, sent.filter(pc.equal(targets, partition)))
-
-    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        if self._options.topic:
-            yield self._options.topic, rows
-            return
-        topics = rows["topic"]
-        if topics.null_count:
-            raise SettingError("a row has a null topic; set option topic, or give every row one")
-        for topic in pc.unique(topics).to_pylist():
-            yield topic, rows.filter(pc.equal(topics, topic))
-
-    def _targets(self, rows: pa.RecordBatch, topic: str, count: int) -> pa.Array:
-        names = rows.schema.names
-        self._turn += 1
-        found = pa.array(np.full(len(rows), self._turn % count, np.int32))
-        if "key" in names:
-            found = pc.coalesce(partitions_of(rows["key"], count), found)
-        if "partition" in names:
-            found = pc.coalesce(rows["partition"], found)
-            wrong = found.filter(pc.or_(pc.less(found, 0), pc.greater_equal(found, count)))
-            if len(wrong):
-                raise UnknownTopic(topic, wrong[0].as_py(), count)
-        return found
-
-    def _cut(self, topic: str, partition: int, rows: pa.RecordBatch) -> None:
-        """Record batches of about `BATCH_BYTES`; a row that is larger has one to itself."""
-        ends = np.cumsum(_row_bytes(rows))
-        start, before = 0, 0
-        while start < len(rows):
-            end = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
-            self._build(topic, partition, rows.slice(start, end - start))
-            start, before = end, int(ends[end - 1])
-
-    def _build(self, topic: str, partition: int, rows: pa.RecordBatch) -> None:
-        if self._identity is None:
-            self._identity = init_producer_id(self._cluster)
-        sequence = self._sequences.get((topic, partition), 0)
-        batch = build(
-            rows,
-            self._options.codec,
-            now_ms=time.time_ns() // 1_000_000,
-            producer_id=self._identity.producer_id,
-            producer_epoch=self._identity.producer_epoch,
-            base_sequence=sequence,
-        )
-        self._sequences[topic, partition] = sequence + len(rows) & _SEQUENCE_MASK
-        self._ready.append(Outgoing(topic, partition, batch))
-        self._ready_bytes += len(batch)
-        self.rows += len(rows)
-        if self._ready_bytes >= ROUND_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        sent, self._ready, self._ready_bytes = self._ready, [], 0
-        for answer in produce(self._cluster, sent, timeout_ms=self._options.timeout_ms) if sent else ():
-            if isinstance(answer, HeadraceError):
-                raise answer
-
-
-def _row_bytes(rows: pa.RecordBatch) -> Any:
-    """About how many bytes each row takes in a record batch; headers by their share of all."""
-    sizes = np.full(len(rows), _ROW_OVERHEAD_BYTES, np.int64)
-    for name in ("key", "value"):
-        if name in rows.schema.names:
-            sizes += pc.fill_null(pc.binary_length(rows[name]), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if "headers" in rows.schema.names and len(rows):
-        sizes += rows["headers"].nbytes // len(rows)
-    return sizes
+def _by_topic(rows: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    sent = rows.select([name for name in _SENT if name in rows.schema.names])
+    if topic:
+        yield topic, sent
+        return
+    topics = rows["topic"]
+    if topics.null_count:
+        raise SettingError("a row has a null topic; set option topic, or give every row one")
+    for name in pc.unique(topics).to_pylist():
+        yield name, sent.filter(pc.equal(topics, name))

@@ -1,0 +1,103 @@
+"""Topics as a sink: what is written is what another client reads; what cannot be written is told before anything is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+
+from brokers import Broker
+from proving import proves
+from spark.confluent_rows import create_topic, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.readwriter import DataFrameWriter
+
+START_MS = 1_700_000_000_000
+
+
+def writer(broker: Broker, frame: DataFrame, **given: str) -> DataFrameWriter:
+    named = {"kafka.bootstrap.servers": broker.bootstrap} | given
+    return frame.write.format("headrace").options(**named).mode("append")
+
+
+@proves("S3")
+def test_rows_arrive_with_key_headers_partition_and_time(spark: SparkSession, broker: Broker) -> None:
+    first, second = create_topic(broker, partitions=3), create_topic(broker, partitions=3)
+    rows = [
+        (first, b"k", "text", [("a", b"1"), ("b", None)], 2, START_MS, 1),
+        (first, None, None, None, 0, START_MS + 1, 2),
+        (second, b"", "", [], 1, START_MS + 2, 3),
+    ]
+    schema = (
+        "topic string, key binary, value string, headers array<struct<key: string, value: binary>>, partition int, "
+        "at long, more int"
+    )
+    frame = spark.createDataFrame(rows, schema).withColumn("timestamp", f.timestamp_millis("at")).drop("at")
+    writer(broker, frame, **{"kafka.compression.type": "lz4"}).save()
+    assert rows_of(broker, first) == [
+        (first, 0, 0, None, None, None, START_MS + 1, 0),
+        (first, 2, 0, b"k", b"text", (("a", b"1"), ("b", None)), START_MS, 0),
+    ]
+    assert rows_of(broker, second) == [(second, 1, 0, b"", b"", None, START_MS + 2, 0)]
+
+
+@proves("S3")
+def test_keys_choose_partitions_as_kafkas_clients_do(spark: SparkSession, broker: Broker) -> None:
+    topic = create_topic(broker, partitions=5)
+    frame = spark.range(2000).selectExpr("cast(id % 50 as string) as key", "cast(id as string) as value")
+    writer(broker, frame, topic=topic).save()
+    rows = rows_of(broker, topic)
+    assert sorted(int(row[4]) for row in rows) == list(range(2000))
+    where = {row[3]: row[1] for row in rows}
+    assert all(where[row[3]] == row[1] for row in rows)
+    assert len(set(where.values())) == 5
+
+
+@proves("S3")
+def test_a_stream_from_topic_to_topic(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    source, target = create_topic(broker, partitions=2), create_topic(broker, partitions=2)
+    writer(broker, spark.range(500).selectExpr("cast(id as string) as value"), topic=source).save()
+    read = spark.readStream.format("headrace").option("kafka.bootstrap.servers", broker.bootstrap)
+    stream = read.option("subscribe", source).option("startingOffsets", "earliest").load()
+    changed = stream.selectExpr("key", "concat('out ', cast(value as string)) as value")
+    for _ in range(2):
+        write = changed.writeStream.format("headrace").option("kafka.bootstrap.servers", broker.bootstrap)
+        write = write.option("topic", target).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert write.trigger(availableNow=True).start().awaitTermination(120)
+    assert sorted(row[4] for row in rows_of(broker, target)) == sorted(b"out %d" % n for n in range(500))
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "told"),
+    [
+        ("id as key", {"topic": "TOPIC"}, "there is no column 'value' to write, only key"),
+        ("id as value", {"topic": "TOPIC"}, "column 'value' is bigint; to be written it has to be string or binary"),
+        ("'x' as value", {}, "no topic to write to: set option topic, or have a column 'topic'"),
+        ("'x' as value, id as partition", {"topic": "TOPIC"}, "column 'partition' is bigint; to be written it has"),
+        ("'x' as value", {"topik": "TOPIC"}, "unknown option 'topik'; did you mean topic?"),
+    ],
+)
+def test_a_wrong_schema_is_told_and_nothing_written(
+    spark: SparkSession, broker: Broker, columns: str, given: dict[str, str], told: str
+) -> None:
+    topic = create_topic(broker)
+    frame = spark.range(3).selectExpr(*columns.split(", "))
+    with pytest.raises(PySparkException) as error:
+        writer(broker, frame, **{name: value.replace("TOPIC", topic) for name, value in given.items()}).save()
+    assert told in str(error.value)
+    assert rows_of(broker, topic) == []
+
+
+def test_rows_that_cannot_be_placed_are_told(spark: SparkSession, broker: Broker) -> None:
+    topic = create_topic(broker, partitions=2)
+    with pytest.raises(PySparkException, match="partition 7"):
+        writer(broker, spark.sql("select 'x' as value, 7 as partition"), topic=topic).save()
+    with pytest.raises(PySparkException, match="a row has a null topic"):
+        writer(broker, spark.sql("select 'x' as value, cast(null as string) as topic")).save()
+    with pytest.raises(PySparkException, match="a topic cannot be overwritten"):
+        writer(broker, spark.sql("select 'x' as value"), topic=topic).mode("overwrite").save()
