@@ -14,13 +14,18 @@ import pytest
 from deltalake import DeltaTable
 
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
-from brokers import DIES_WITH_PARENT
+from brokers import DIES_WITH_PARENT, Broker, wait_for
+from clients.topics import create_topic
 from headrace.arrow.archive import Archive, Wanted, Work
 from headrace.arrow.key_index import BLOCK_OFFSETS, KeyIndex, key_hash
-from headrace.spark.pipelines import compact, index
+from headrace.cli.main import main
+from headrace.client.cluster import Cluster
+from headrace.client.offsets import EARLIEST, list_offsets
+from headrace.spark.pipelines import archive, compact, index
 from headrace.spark.pipelines.index import Generation
 from headrace.spark.pipelines.summary import Progress
 from proving import proves
+from spark.archives import produce, values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +84,7 @@ def test_answers_equal_a_full_scan(tmp_path: Path, spark: SparkSession, build: B
     check_keys(tmp_path, seed, unindexed=False)
     merge()
     check_keys(tmp_path, seed, unindexed=False)
+    assert build(tmp_path)["files_indexed"] == 0
     append(tmp_path, traffic.rows(50))
     check_keys(tmp_path, seed, unindexed=True)
     merge()
@@ -125,6 +131,40 @@ def test_new_rows_absorb_generations_that_are_not_much_larger() -> None:
     assert [each.number for each in index._absorbed(generations, 5)] == [3, 2]
     assert index._absorbed(generations, 1) == []
     assert [each.number for each in index._absorbed(generations, 300)] == [3, 2, 1]
+
+
+@proves("S7", "R3")
+def test_finds_what_the_broker_has_deleted(
+    tmp_path: Path,
+    spark: SparkSession,
+    build: Build,
+    fresh_broker: Callable[..., Broker],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    broker = fresh_broker(settings={"retention.check.ms": 100})
+    short = {"retention_ms": 1, "segment_bytes": 1024, "file_delete_delay_ms": 0}
+    topic = create_topic(broker, "123", retention_archived="true", **short)
+    sent = 0
+    for seed in range(2):
+        sent += produce(broker.bootstrap, topic, values(100, seed))
+        archive.run(spark, archive.Options(tmp_path, broker.bootstrap, (topic,)))
+    assert build(tmp_path)["records_indexed"] == sent
+    wait_for("retention of the first record", lambda: first_offset(broker.bootstrap, topic) > 100)
+    compact.run(spark, compact.Options(tmp_path), Progress())
+    sent += produce(broker.bootstrap, topic, values(100, 3))
+    archive.run(spark, archive.Options(tmp_path, broker.bootstrap, (topic,)))
+    everything = rows_of(tmp_path)
+    assert [row.offset for row in everything] == list(range(sent))
+    work = Work()
+    assert found(tmp_path, Wanted(topic, b"key 7"), work) == [row for row in everything if row.key == b"key 7"]
+    assert work.files_not_indexed == 1
+    assert main(["query", "--archive", str(tmp_path), "--topic", topic, "--key", "key 7", "--format", "%o"]) == 0
+    assert "6" in capfd.readouterr().out.split()
+
+
+def first_offset(bootstrap: str, topic: str) -> int:
+    with Cluster(bootstrap) as cluster:
+        return list_offsets(cluster, topic, {0: EARLIEST})[0].offset
 
 
 @pytest.mark.parametrize("point", ["index-written", "compact-written"])

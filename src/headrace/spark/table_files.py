@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 COMMIT_ATTEMPTS: Final = 20
+UNNAMED_HOURS: Final = 24
 REPORT: Final = "path string, size long, rows long, partition_values string, stats string"
 REPORT_SCHEMA: Final = pa.schema(
     [
@@ -243,6 +244,16 @@ def replace(
         delta.sync(root_of(table) / delta.LOG_FOLDER / f"{version:020}.json")
         return version
     raise OperatorError(f"{table.table_uri} is written to so often that {COMMIT_ATTEMPTS} commits failed; try again")
+
+
+def vacuum(table: DeltaTable, hours: int) -> int:
+    """Remove files that no version of the last so many hours needs, and answer how many.
+
+    Below a day only files that the table's log names go: others may be part of a commit to come.
+    """
+    table.update_incremental()
+    full = hours >= UNNAMED_HOURS
+    return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full))
 
 
 def _as_text(values: Mapping[str, Any] | None) -> dict[str, str | None]:

@@ -2,8 +2,8 @@
 
 Small files of one topic, date and partition are put into bins of the target size; a bin becomes one file. All bins are
 committed as one version of the table that removes the old files and adds the new ones (`dataChange` false: no row comes
-or goes). Records archived meanwhile stay; if another run has replaced one of the files, this one plans again. A run that
-is killed before its commit leaves the table as it was and files that no version names.
+or goes). Records archived meanwhile stay; if another run has replaced one of the files, this one plans again. A run
+that is killed before its commit leaves the table as it was and files that no version names.
 
 `deltalake`'s own `optimize.compact` keeps the order of files, not of offsets, mixes partitions in a file and writes row
 groups of a million rows; its files answer a lookup by offset by reading most of a file, and the archive would have to
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 PLANS: Final = 3
 # Files this large stay as they are, so that a record is rewritten a few times in all.
 SMALL_PART: Final = 0.5
-# Below this many hours only files that the table's log names are removed: others may be part of a commit to come.
-UNNAMED_HOURS: Final = 24
 LAYOUT: Final = table_files.Layout(
     partition_by=("topic", "date"),
     bounded=("partition", "offset", "timestamp"),
@@ -78,7 +76,7 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
             if attempt == PLANS - 1:
                 raise
     faults.reached("compact-committed", 0)
-    removed = _vacuum(table, options.vacuum_hours)
+    removed = 0 if options.vacuum_hours is None else table_files.vacuum(table, options.vacuum_hours)
     progress.done()
     return _summary(before, bins, written, table, removed)
 
@@ -133,14 +131,6 @@ def _commit(table: DeltaTable, bins: list[list[File]], written: list[table_files
         )
     paths = [file.path for files in bins for file in files]
     table_files.replace(table, paths, written, partition_by=LAYOUT.partition_by, data_change=False)
-
-
-def _vacuum(table: DeltaTable, hours: int | None) -> int:
-    if hours is None:
-        return 0
-    table.update_incremental()
-    full = hours >= UNNAMED_HOURS
-    return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full))
 
 
 def _summary(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FILE_ROWS: Final = 4_000_000
 # A generation is merged into the new one unless it has this many times the rows.
 ABSORBED_TIMES: Final = 4
+# Files of generations that were absorbed stay this long for queries that read them, and so do those of killed runs.
+KEPT_HOURS: Final = 24
 LAYOUT: Final = table_files.Layout(
     partition_by=("generation",),
     bounded=("hash",),
@@ -77,6 +79,7 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
         transactions={application: records.version()},
     )
     faults.reached("index-committed", 0)
+    table_files.vacuum(keys, KEPT_HOURS)
     progress.done()
     indexed = _rows(records, new)
     return Summary(
