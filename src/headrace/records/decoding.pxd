@@ -28,7 +28,7 @@ cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_
 @cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
 cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
 
-@cython.locals(raw="unsigned long long", high="unsigned long long")
+@cython.locals(raw="unsigned long long")
 cdef (long long, Py_ssize_t) varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
 
 @cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
@@ -56,6 +56,7 @@ cdef class Cells:
     cdef Py_ssize_t rows, count, nulls, used, room
     cdef bytearray data_buffer, end_buffer, valid
     cdef unsigned char* data
+    cdef unsigned char* bits
     cdef int* ends
 
     cdef int start(self, Py_ssize_t room) except -1

@@ -46,7 +46,6 @@ LEAST_MS: Final = -62_135_596_800_000
 MOST_MS: Final = 253_402_300_799_999
 """First and last moment of the years 1 to 9999: as far as dates of Python, Spark and Delta reach."""
 LEAST_ROOM_BYTES: Final = 4096
-LEAST_ROWS: Final = 16
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 CONSTANTS: Final = {"timestampType": 4, "producerId": 8, "producerEpoch": 4, "sequence": 4, "leaderEpoch": 4}
 """Columns that a batch's header gives, with their widths; `sequence` rises with the offset."""
@@ -113,8 +112,7 @@ def varint(data: Any, pos: int, end: int) -> tuple[int, int]:
     if raw < 0x80:
         return (raw >> 1) ^ -(raw & 1), pos + 1
     if pos + 1 < end and data[pos + 1] < 0x80:
-        high = data[pos + 1]
-        raw = (raw & 0x7F) | (high << 7)
+        raw = (raw & 0x7F) | (data[pos + 1] << 7)
         return (raw >> 1) ^ -(raw & 1), pos + 2
     return long_varint(data, pos, end)
 
@@ -199,7 +197,8 @@ class Cells:
     def put_null(self) -> None:
         if self.valid is None:
             self.valid = bytearray(b"\xff") * (self.rows // 8 + 1)
-        self.valid[self.count // 8] &= 0xFF ^ (1 << self.count % 8)
+            self.bits = octets(self.valid)
+        self.bits[self.count >> 3] &= 0xFF ^ (1 << (self.count & 7))
         self.nulls += 1
 
     def more_rows(self) -> None:
@@ -210,6 +209,7 @@ class Cells:
         self.ends = ints(self.end_buffer)
         if self.valid is not None:
             self.valid += b"\xff" * (self.rows // 8 + 1 - len(self.valid))
+            self.bits = octets(self.valid)
 
     def more_room(self, length: int) -> None:
         before = self.data_buffer
@@ -252,8 +252,8 @@ class Rows:
         self.keys = Cells(rows if self.with_key else 0)
         self.values = Cells(rows if self.with_value else 0)
         self.headers = Cells(rows if self.with_headers else 0)
-        self.header_names = Cells(LEAST_ROWS)
-        self.header_values = Cells(LEAST_ROWS)
+        self.header_names = Cells(16)
+        self.header_values = Cells(16)
         self.start()
 
     def start(self) -> None:
