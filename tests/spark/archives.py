@@ -128,6 +128,7 @@ def orphans(archive: Path) -> list[Path]:
     left = []
     for name in ("records", "dead_letters"):
         if (archive / name).exists():
-            known = {Path(uri) for uri in DeltaTable(str(archive / name)).file_uris()}
+            listed = pa.table(DeltaTable(str(archive / name)).get_add_actions())["path"].to_pylist()
+            known = {archive / name / path for path in listed}
             left += [path for path in (archive / name).rglob("*.parquet") if path not in known]
     return left

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from headrace.errors import OperatorError
 from headrace.spark import archive_files, archive_tables, delta
@@ -68,7 +68,8 @@ class Archive:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path)
+    """In a folder whose name a URI would write otherwise."""
+    return Archive(tmp_path / "my archive ü")
 
 
 @proves("S4")
@@ -175,6 +176,15 @@ def test_a_file_has_one_partition_and_one_date(archive: Archive, monkeypatch: py
     assert all(file["min.timestamp"].date() == file["partition.date"] for file in listed)
     assert sum(file["num_records"] for file in listed) == 90
     assert archive.offsets() == sorted([*range(60), *range(30)])
+
+
+def test_offsets_are_known_of_files_that_hold_several_partitions(archive: Archive) -> None:
+    """As compaction makes them."""
+    archive.writer().commit(archive.written(0, rows(0, 10), rows(0, 20, partition=1)), 0)
+    table = DeltaTable(str(archive.folder / RECORDS))
+    write_deltalake(table, table.to_pyarrow_table(), mode="overwrite")
+    assert len(DeltaTable(str(archive.folder / RECORDS)).file_uris()) == 1
+    assert archive_tables.archived_offsets(archive.folder) == {("t", 0): 10, ("t", 1): 20}
 
 
 def test_files_of_batches_that_were_never_committed_are_swept(archive: Archive) -> None:

@@ -30,6 +30,8 @@ def rows(topic: str, count: int) -> pa.Table:
 
 @proves("S4")
 def test_a_table_is_read_with_its_own_types(spark: SparkSession, tmp_path: Path) -> None:
+    """Also below a folder whose name a URI would write otherwise."""
+    tmp_path = tmp_path / "my tables ü"
     for topic in ("007", "orders"):
         write_deltalake(str(tmp_path / "t"), rows(topic, 2), mode="append", partition_by=["topic", "date"])
     (tmp_path / "t" / "topic=007" / "date=2026-01-02" / "orphan.parquet").write_bytes(b"not in the table")

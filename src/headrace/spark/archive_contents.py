@@ -20,7 +20,7 @@ def listed(archive: Path, kind: str) -> set[Path]:
     if kind == "parquet":
         return _of_file_sink(archive / RECORDS)
     tables = [archive / name for name in (RECORDS, DEAD_LETTERS) if delta.exists(archive / name)]
-    return {Path(uri) for table in tables for uri in delta.open_table(table).file_uris()}
+    return {table / path for table in tables for path in delta.paths(delta.open_table(table))}
 
 
 def _of_file_sink(folder: Path) -> set[Path]:

@@ -119,11 +119,10 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         files = list(files)
         if not files:
             return
-        live = set(delta.open_table(self._archive / name).file_uris())
+        live = delta.paths(delta.open_table(self._archive / name))
         for file in files:
-            path = self._archive / name / file.path
-            if str(path) not in live:
-                path.unlink(missing_ok=True)
+            if file.path not in live:
+                (self._archive / name / file.path).unlink(missing_ok=True)
 
 
 def files_of(messages: Iterable[WriterCommitMessage | None]) -> tuple[list[DataFile], list[DataFile]]:

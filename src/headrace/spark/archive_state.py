@@ -45,6 +45,9 @@ class Query:
 @contextmanager
 def locked(archive: Path) -> Iterator[None]:
     """Hold the folder alone. The lock goes with the process, however that ends."""
+    if "%" in str(archive):
+        # deltalake takes %20 in a path for a blank.
+        raise DataFolderError(f"{archive} has a % in its name, which Delta tables do not bear; give another --to")
     try:
         archive.mkdir(parents=True, exist_ok=True)
         if not any((archive / name).exists() for name in OURS) and any(archive.iterdir()):

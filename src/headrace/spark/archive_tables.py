@@ -113,7 +113,7 @@ def _last_offsets(table: DeltaTable, topics: set[str] | None) -> Iterator[tuple[
             yield (topic, partition), last
             continue
         columns = ["partition", "offset"] if topic in _known(file) else ["topic", "partition", "offset"]
-        rows = pq.read_table(Path(table.table_uri) / file["path"], columns=columns, partitioning=None)
+        rows = pq.read_table(delta.folder(table) / file["path"], columns=columns, partitioning=None)
         keys = [name for name in columns if name != "offset"]
         for row in rows.group_by(keys).aggregate([("offset", "max")]).to_pylist():
             yield (row.get("topic", topic), row["partition"]), row["offset_max"]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -49,6 +50,16 @@ def open_table(path: str | Path) -> DeltaTable:
     return table
 
 
+def folder(table: DeltaTable) -> Path:
+    """Where the table is; `deltalake` itself gives a URI with blanks and the like written as %20."""
+    return Path(unquote(urlparse(table.table_uri).path))
+
+
+def paths(table: DeltaTable) -> set[str]:
+    """The files of this version, below the table's folder."""
+    return set(pa.table(table.get_add_actions())["path"].to_pylist())
+
+
 def spark_schema(table: DeltaTable) -> StructType:
     """Delta writes its schema in Spark's own JSON."""
     return StructType.fromJson(json.loads(table.schema().to_json()))
@@ -58,10 +69,11 @@ def read(spark: SparkSession, path: str | Path) -> DataFrame:
     """The rows of the newest version of the table; all columns typed by its schema, partition columns too."""
     table = open_table(path)
     schema = spark_schema(table)
-    files = table.file_uris()
+    base = folder(table)
+    files = [str(base / path) for path in sorted(paths(table))]
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("basePath", table.table_uri).parquet(*files).select(*schema.fieldNames())
+    return spark.read.schema(schema).option("basePath", str(base)).parquet(*files).select(*schema.fieldNames())
 
 
 def append(

@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -42,6 +43,10 @@ DEFAULT_MAX_OFFSETS: Final = 2_000_000
 POLL_S: Final = 0.2
 # How long a stop waits for the batch that runs; the batch is run again later if it takes longer.
 STOP_WITHIN_S: Final = 60.0
+# Spark runs a task again whose Python process died, but not a query whose planning or committing one did, or did not
+# start within 10 s on a busy machine.
+WORKER_LOST: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
+RESTARTS: Final = 5
 # A broker may be restarted under the archive.
 BROKER_TIMEOUT_MS: Final = 60_000
 
@@ -98,11 +103,12 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
                 archive_tables.make_dead_letters(options.folder / DEAD_LETTERS)
             archive_tables.sweep(options.folder, query.name)
         before = archive_contents.listed(options.folder, options.format)
-        starts = _starts(options)
+        archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
+        starts = _starts(options, archived)
         with _signals() as stopping:
-            running = _start(_rows(spark, options, schema, starts), options, query)
-            followed = _Followed(options, progress, starts)
-            interrupted = _follow(running, followed, stopping)
+            followed = _Followed(options, progress, {place: archived[place] for place in starts if place in archived})
+            rows = _rows(spark, options, schema, starts)
+            interrupted = _run(lambda: _start(rows, options, query), followed, stopping)
         followed.commit_last()
         progress.done()
         added = archive_contents.listed(options.folder, options.format) - before
@@ -136,9 +142,8 @@ def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
     }
 
 
-def _starts(options: Options) -> Offsets:
+def _starts(options: Options, archived: Offsets) -> Offsets:
     """Where a query without a checkpoint begins: after what the tables have, else where it was told to."""
-    archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
     with _cluster(options) as cluster:
         places = planning.find(cluster, options.subject).places
         ends = planning.ends_of(cluster, places, LATEST)
@@ -201,13 +206,13 @@ def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
 class _Followed:
     """How far the query is, told to the group and to who looks on."""
 
-    def __init__(self, options: Options, progress: Progress, starts: Offsets) -> None:
+    def __init__(self, options: Options, progress: Progress, archived: Offsets) -> None:
         self._options = options
         self._progress = progress
         self._batch = -1
         self._committed: Offsets = {}
         self.records = 0
-        self.reached: Offsets = dict(starts)
+        self.reached = archived
         self.ends: Offsets = {}
 
     @property
@@ -220,9 +225,12 @@ class _Followed:
 
     def see(self, running: StreamingQuery) -> None:
         """Take in the batches that Spark has finished since the last look."""
-        fresh = [each for each in running.recentProgress if each["batchId"] > self._batch and each["numInputRows"] >= 0]
+        last = running.lastProgress
+        recent = running.recentProgress if last and last["batchId"] > self._batch else []
+        # A trigger that finds nothing bears the number of the batch to come.
+        fresh = [each for each in recent if each["batchId"] > self._batch and "addBatch" in each["durationMs"]]
         for each in fresh:
-            self.records += max(0, each["numInputRows"])
+            self.records += each["numInputRows"]
             self._batch = each["batchId"]
             faults.reached("batch-done", self._batch)
             end = each["sources"][0]["endOffset"]
@@ -247,13 +255,24 @@ class _Followed:
         """A broker that is away for now is told after the next batch."""
         try:
             with _cluster(self._options) as cluster:
-                if self.reached != self._committed:
+                if self.reached and self.reached != self._committed:
                     groups.commit_offsets(cluster, self._options.group, self.reached)
                     self._committed = dict(self.reached)
                 self.ends = planning.ends_of(cluster, self.reached, LATEST)
         except HeadraceError:
             if patient:
                 raise
+
+
+def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: threading.Event) -> bool:
+    """Run the query to its end, and again where it failed for want of a Python process. True if interrupted."""
+    for left in reversed(range(RESTARTS + 1)):
+        try:
+            return _follow(start(), followed, stopping)
+        except StreamingQueryException as error:
+            if not left or not any(text in str(error) for text in WORKER_LOST):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _follow(running: StreamingQuery, followed: _Followed, stopping: threading.Event) -> bool:
