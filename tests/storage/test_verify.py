@@ -12,7 +12,7 @@ from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches
 from headrace.sim.disk import SimDisk
-from headrace.storage import segment, verify
+from headrace.storage import checked, verify
 from headrace.storage.log import Log
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -129,7 +129,11 @@ def test_a_flipped_bit_beside_the_log_is_found(make: object) -> None:
 @proves("J6")
 @pytest.mark.parametrize("make", [small_log, compacted_log])
 @pytest.mark.parametrize("stop", ["clean", "kill"])
-def test_a_flipped_bit_anywhere_is_never_served_as_good(make: object, stop: str, seed: int) -> None:
+@pytest.mark.parametrize("turn_batches", [checked.TURN_BATCHES, 2])
+def test_a_flipped_bit_anywhere_is_never_served_as_good(
+    make: object, stop: str, turn_batches: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked, "TURN_BATCHES", turn_batches)
     chance = random.Random(seed)
     harness = make()  # type: ignore[operator]
     right = served(_open(harness))
@@ -170,7 +174,7 @@ def test_a_record_damaged_while_the_broker_was_stopped_is_named_and_what_is_whol
 
 
 def test_a_batch_above_what_one_read_checks_is_served_whole(sim: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "CHECK_BYTES_MAX", 300)
+    monkeypatch.setattr(checked, "TURN_BYTES", 300)
     log = sim.log()
     for size in (1000, 10, 10, 10, 10, 10):
         append(log, batch(b"x" * size))

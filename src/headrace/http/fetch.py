@@ -13,7 +13,7 @@ X-Next-Offset, X-High-Watermark, X-Start-Offset. A record is in the answer even 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from headrace.errors import CorruptBatch, InvalidRecord, InvalidRequest, StorageFailed
@@ -27,6 +27,7 @@ from headrace.ports.disk import FileSlice
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_header
 from headrace.records.record import Record
+from headrace.storage.warming import are_warm
 
 QUERY: Final = ("offset", "count", "max_bytes", "wait_ms", "format")
 COUNT: Final = 100
@@ -72,7 +73,7 @@ class Fetching:
         wait_ms = request.integer("wait_ms", 0, 0, services.settings["request.timeout.max.ms"])
         partition = self._partition()
         self._offset = _first_offset(partition, request.query.get("offset", "earliest"))
-        if not wait_ms or partition.read(self._offset, 1).count:
+        if not wait_ms or _has_data(partition, self._offset):
             return self._collect()
         partition.wait_for_data(self)
         services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
@@ -92,29 +93,23 @@ class Fetching:
         services = self._exchange.services
         return led_partition(services, known_topic(services, self._topic), self._index)
 
-    def _collect(self) -> Response | None:
-        """Answer with what there is, once it can be read without a wait for the disk."""
+    def _collect(self, *, warm: bool = False) -> Response | None:
+        """Answer with what there is, once it was checked and can be read without a wait for the disk."""
         self.answered = True
+        exchange, disk = self._exchange, self._exchange.services.disk
         partition = self._partition()
-        found = partition.read(self._offset, self._max_bytes)
-        if self._warm(found.slices, lambda: self._exchange.run(lambda _: self._answer(partition, found.slices))):
+        found = partition.read(self._offset, self._max_bytes, warm=warm)
+        if found.unchecked is not None:
+
+            def again() -> None:
+                exchange.run(lambda _: self._collect(warm=True))
+
+            if are_warm(disk, [found.unchecked], again):
+                exchange.services.clock.call_soon(again)
+            return None
+        if are_warm(disk, found.slices, lambda: exchange.run(lambda _: self._answer(partition, found.slices))):
             return self._answer(partition, found.slices)
         return None
-
-    def _warm(self, slices: Sequence[FileSlice], then: Callable[[], None]) -> bool:
-        """True: all is in the page cache. Else it is read ahead, and `then` runs."""
-        cold = [piece for piece in slices if not piece.file.in_cache(piece.position, piece.count)]
-        left = len(cold)
-
-        def warmed() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                then()
-
-        for piece in cold:
-            self._exchange.services.disk.read_ahead(piece.file, piece.position, piece.count, warmed)
-        return not cold
 
     def _answer(self, partition: Partition, slices: Sequence[FileSlice]) -> Response:
         if self._binary:
@@ -157,6 +152,11 @@ class Fetching:
             ("X-Start-Offset", str(partition.log.start_offset)),
         )
         return Response(200, BINARY, whole, positions)
+
+
+def _has_data(partition: Partition, offset: int) -> bool:
+    found = partition.read(offset, 1)
+    return found.count > 0 or found.unchecked is not None
 
 
 def _first_offset(partition: Partition, given: str) -> int:

@@ -179,14 +179,14 @@ class Partition:
 
     # Consuming.
 
-    def read(self, offset: int, max_bytes: int) -> ReadResult:
-        """What a consumer may see from this offset on."""
+    def read(self, offset: int, max_bytes: int, *, warm: bool = False) -> ReadResult:
+        """What a consumer may see from this offset on; for `warm` see `Log.read`."""
         watermark = self.core.high_watermark
         if offset == watermark:
             return NOTHING_READ
         log = self.log
         if log.start_offset <= offset < watermark:
-            return log.read(offset, max_bytes, watermark)
+            return log.read(offset, max_bytes, watermark, warm=warm)
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")

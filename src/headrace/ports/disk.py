@@ -47,7 +47,8 @@ class File(Protocol):
         ...
 
     def in_cache(self, position: int, count: int) -> bool:
-        """Whether first and last page of the range are in the page cache, so that sending it cannot stall the loop."""
+        """Whether pages throughout the range, its first and last among them, are in the page cache, so that sending it
+        hardly stalls the loop."""
         ...
 
     def close(self) -> None: ...

@@ -346,12 +346,10 @@ class SimDisk:
         age = self.age
 
         def finish() -> None:
-            if age != self.age:
-                return
-            error = finish_sync()
-            self.syncs += 1
-            self.synced_files += len(files)
-            done(error)
+            if age == self.age:
+                self.syncs += 1
+                self.synced_files += len(files)
+                done(finish_sync())
 
         if self._held is not None:
             self._held.append(finish)

@@ -38,6 +38,8 @@ class ReadResult:
 
     slices: tuple[FileSlice, ...]
     count: int
+    unchecked: FileSlice | None = None
+    """What would come next and must be checked first: in later turns, and once it is in the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,10 @@ class Log(Protocol):
         """Stage one batch as follower, with the offsets and epoch that it already has."""
         ...
 
-    def read(self, offset: int, max_bytes: int, limit_offset: int) -> ReadResult:
+    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
         """Batches from `offset` up to, not including, `limit_offset`, which is the boundary of a batch or at the end.
+        Bytes that were never checked are checked a piece at a time, but not while they are outside the page cache,
+        unless the caller has read them ahead and says `warm`: then at least one batch is.
         Raises OffsetOutOfRange below the start or above the end, CorruptBatch where the log is damaged."""
         ...
 

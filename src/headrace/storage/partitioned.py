@@ -83,7 +83,7 @@ class PartitionedLog:
         self._unsynced = Unsynced(around.disk, found.unsynced)
         self.epochs = found.epochs or EpochHistory(self._disk, folder)
         self.epochs.rebuild_from(self._epochs_in_log)
-        self._reader = Reader(self.segments, self.epochs)
+        self._reader = Reader(self.segments, self.epochs, around.check_budget)
         self._epoch: int | None = None
         self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
         self.settings = settings
@@ -308,7 +308,7 @@ class PartitionedLog:
 
     # Reading.
 
-    def read(self, offset: int, max_bytes: int, limit_offset: int) -> ReadResult:
+    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
         limit = min(limit_offset, self.written_offset)
         if offset < self.start_offset or offset > self.end_offset:
             raise OffsetOutOfRange(
@@ -318,7 +318,7 @@ class PartitionedLog:
         if offset >= limit:
             return NOTHING
         try:
-            return self._reader.read(offset, max_bytes, limit, self.written_offset)
+            return self._reader.read(offset, max_bytes, limit, self.written_offset, warm=warm)
         except OSError as error:
             raise refusal.unreadable(self.topic_partition, error) from error
 

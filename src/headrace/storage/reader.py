@@ -10,33 +10,36 @@ from typing import Final
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
+from headrace.storage.checked import CheckBudget
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import ReadResult
-from headrace.storage.segment import Segment
+from headrace.storage.segment import Checks, Segment
 from headrace.storage.segments import Segments
 
 PLACES_MAX: Final = 16
 
 
 class Reader:
-    def __init__(self, segments: Segments, epochs: EpochHistory) -> None:
+    def __init__(self, segments: Segments, epochs: EpochHistory, budget: CheckBudget) -> None:
         self._segments = segments
         self._epochs = epochs
+        self._budget = budget
         self._places: dict[int, tuple[Segment, int]] = {}
 
     def forget(self) -> None:
         """Positions have changed."""
         self._places.clear()
 
-    def read(self, offset: int, max_bytes: int, limit: int, written_offset: int) -> ReadResult:
+    def read(self, offset: int, max_bytes: int, limit: int, written_offset: int, *, warm: bool) -> ReadResult:
         """Slices from the batch that holds the offset; the limit is the boundary of a batch above it."""
         place = self._places.get(offset)
         segment, position = place if place is not None else self._segments.locate(offset)
         end = self._end_in(segment, limit, written_offset)
         if position + max_bytes < end:
             end = self._cut(segment, position, max_bytes, whole_first=True)
-        sound = segment.sound_end(position, end, offset, self._epochs, exact=place is not None)
-        slices = [FileSlice(segment.file, position, sound - position)]
+        checks = Checks(self._epochs, self._budget, warm)
+        sound = segment.sound_end(position, end, offset, checks, exact=place is not None)
+        slices = [FileSlice(segment.file, position, sound - position)] if sound > position else []
         count = sound - position
         while sound == segment.written and segment.next_offset < limit and count < max_bytes:
             segment = self._segments.after(segment)
@@ -44,13 +47,13 @@ class Reader:
             if max_bytes - count < end:
                 end = self._cut(segment, 0, max_bytes - count, whole_first=False)
             try:
-                sound = segment.sound_end(0, end, segment.base_offset, self._epochs, exact=True)
+                sound = segment.sound_end(0, end, segment.base_offset, checks, exact=True)
             except CorruptBatch:
                 break  # the next read begins there, and says so
             if sound:
                 slices.append(FileSlice(segment.file, 0, sound))
                 count += sound
-        return ReadResult(tuple(slices), count)
+        return ReadResult(tuple(slices), count, checks.unchecked)
 
     def _end_in(self, segment: Segment, limit: int, written_offset: int) -> int:
         """Where the limit lies in the segment."""

@@ -13,9 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from crc32c import crc32c
+
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.ports.disk import File
-from headrace.records.batch import HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchHeader, check, read_header
+from headrace.records.batch import (
+    ATTRIBUTES_AT,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_AT,
+    BatchHeader,
+    check,
+    read_header,
+)
 
 WALK_WINDOW_BYTES: Final = 1 << 16
 WALK_LARGE_BATCH_BYTES: Final = 1 << 13
@@ -24,6 +35,7 @@ SCAN_WINDOW_BYTES: Final = 1 << 20
 SEARCH_TAIL_BYTES: Final = HEADER_BYTES
 
 _PLACE_FIELDS = struct.Struct(">qi4xb6xi").unpack_from
+_CHECKED_FIELDS = struct.Struct(">qiibI2xi30xi").unpack_from
 _LENGTH = struct.Struct(">i")
 _PLACE = re.compile(r"batch at byte \d+")
 
@@ -99,6 +111,21 @@ def walk_checked(file: File, position: int, wanted_end: int, end: int) -> Header
             raise CorruptBatch(f"{file.path} at byte {position}: {because}") from None
         yield position, header
         position += header.size_bytes
+
+
+def sound_run(window: bytes, expected_offset: int, epoch: int, batches_max: int) -> tuple[int, int, int]:
+    """How many bytes of the window are sound batches of this epoch, without a gap from the expected offset on; the
+    offset that follows them, and their count. What is not is left to `walk_checked`, which says why."""
+    view, at, size, batches = memoryview(window), 0, len(window), 0
+    while batches < batches_max and size - at >= HEADER_BYTES:
+        base, length, leader_epoch, magic, crc, last_offset_delta, count = _CHECKED_FIELDS(window, at)
+        end = at + length + LENGTH_END
+        if base != expected_offset or leader_epoch != epoch or magic != MAGIC or not at + HEADER_BYTES <= end <= size:
+            break
+        if not 0 <= count <= last_offset_delta + 1 or crc32c(view[at + ATTRIBUTES_AT : end]) != crc:
+            break
+        at, expected_offset, batches = end, base + last_offset_delta + 1, batches + 1
+    return at, expected_offset, batches
 
 
 def find(file: File, position: int, end: int, expected_offset: int, offset: int, *, dense: bool) -> int:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.ports.disk import Disk, File
+from headrace.ports.disk import Disk, File, FileSlice
+from headrace.records.batch import HEADER_BYTES
 from headrace.storage import sums
-from headrace.storage.checked import CheckedBytes
+from headrace.storage.checked import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.index import OffsetIndex, TimeIndex
-from headrace.storage.scan import Headers, find, walk, walk_checked
+from headrace.storage.scan import Headers, find, sound_run, walk, walk_checked
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ NO_TIMESTAMP: Final = -1
 NEVER: Final = 1 << 62
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 OPEN_SEGMENTS_MAX: Final = 2000
-CHECK_BYTES_MAX: Final = 1 << 22
 
 
 def stem(folder: str, base_offset: int) -> str:
@@ -74,6 +74,17 @@ class OpenSegments:
     def closed(self, segment: Segment) -> None:
         if segment in self._open:
             self._open.remove(segment)
+
+
+@dataclass(slots=True)
+class Checks:
+    """What one read checks with, and what it leaves unchecked."""
+
+    epochs: EpochHistory
+    budget: CheckBudget
+    warm: bool
+    """The bytes were read ahead: they are checked wherever they are."""
+    unchecked: FileSlice | None = None
 
 
 class Segment:
@@ -316,33 +327,57 @@ class Segment:
     def _wrong(self, position: int, what: str) -> CorruptBatch:
         return CorruptBatch(f"{self.path} at byte {position}: {what}; `headrace log verify` says more")
 
-    def sound_end(self, position: int, end: int, offset: int, epochs: EpochHistory, *, exact: bool) -> int:
+    def sound_end(self, position: int, end: int, offset: int, checks: Checks, *, exact: bool) -> int:
         """How far bytes from `position` up to `end` can be served. The batch there holds `offset`, and begins with it
-        if `exact`."""
+        if `exact`. What is left to check is told in `checks`."""
         for damage in self.damage:
             if damage.position <= position < damage.end:
                 raise self.damaged(damage)
             if position < damage.position < end:
                 end = damage.position
-        if self._checked.covers(position, end):
+        checked = self._checked
+        if checked.covers(position, end):
             return end
-        sound, own_from = position, self._checked.own_from
-        headers = walk_checked(self.file, position, min(end, own_from, position + CHECK_BYTES_MAX), self.written)
+        wanted = min(end, checked.own_from)
+        sound, due = checked.reached(position) or (position, offset if exact else -1)
+        if not checks.warm and not self.file.in_cache(sound, min(wanted - sound, TURN_BYTES)):
+            checks.unchecked = FileSlice(self.file, sound, wanted - sound)
+            return sound
         try:
-            for found_at, header in self._chained(headers, offset if exact else -1):
-                if not header.base_offset <= offset <= header.last_offset and sound == position and not self.cleaned:
-                    raise self._wrong(found_at, f"base offset is {header.base_offset}, but {offset} is due here")
-                epoch = epochs.epoch_at(header.base_offset)
-                if epoch is not None and epoch != header.leader_epoch:
-                    raise self._wrong(found_at, f"leader epoch is {header.leader_epoch}, not {epoch}")
-                sound = found_at + header.size_bytes
+            while sound < wanted and (sound == position or not checks.budget.spent):
+                sound, due = self._check_some(sound, wanted, due, checks, offset if sound == position else None)
+                checked.add(position, sound, due)
         except CorruptBatch as error:
             if sound == position:
                 raise
             log.error("%s", error)
             return sound
-        self._checked.add(position, sound)
-        return end if sound >= own_from else min(sound, end)
+        if sound < wanted:
+            checks.unchecked = FileSlice(self.file, sound, wanted - sound)
+        return end if sound >= checked.own_from else min(sound, end)
+
+    def _check_some(
+        self, position: int, wanted_end: int, due: int, checks: Checks, held: int | None
+    ) -> tuple[int, int]:
+        """Check from the batch at the position on, which has the offset `due` (any if -1) and, if that is given, holds
+        the offset `held`; answers where the next batch begins, and with which offset."""
+        epoch = checks.epochs.epoch_at(due) if due >= 0 and not self.cleaned else None
+        if epoch is not None:
+            budget = checks.budget
+            window = self.file.pread(max(HEADER_BYTES, min(budget.bytes, wanted_end - position)), position)
+            used, due, batches = sound_run(window, due, epoch, max(1, budget.batches))
+            if used:
+                budget.spend(used, batches)
+                return position + used, due
+        headers = walk_checked(self.file, position, position + 1, self.written)
+        found_at, header = next(self._chained(headers, due))
+        if held is not None and not header.base_offset <= held <= header.last_offset and not self.cleaned:
+            raise self._wrong(found_at, f"base offset is {header.base_offset}, but {held} is due here")
+        epoch = checks.epochs.epoch_at(header.base_offset)
+        if epoch is not None and epoch != header.leader_epoch:
+            raise self._wrong(found_at, f"leader epoch is {header.leader_epoch}, not {epoch}")
+        checks.budget.spend(header.size_bytes, 1)
+        return found_at + header.size_bytes, header.next_offset
 
     def trust_all(self) -> None:
         """Everything was checked just now."""

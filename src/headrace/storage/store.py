@@ -17,6 +17,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings import FOREVER_MS, LogSettings
 from headrace.storage import checkpoint, folder, recovery, retention
+from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.checkpointing import CheckpointWriter
 from headrace.storage.cleaner import Cleaner
@@ -62,6 +63,7 @@ class PartitionedStore:
             disk=disk,
             clock=clock,
             open_segments=OpenSegments(),
+            check_budget=CheckBudget(clock),
             staged=self._staged,
             checkpoint_soon=self._checkpoints.soon,
             sync_soon=self._sync_soon,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.settings import LogSettings
+from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import TopicPartition
@@ -25,6 +26,7 @@ class Surroundings:
     disk: Disk
     clock: Clock
     open_segments: OpenSegments
+    check_budget: CheckBudget
     staged: dict[PartitionedLog, None]
     checkpoint_soon: Callable[[Done | None], None]
     sync_soon: Callable[[PartitionedLog], None]

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 IOV_MAX: Final = 1024
 DATASYNC_FILES_MAX: Final = 8
+PROBE_BYTES: Final = 128 << 10
 HELPER_STOP_SECONDS: Final = 5.0
 
 
@@ -104,12 +105,11 @@ class SystemFile:
         os.fdatasync(self._descriptor)
 
     def in_cache(self, position: int, count: int) -> bool:
-        probe = bytearray(1)
+        probe = [bytearray(1)]
+        last = position + count - 1
         try:
-            os.preadv(self._descriptor, [probe], position, os.RWF_NOWAIT)
-            last = position + count - 1
-            if position // mmap.PAGESIZE != last // mmap.PAGESIZE:
-                os.preadv(self._descriptor, [probe], last, os.RWF_NOWAIT)
+            for at in (*range(position, last, PROBE_BYTES), last):
+                os.preadv(self._descriptor, probe, at, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError as error:

@@ -2,20 +2,28 @@
 
 A fetch is answered at once when it has min_bytes or an error, else when enough has been committed or its wait is over.
 The answer is encoded bytes with file slices between them; nothing is read here. A slice that is not in the page cache
-is read ahead by the disk first, so that one cold consumer does not stop the others.
+is read ahead by the disk first, and what was never checked is checked over several turns, so that one consumer of old
+data does not stop the others.
 Fetch sessions (KIP-227) are declined: a full fetch gets session id 0, and a client then sends full fetches.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 from headrace.errors import Code, HeadraceError
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
 from headrace.partitions.partition import Partition
+from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
+from headrace.storage.warming import are_warm
 from headrace.wire import fetch as wire
 
 READ_COMMITTED = 1
+ENOUGH_BYTES: Final = 4 << 20
+"""With so much of an answer the rest, if it has to be checked first, is left to the next fetch."""
 NO_REPLICA = -1
 
 Row = wire.FetchedPartition
@@ -26,7 +34,6 @@ class PendingFetch:
     """One fetch until its answer."""
 
     __slots__ = (
-        "_cold",
         "_connection",
         "_correlation_id",
         "_grown_bytes",
@@ -46,34 +53,43 @@ class PendingFetch:
         self._correlation_id = correlation_id
         self._request = request
         self._grown_bytes = 0
-        self._cold = 0
 
     def start(self) -> None:
         request = self._request
         if request.session_id != 0 and request.session_epoch > 0:
             self._send(Code.FETCH_SESSION_ID_NOT_FOUND, [])
             return
-        topics, count, failed, partitions = self._collect()
-        if failed or count >= request.min_bytes or request.max_wait_ms <= 0 or not partitions:
+        self._go_on(may_wait=request.max_wait_ms > 0)
+
+    def _go_on(self, *, may_wait: bool, warm: bool = False) -> None:
+        """Answer with what there is, once it was checked; or wait for more."""
+        request, services = self._request, self._connection.services
+        topics, count, failed, partitions, unchecked = self._collect(warm)
+        if unchecked and count < max(request.min_bytes, ENOUGH_BYTES):
+            again = partial(self._go_on, may_wait=may_wait, warm=True)
+            if are_warm(services.disk, unchecked, again):
+                services.clock.call_soon(again)
+        elif failed or count >= request.min_bytes or not may_wait or not partitions:
             self._answer(topics)
-            return
-        self._grown_bytes = count
-        for partition in partitions:
-            partition.wait_for_data(self)
-        services = self._connection.services
-        wait_ms = min(request.max_wait_ms, services.settings["request.timeout.max.ms"])
-        services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
+        else:
+            self._grown_bytes = count
+            for partition in partitions:
+                partition.wait_for_data(self)
+            wait_ms = min(request.max_wait_ms, services.settings["request.timeout.max.ms"])
+            services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
 
     def grew(self, count: int) -> None:
         self._grown_bytes += count
         if self._grown_bytes >= self._request.min_bytes:
-            self._answer(self._collect()[0])
+            self.expire()
 
     def expire(self) -> None:
-        self._answer(self._collect()[0])
+        self.answered = True
+        self._go_on(may_wait=False)
 
-    def _collect(self) -> tuple[Topics, int, bool, list[Partition]]:
-        """Rows for all partitions asked for; bytes found; whether any has an error; the partitions that could wait."""
+    def _collect(self, warm: bool) -> tuple[Topics, int, bool, list[Partition], list[FileSlice]]:
+        """Rows for all partitions asked for; bytes found; whether any has an error; the partitions that could wait;
+        what has to be checked before it can be found."""
         request = self._request
         services = self._connection.services
         image = services.view.image
@@ -81,6 +97,7 @@ class PendingFetch:
         left_bytes = min(request.max_bytes, services.settings["fetch.max.bytes"])
         total, failed = 0, False
         waitable: list[Partition] = []
+        unchecked: list[FileSlice] = []
         topics: Topics = []
         aborted: list[tuple[int, int]] | None = [] if request.isolation_level == READ_COMMITTED else None
         for name, topic_id, asked in request.topics:
@@ -105,8 +122,10 @@ class PendingFetch:
                 try:
                     partition.check_epoch(epoch)
                     if left_bytes > 0:
-                        found = partition.read(offset, min(max_bytes, left_bytes))
+                        found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
                         slices, count = found.slices, found.count
+                        if found.unchecked is not None:
+                            unchecked.append(found.unchecked)
                     else:
                         slices, count = (), 0
                 except HeadraceError as error:
@@ -118,30 +137,13 @@ class PendingFetch:
                 total += count
                 rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, slices, count))
                 waitable.append(partition)
-        return topics, total, failed, waitable
+        return topics, total, failed, waitable, unchecked
 
     def _answer(self, topics: Topics) -> None:
         self.answered = True
-        disk = self._connection.services.disk
-        cold = [
-            piece
-            for _, _, rows in topics
-            for row in rows
-            for piece in row.payload
-            if not piece.file.in_cache(piece.position, piece.count)
-        ]
-        if not cold:
+        slices = [piece for _, _, rows in topics for row in rows for piece in row.payload]
+        if are_warm(self._connection.services.disk, slices, lambda: self._send(Code.NONE, topics)):
             self._send(Code.NONE, topics)
-            return
-        self._cold = len(cold)
-
-        def warmed() -> None:
-            self._cold -= 1
-            if not self._cold:
-                self._send(Code.NONE, topics)
-
-        for piece in cold:
-            disk.read_ahead(piece.file, piece.position, piece.count, warmed)
 
     def _send(self, code: int, topics: Topics) -> None:
         self.answered = True
