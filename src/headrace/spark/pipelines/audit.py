@@ -200,7 +200,7 @@ def _persisted(rows: DataFrame) -> Iterator[DataFrame]:
 
 def _findings(accounts: Sequence[_Account]) -> pd.DataFrame:
     """All faults of all stores, with the name of the store."""
-    found = [account.findings.assign(store=account.store) for account in accounts if account.faults]
+    found = [account.findings.assign(store=account.store).astype(object) for account in accounts if account.faults]
     return pd.concat(found)[list(_FINDING_COLUMNS)] if found else pd.DataFrame(columns=list(_FINDING_COLUMNS))
 
 
