@@ -253,7 +253,7 @@ def test_deleted_records_fail_a_batch_or_are_told_in_the_log(broker: Broker, loa
     with pytest.raises(PySparkException, match=told):
         load(**bounds).collect()
     assert places(load(**bounds, failOnDataLoss=False)) == {0: list(range(4, 10))}
-    wait_for("the warning", lambda: f"WARN headrace: data loss: {told}" in driver_log.read_text())
+    wait_for("the warning", lambda: f"headrace: data loss: {told}" in driver_log.read_text())
     assert places(load(subscribe=topic)) == {0: list(range(4, 10))}
 
 

@@ -125,14 +125,14 @@ def test_a_wrong_option_of_the_sink_is_told(given: dict[str, str], told: str) ->
 
 
 def test_a_session_without_our_settings_gets_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = HeadraceSource({"subscribe": "t"})
     monkeypatch.setenv("PYTHON_UNIX_DOMAIN_ENABLED", "true")
     source.schema()
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
     monkeypatch.setenv("PYTHON_UNIX_DOMAIN_ENABLED", "false")
     source.schema()
     source.schema()
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = caplog.messages
     assert "spark.python.unix.domain.socket.enabled=true" in line

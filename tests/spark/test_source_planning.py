@@ -70,12 +70,12 @@ def test_a_group_of_its_own_for_each_set_of_topics_the_same_after_a_restart() ->
 
 
 @proves("S2")
-def test_nothing_lost_is_nothing_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_lost_is_nothing_told(caplog: pytest.LogCaptureFixture) -> None:
     before = Position({A0: 5, B0: 0}, {"a": "1a", "b": "1b"})
     begin = loss.settle(before, FOUND, {A0: 5, A1: 0, B0: 0}, {A0: 9, A1: 4, B0: 0}, fail=True)
     assert begin.offsets == {A0: 5, A1: 0, B0: 0}
     assert begin.lost == {}
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
 
 
 @proves("S2")
@@ -125,7 +125,7 @@ def test_nothing_lost_is_nothing_told(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_each_loss_is_told_counted_and_passed_or_fails_the_query(
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     before: Position,
     starts: dict[Place, int],
     ends: dict[Place, int],
@@ -139,14 +139,15 @@ def test_each_loss_is_told_counted_and_passed_or_fails_the_query(
     assert "set option failOnDataLoss to false" in str(error.value)
     passed = loss.settle(before, FOUND, starts, ends, fail=False)
     assert (passed.offsets, passed.lost) == (begin, lost)
-    assert f"WARN headrace: data loss: {told}" in capsys.readouterr().err
+    assert f"headrace: data loss: {told}" in caplog.text
+    caplog.clear()
     after = Position({place: ends[place] for place in begin}, FOUND.ids, passed.lost)
     spans = loss.spans(before, after, FOUND, starts, fail=True)
     assert spans == {place: (at, ends[place]) for place, at in begin.items() if at < ends[place]}
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
 
 
-def test_what_goes_between_planning_and_reading_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_goes_between_planning_and_reading_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
     before, after = Position({A0: 0}, {"a": "1a"}), Position({A0: 10}, {"a": "1a"})
     with pytest.raises(DataLoss, match="a-0: offsets 0 to 3 were deleted before they were read; the log begins at 4"):
         loss.spans(before, after, FOUND, {A0: 4}, fail=True)
@@ -155,7 +156,7 @@ def test_what_goes_between_planning_and_reading_is_told_too(capsys: pytest.Captu
     with pytest.raises(DataLoss, match="a-0: offsets 0 to 9 are gone; topic 'a' was created again"):
         loss.spans(before, after, made_anew, {A0: 0}, fail=True)
     assert loss.spans(before, after, Found({}, ()), {}, fail=False) == {}
-    assert "a-0: offsets 0 to 9 are gone; topic 'a' was deleted" in capsys.readouterr().err
+    assert "a-0: offsets 0 to 9 are gone; topic 'a' was deleted" in caplog.text
 
 
 def test_a_workers_broken_pipe_and_the_incubator_warning_are_not_shown() -> None:

@@ -143,7 +143,7 @@ def test_a_topic_made_anew_is_noticed_after_a_restart(
     told = f"topic '{topic}' was deleted and created again"
     assert told in copy.fails()
     copy.run(failOnDataLoss=False)
-    assert f"WARN headrace: data loss: {told}" in driver_log.read_text()
+    assert f"headrace: data loss: {told}" in driver_log.read_text()
     assert sorted(row[4] for row in copy.rows()) == sorted(
         [b"v%d" % n for n in range(5)] + [b"v%d" % n for n in range(100, 108)]
     )
@@ -166,7 +166,7 @@ def test_retention_that_overtakes_a_query_fails_it_or_is_told_and_counted(
     assert told in failure
     assert "set option failOnDataLoss to false" in failure
     (batch,) = copy.run(failOnDataLoss=False)
-    assert f"WARN headrace: data loss: {told}" in driver_log.read_text()
+    assert f"headrace: data loss: {told}" in driver_log.read_text()
     assert progress.Position.from_json(batch["sources"][0]["endOffset"]).lost == {(topic, 0): 7}
     assert offsets(copy.rows()) == [(0, n) for n in (*range(10), *range(17, 30))]
     send(broker, topic, numbered(1))
@@ -192,7 +192,7 @@ def test_retention_that_overtakes_a_task_in_the_middle(
             frame.collect()
     else:
         assert [row["offset"] for row in frame.select("offset").collect()] == [6, 7, 8, 9]
-        wait_for("the warning", lambda: f"WARN headrace: data loss: {told}" in driver_log.read_text())
+        wait_for("the warning", lambda: f"headrace: data loss: {told}" in driver_log.read_text())
 
 
 @proves("S2")
@@ -267,4 +267,4 @@ def test_a_failing_commit_does_not_fail_the_query(
         assert [each["numInputRows"] for each in copy.run()] == [5]
     finally:
         member.close()
-    assert f"WARN headrace: progress of group {group} was not committed" in driver_log.read_text()
+    assert f"headrace: progress of group {group} was not committed" in driver_log.read_text()

@@ -7,12 +7,14 @@ only what goes while a task reads it is not counted, but said in the log of that
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 
 from headrace.errors import HeadraceError
 from headrace.spark.planning import Found, Place
 from headrace.spark.progress import Position
+
+log = logging.getLogger(__name__)
 
 
 class DataLoss(HeadraceError):
@@ -20,11 +22,11 @@ class DataLoss(HeadraceError):
 
 
 def report(told: Sequence[str], *, fail: bool) -> None:
-    """Fail with what is lost, or say it on standard error, which is where Spark keeps its log."""
+    """Fail with what is lost, or log it: Spark passes on what its Python workers say on standard error."""
     if told and fail:
         raise DataLoss(f"{'; '.join(told)}. To go on without, set option failOnDataLoss to false")
     for line in told:
-        print(f"WARN headrace: data loss: {line}", file=sys.stderr, flush=True)
+        log.warning("headrace: data loss: %s", line)
 
 
 def deleted(place: Place, first: int, log_start: int) -> str:

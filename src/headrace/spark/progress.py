@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,6 +24,8 @@ from headrace.errors import HeadraceError
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import DEFAULT_TIMEOUT_MS, Topics
 from headrace.spark.planning import Place
+
+log = logging.getLogger(__name__)
 
 TOPIC_IDS: Final = "topic ids"
 LOST: Final = "lost offsets"
@@ -78,7 +80,7 @@ def commit(cluster: Cluster, group_id: str, offsets: Mapping[Place, int]) -> boo
         if offsets:
             commit_offsets(cluster, group_id, offsets)
     except HeadraceError as error:
-        print(f"WARN headrace: progress of group {group_id} was not committed: {error}", file=sys.stderr, flush=True)
+        log.warning("headrace: progress of group %s was not committed: %s", group_id, error)
         return False
     return True
 

@@ -15,6 +15,7 @@ catch.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ from headrace.spark.options import SourceOptions
 from headrace.spark.planning import Place, Split
 from headrace.spark.session import SETTINGS
 from headrace.spark.stream import StreamReader
+
+log = logging.getLogger(__name__)
 
 _hinted: list[bool] = []
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -75,7 +78,7 @@ def _hint() -> None:
     if os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED", "").lower() != "true" and not _hinted:
         _hinted.append(True)
         settings = ", ".join(f"{key}={value}" for key, value in SETTINGS.items() if "arrow.max" in key or "unix" in key)
-        print(f"headrace: Spark is faster with {settings}; headrace.spark.session.start sets them", file=sys.stderr)
+        log.warning("headrace: Spark is faster with %s; headrace.spark.session.start sets them", settings)
 
 
 def _filters_follow() -> bool:
