@@ -16,7 +16,6 @@ from headrace.client.partitioner import partition_for_key
 from headrace.errors import InvalidRecord
 from headrace.records.arrow import HEADERS_TYPE
 from headrace.records.codecs import Codec
-from proving import proves
 
 StartBroker = Callable[..., Broker]
 
@@ -41,7 +40,6 @@ def assert_is_there(broker: Broker, topic: str, rows: pa.RecordBatch, written: p
         assert {name: there[name] for name in row} == row
 
 
-@proves("S3")
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_rows_are_where_the_writer_says(broker: Broker, codec: Codec) -> None:
     topic, rows = make_topic(broker, 3), rows_of(5_000)
@@ -117,7 +115,6 @@ def test_without_acknowledgement_there_are_no_offsets(broker: Broker) -> None:
     assert len(consumed(broker, topic, 10, 1)) == 10
 
 
-@proves("S3")
 def test_a_broker_killed_while_rows_are_written_keeps_each_once(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     topic = make_topic(broker, 2)
