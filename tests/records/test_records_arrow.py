@@ -348,7 +348,7 @@ def test_both_forms_agree_on_mutants(compiled_arrow: ModuleType, uncompiled_arro
     headers = [("h", b"x"), ("né", None)]
     whole = bytes(kernel.build([(NOW_MS - n, b"key", b"v" * 70, headers) for n in range(4)], codec))
     refused = 0
-    for data in mutants(whole, 4_000 if codec == Codec.NONE else 150, seed=codec):
+    for data in mutants(whole, 1_500 if codec == Codec.NONE else 100, seed=codec):
         outcomes: list[Any] = []
         for arrow in (compiled_arrow, uncompiled_arrow):
             try:
@@ -358,7 +358,7 @@ def test_both_forms_agree_on_mutants(compiled_arrow: ModuleType, uncompiled_arro
         assert type(outcomes[0]) is type(outcomes[1])
         assert outcomes[0] == outcomes[1] if isinstance(outcomes[0], str) else outcomes[0].equals(outcomes[1])
         refused += isinstance(outcomes[0], str)
-    assert refused > 30
+    assert refused > 20
 
 
 def test_bytes_without_any_order_give_only_named_errors(arrow: ModuleType, seed: int) -> None:
