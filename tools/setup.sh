@@ -38,7 +38,7 @@ install() { $venv/bin/python -m pip install --quiet --disable-pip-version-check 
 runtime() {
     make_venv
     say 'installing what the broker needs'
-    rm -f src/headrace/records/kernel.*.so
+    rm -f src/headrace/records/*.so
     # setup.py compiles the kernel where Cython and a compiler are there.
     install setuptools $(command -v cc >/dev/null && echo cython)
     install --no-build-isolation --editable .
