@@ -106,12 +106,13 @@ def run_driver(command: Sequence[str], broker: Broker, result: Path, environment
     ran = subprocess.run(
         [*DIES_WITH_PARENT, *command, broker.bootstrap, TOPIC, str(broker.data), str(result)],
         env={**LOOPBACK, **environment},
+        cwd=result.parent,
         capture_output=True,
         text=True,
         timeout=DRIVER_DEADLINE_S,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr[-6000:]
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 
