@@ -20,7 +20,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Final
@@ -77,8 +77,9 @@ class Views:
         archived: Archived | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        # Known by class, the source needs no search through the path for its name.
-        spark.dataSource.register(HeadraceSource)
+        # Known by class, the source needs no search through the path for its name. It may have been found already.
+        with suppress(AnalysisException):
+            spark.dataSource.register(HeadraceSource)
         self.spark = spark
         self.bootstrap = bootstrap
         self.declared = dict(declared or {})
@@ -89,14 +90,20 @@ class Views:
         self._made: list[str] = []
         self._made_of_archive: list[str] = []
         self._streamed: set[str] = set()
+        self._views_before = self._views()
         # Where Spark keeps views that are named with a prefix: `archive.orders`, as `headrace sql` sets it.
         self.archive_prefix: str = spark.conf.get("spark.sql.globalTempDatabase", "global_temp") or "global_temp"
 
     def close(self) -> None:
-        for name in self._made:
+        """Drop the views of topics, and those that statements have made."""
+        for name in self._views() - self._views_before:
             self.spark.catalog.dropTempView(name)
         for name in self._made_of_archive:
             self.spark.catalog.dropGlobalTempView(name)
+
+    def _views(self) -> set[str]:
+        with _quiet_lookups():
+            return {table.name for table in self.spark.catalog.listTables() if table.isTemporary}
 
     def topics(self, *, internal: bool = False) -> dict[str, Topic]:
         with Cluster(self.bootstrap) as cluster:
@@ -137,9 +144,7 @@ class Views:
             (name, "topic", len(topic.partitions)) for name, topic in self.topics().items()
         ]
         made = {name.lower() for name in self._made}
-        with _quiet_lookups():
-            views = [table.name for table in self.spark.catalog.listTables() if table.name.lower() not in made]
-        rows += [(name, "view", None) for name in sorted(views)]
+        rows += [(name, "view", None) for name in sorted(self._views()) if name.lower() not in made]
         shown = [row for row in rows if any(fnmatch(row[0].lower(), each.lower()) for each in pattern.split("|"))]
         return self.spark.createDataFrame(shown, "name string, kind string, partitions int")
 

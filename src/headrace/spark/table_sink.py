@@ -1,0 +1,118 @@
+"""Batches of a streaming query into a Delta table of any schema, each batch once.
+
+Spark writes a batch as Parquet below `_staging/`, the driver moves the files to their place and adds them to the table
+with the transaction (query, batch) in one version. A driver that dies before that leaves files that no version names;
+the next start removes them, and Spark runs the batch again. One that dies after it finds the transaction and adds
+nothing. Files are named
+
+    <partition column>=<value>/<query>-<batch>-<number>-<random>.parquet
+
+The folder has to be one that driver and executors share.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.transaction import AddAction
+from pyspark.sql.types import StructType
+
+from headrace.errors import OperatorError
+from headrace.spark import delta, faults
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STAGING: Final = "_staging"
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSink:
+    """`query` names the batches: the same over all restarts of a query, and no other query's."""
+
+    path: Path
+    query: str
+    partition_by: tuple[str, ...] = ()
+
+    def prepare(self, spark: SparkSession, schema: StructType) -> None:
+        """Make the table, or check that the rows fit the one that is there; remove what a dead run left."""
+        missing = [name for name in self.partition_by if name not in schema.fieldNames()]
+        if missing:
+            raise OperatorError(f"table {self.path} is to be partitioned by {missing[0]}, which the rows do not have")
+        # Files that other readers of Delta take as they are.
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        if delta.exists(self.path):
+            _check(self.path, delta.open_table(self.path), schema, self.partition_by)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise OperatorError(f"{self.path} holds something that is no Delta table; choose another folder")
+        else:
+            DeltaTable.create(str(self.path), Schema.from_json(schema.json()), partition_by=list(self.partition_by))
+        self._sweep()
+
+    def write(self, rows: DataFrame, batch: int) -> None:
+        """Add one batch, for `foreachBatch`."""
+        known = delta.open_table(self.path).transaction_version(self.query)
+        if known is not None and known >= batch:
+            return
+        staged = self.path / STAGING / f"{self.query}-{batch:08}-{secrets.token_hex(4)}"
+        writer = rows.write.option("compression", "zstd")
+        (writer.partitionBy(*self.partition_by) if self.partition_by else writer).parquet(str(staged))
+        files = [
+            self._move(staged, file, f"{self.query}-{batch:08}-{nth:05}-{secrets.token_hex(4)}.parquet")
+            for nth, file in enumerate(sorted(staged.rglob("*.parquet")))
+            if pq.read_metadata(file).num_rows
+        ]
+        shutil.rmtree(staged)
+        faults.reached("files-written", batch)
+        if files:
+            delta.append(self.path, files, app_id=self.query, app_version=batch)
+        faults.reached("table-committed", batch)
+
+    def _move(self, staged: Path, file: Path, name: str) -> AddAction:
+        folder = file.relative_to(staged).parent
+        target = self.path / folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(target)
+        delta.sync(target)
+        values = {key: _value(text) for key, _, text in (part.partition("=") for part in folder.parts)}
+        about = target.stat()
+        stats = {"numRecords": pq.read_metadata(target).num_rows}
+        modified_ms = int(about.st_mtime * 1000)
+        return AddAction(str(folder / name), about.st_size, values, modified_ms, True, json.dumps(stats))
+
+    def _sweep(self) -> None:
+        live = {Path(uri) for uri in delta.open_table(self.path).file_uris()}
+        for left in self.path.rglob(f"{self.query}-*.parquet"):
+            if left not in live and STAGING not in left.parts:
+                left.unlink()
+        for staged in (self.path / STAGING).glob(f"{self.query}-*"):
+            shutil.rmtree(staged)
+
+
+def _value(text: str) -> str | None:
+    return None if text == _NULL else unquote(text)
+
+
+def _check(path: Path, table: DeltaTable, schema: StructType, partition_by: Sequence[str]) -> None:
+    there, now = _columns(delta.spark_schema(table)), _columns(schema)
+    if there != now:
+        differ = sorted(name for name in there.keys() | now.keys() if there.get(name) != now.get(name))
+        told = "; ".join(f"{name} is {there.get(name, 'not there')}, now {now.get(name, 'missing')}" for name in differ)
+        raise OperatorError(f"the rows do not fit table {path}: {told}")
+    if tuple(table.metadata().partition_columns) != tuple(partition_by):
+        of = ", ".join(table.metadata().partition_columns) or "nothing"
+        raise OperatorError(f"table {path} is partitioned by {of}, not {', '.join(partition_by) or 'nothing'}")
+
+
+def _columns(schema: StructType) -> dict[str, Any]:
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
