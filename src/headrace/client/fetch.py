@@ -13,7 +13,7 @@ from typing import Final
 from headrace.client.cluster import Cluster
 from headrace.client.connection import Connection, Request, exchange
 from headrace.client.refusal import Refusal, check
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, Mapping
 from headrace.records.batch import BatchHeader, batches
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -24,6 +24,15 @@ ANSWER_MARGIN_MS: Final = 10_000
 
 _CONSUMER: Final = -1
 _NO_SESSION_EPOCH: Final = -1
+_CORRUPT: Final = 2
+
+
+class CorruptLog(Refusal):
+    """The leader's own copy is damaged: asking again would read the same bytes."""
+
+    def __init__(self, code: int, about: str) -> None:
+        super().__init__(code, about)
+        self.mapping = Mapping(code, 502, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ def fetch_request(cluster: Cluster, positions: Sequence[Position], limits: Fetch
 def _read(position: Position, answer: Message) -> Fetched:
     if answer.error_code != Code.NONE:
         where = f"fetch of {position.topic}-{position.partition} at offset {position.offset}"
-        raise Refusal(answer.error_code, where)
+        raise (CorruptLog if answer.error_code == _CORRUPT else Refusal)(answer.error_code, where)
     records = answer.records if answer.records is not None else memoryview(b"")
     return Fetched(position, records, answer.high_watermark, answer.log_start_offset)
 

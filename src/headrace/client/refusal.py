@@ -15,6 +15,7 @@ from headrace.wire import schema
 _REMEDIES: Final = {
     Code.OFFSET_OUT_OF_RANGE: "the log does not reach there; start at `beginning` or `end`",
     Code.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition; `headrace topic list` shows what there is",
+    2: "a record batch is damaged on the broker's disk; `headrace log verify DIR` there says which",
     10: "the batch is above the topic's max.message.bytes; send smaller records or raise it",
     Code.INVALID_TOPIC: "a topic name has 1 to 249 letters, digits, dots, underscores or dashes",
     Code.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas asks for",
