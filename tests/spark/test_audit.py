@@ -88,7 +88,11 @@ def found_in(summary: Summary, store: str) -> set[Finding]:
     return {tuple(row[name] for name in names) for row in rows if str(row["store"]).startswith(store)}
 
 
-def archive(rows: pa.Table, folder: Path) -> str:
+def archive(rows: pa.Table, folder: Path, dead_letters: int = 0) -> str:
+    """The last rows go to the table of dead letters."""
+    dead = rows.slice(len(rows) - dead_letters).drop(["timestampType"])
+    write_deltalake(str(folder / "dead_letters"), dead.append_column("reason", pa.repeat("not JSON", dead_letters)))
+    rows = rows.slice(0, len(rows) - dead_letters)
     dated = rows.append_column("date", rows["timestamp"].cast(pa.timestamp("us")).cast(pa.date32()))
     write_deltalake(str(folder / "records"), dated, partition_by=["topic", "date"])
     return str(folder)
@@ -139,7 +143,7 @@ def test_nothing_is_found_where_nothing_is_wrong(spark: SparkSession, scene: Sce
         ledgers=(scene.ledger,),
         bootstrap=scene.broker.bootstrap,
         data=(str(scene.broker.data),),
-        archive=archive(scene.rows, tmp_path),
+        archive=archive(scene.rows, tmp_path, dead_letters=10),
     )
     assert summary.ok, summary
     assert summary.facts["verdict"] == "clean"

@@ -16,8 +16,9 @@ from headrace.client.groups import fetch_offsets
 from headrace.client.offsets import EARLIEST, list_offsets
 from headrace.errors import OperatorError
 from headrace.records.arrow import digests
-from headrace.spark import delta
+from headrace.spark import archive_state, delta
 from headrace.spark.accounting import STORE_COLUMNS
+from headrace.spark.archive_tables import DEAD_LETTERS, RECORDS
 from headrace.spark.judgement import Bound
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ def data_folder(spark: SparkSession, folder: str, topics: Sequence[str]) -> Stor
 
 
 def archive(spark: SparkSession, folder: str, topics: Sequence[str], bootstrap: str | None, group_id: str) -> Store:
-    """The digests are made anew from what is stored. Without a broker all of the ledger has to be there."""
-    records = _archived(spark, Path(folder) / "records").where(F.col("topic").isin(*topics))
-    missing = [name for name in (*SENT_COLUMNS, *STORE_COLUMNS[:-1]) if name not in records.columns]
-    if missing:
-        raise OperatorError(f"the archive {folder} has no column {missing[0]!r}: it cannot be audited")
-    rows = records.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
+    """Records and dead letters; their digests are made anew. Without a broker all of the ledger has to be there."""
+    identity = archive_state.known_identity(Path(folder))
+    if identity and identity.get("drop_value"):
+        raise OperatorError(f"the archive {folder} keeps no values as they were sent: it cannot be audited")
+    kept = _archived(spark, Path(folder)).where(F.col("topic").isin(*topics))
+    rows = kept.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
 
     def bounds() -> list[Bound]:
         return [] if bootstrap is None else _committed(bootstrap, topics, group_id)
@@ -63,12 +64,20 @@ def archive(spark: SparkSession, folder: str, topics: Sequence[str], bootstrap: 
     return Store(f"archive {folder}", rows, bounds)
 
 
-def _archived(spark: SparkSession, path: Path) -> DataFrame:
+def _archived(spark: SparkSession, folder: Path) -> DataFrame:
+    """What an archive has of each record; the type of a dead letter's timestamp is not known."""
+    columns = (*STORE_COLUMNS[:-1], *SENT_COLUMNS)
+    path = folder / RECORDS
     if delta.exists(path):
-        return delta.read(spark, path)
-    if (path / "_spark_metadata").is_dir():
-        return spark.read.parquet(str(path))
-    raise OperatorError(f"{path.parent} has no archive; `headrace pipeline archive --to {path.parent}` makes one")
+        records = delta.read(spark, path)
+    elif (path / "_spark_metadata").is_dir():
+        records = spark.read.parquet(str(path))
+    else:
+        raise OperatorError(f"{folder} has no archive; `headrace pipeline archive --to {folder}` makes one")
+    if not delta.exists(folder / DEAD_LETTERS):
+        return records.select(*columns)
+    dead = delta.read(spark, folder / DEAD_LETTERS).withColumn("timestampType", F.lit(None).cast("int"))
+    return records.select(*columns).unionAll(dead.select(*columns))
 
 
 def _with_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
