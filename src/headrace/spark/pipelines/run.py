@@ -45,6 +45,7 @@ CHECKPOINTS: Final = Path(".headrace") / "checkpoints"
 STATE: Final = "job.json"
 LOCK: Final = "job.lock"
 POLL_S: Final = 0.2
+START_WITHIN_S: Final = 60.0
 # How long a stop waits for batches that run; they are run again later if they take longer.
 STOP_WITHIN_S: Final = 60.0
 
@@ -184,11 +185,20 @@ def _start_all(spark: SparkSession, outputs: Sequence[Output], options: Options,
     try:
         for output in outputs:
             running.append(Running(output, _start(spark, output, options, state)))
+            _wait_until_reading(running[-1].query)
     except BaseException:
         for each in running:
             each.query.stop()
         raise
     return running
+
+
+def _wait_until_reading(query: StreamingQuery) -> None:
+    """Queries that start together start their Python workers together, and Spark gives each only ten seconds."""
+    patience = Progress()
+    while query.status["message"].startswith("Initializing") and patience.elapsed_s < START_WITHIN_S:
+        if _ended(query):
+            return
 
 
 def _start(spark: SparkSession, output: Output, options: Options, state: State) -> StreamingQuery:
