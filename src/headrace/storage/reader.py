@@ -38,7 +38,9 @@ class Reader:
         if position + max_bytes < end:
             end = self._cut(segment, position, max_bytes, whole_first=True)
         checks = Checks(self._epochs, self._budget, warm)
-        sound = segment.sound_end(position, end, offset, checks, exact=place is not None)
+        # An offset that compaction removed from the end of one segment is served from the beginning of the next.
+        held = max(offset, segment.base_offset)
+        sound = segment.sound_end(position, end, held, checks, exact=place is not None)
         slices = [FileSlice(segment.file, position, sound - position)] if sound > position else []
         count = sound - position
         while sound == segment.written and segment.next_offset < limit and count < max_bytes:

@@ -1,0 +1,35 @@
+"""A compacted topic after a restart: every offset can be asked for, also those that compaction has removed."""
+
+from collections.abc import Callable
+
+from brokers import Broker, wait_for
+from headrace.client import admin
+from headrace.client.cluster import Cluster
+from headrace.client.fetch import Position, fetch
+from headrace.client.produce import Outgoing, Produced, produce
+from headrace.records import kernel
+from proving import proves
+
+ROUNDS, KEYS = 30, 5
+
+
+@proves("J6")
+def test_offsets_in_the_gaps_of_a_compacted_topic_are_served_after_a_restart(
+    fresh_broker: Callable[..., Broker],
+) -> None:
+    broker = fresh_broker({"retention.check.ms": 10})
+    settings = {"segment.bytes": "2048", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+    with Cluster(broker.bootstrap) as cluster:
+        admin.create_topic(cluster, "s", partitions=1, configs=settings)
+        for nth in range(ROUNDS):
+            new = [(1_790_000_000_000, b"k%d" % key, b"%d" % nth * 40, []) for key in range(KEYS)]
+            (answer,) = produce(cluster, [Outgoing("s", 0, kernel.build(new))])
+            assert isinstance(answer, Produced)
+    wait_for("a compacted segment", lambda: list((broker.data / "s" / "s-0").glob("*.sum")))
+    broker.settings["retention.check.ms"] = 600_000
+    broker.restart()
+    with Cluster(broker.bootstrap) as cluster:
+        for offset in range(ROUNDS * KEYS):
+            (fetched,) = fetch(cluster, [Position("s", 0, offset)])
+            first = next(header for header, _ in fetched.whole_batches())
+            assert first.next_offset > offset
