@@ -51,6 +51,7 @@ from headrace.ports.network import Address
 from headrace.settings import BrokerSettings, Value
 from headrace.storage.log import TopicPartition
 from headrace.storage.store import PartitionedStore
+from headrace.system import descriptors
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
@@ -85,6 +86,7 @@ class Node:
         settings = self.settings
         built = self._built
         self.disk = SystemDisk(self._loop, sync_helper=settings["sync.helper"])
+        self._descriptors = descriptors.allowed()
         built.callback(self.disk.close)
         self.store = PartitionedStore(
             self.disk,
@@ -94,6 +96,8 @@ class Node:
             checkpoint_ms=settings["checkpoint.ms"],
             producer_expire_ms=settings["producer.expire.ms"],
             archived_offset=self._archived_offset,
+            open_segments_max=self._descriptors.segments,
+            sync_files_max=self._descriptors.sync_files,
         )
         built.callback(self.store.close)
         self.coordination = EmbeddedCoordination(f"{self._folder}/coordination.sqlite", self.clock)
@@ -148,7 +152,7 @@ class Node:
         settings = self.settings
         network = SocketNetwork(self._loop, settings["receive.buffer.total.bytes"])
         tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
-        self.server = KafkaServer(network, self.services)
+        self.server = KafkaServer(network, self.services, self._connections_max())
         self._built.callback(self.server.close)
         endpoints = {}
         for spec in self._specs:
@@ -157,10 +161,20 @@ class Node:
             endpoints[spec.name] = Endpoint(told.host, told.port or real.port)
         if settings["http.listen"] != "off":
             address = listeners.parse_address(settings["http.listen"], "http.listen")
-            self.http = HttpServer(network, address, self._http_services())
+            self.http = HttpServer(network, address, self._http_services(), self._descriptors.http_connections)
             self._built.callback(self.http.close)
             self.http.start()
         return endpoints
+
+    def _connections_max(self) -> int:
+        wanted: int = self.settings["connections.max"]
+        allowed = self._descriptors.kafka_connections
+        if wanted > allowed:
+            log.warning(
+                "the limit of open files leaves room for %d connections, not for connections.max, %d: raise the limit",
+                allowed, wanted,
+            )  # fmt: skip
+        return min(wanted, allowed)
 
     def _http_services(self) -> HttpServices:
         return HttpServices(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brokers import wait_for
-from headrace.http import server, session
+from headrace.http import session
 from http_port import DEADLINE_SECONDS, HttpPort
 
 
@@ -200,7 +200,7 @@ def test_upgrades_and_tunnels_are_not_entered(port: HttpPort) -> None:
 
 
 def test_connections_beyond_the_limit_are_closed_at_once(port: HttpPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(port.server, "_connections_max", 2)
     first, second = port.connection(), port.connection()
     for connection in (first, second):
         assert port.ask("GET", "/health", connection=connection).status == 200

@@ -14,10 +14,13 @@ CONNECTIONS_MAX: Final = 1000
 
 
 class HttpServer:
-    def __init__(self, network: Network, address: Address, services: HttpServices) -> None:
+    def __init__(
+        self, network: Network, address: Address, services: HttpServices, connections_max: int | None = None
+    ) -> None:
         self._network = network
         self._wanted = address
         self._services = services
+        self._connections_max = CONNECTIONS_MAX if connections_max is None else connections_max
         self._listener: Listener | None = None
         self._sessions: set[HttpSession] = set()
         services.metrics.collect(self._samples)
@@ -31,7 +34,7 @@ class HttpServer:
         return self._wanted if self._listener is None else self._listener.address
 
     def _accept(self) -> HttpSession | None:
-        if len(self._sessions) >= CONNECTIONS_MAX:
+        if len(self._sessions) >= self._connections_max:
             self._services.metrics.connections_refused += 1
             return None
         session = HttpSession(self._services, self._sessions.discard)

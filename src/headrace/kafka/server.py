@@ -29,11 +29,11 @@ class Listening:
 
 
 class KafkaServer:
-    def __init__(self, network: Network, services: Services) -> None:
+    def __init__(self, network: Network, services: Services, connections_max: int) -> None:
         self._network = network
         self._services = services
         self._listeners: dict[str, Listener] = {}
-        self._connections_max: int = services.settings["connections.max"]
+        self._connections_max = connections_max
         self._idle_seconds: float = services.settings["connection.idle.ms"] / 1000
         self._sweeper: Timer | None = None
 
@@ -54,7 +54,7 @@ class KafkaServer:
         metrics = services.metrics
         if len(services.connections) >= self._connections_max:
             metrics.connections_refused += 1
-            log.warning("a connection on %s was refused: connections.max is %d", listener, self._connections_max)
+            log.warning("a connection on %s was refused: %d are open", listener, self._connections_max)
             return None
         connection = Connection(services, listener, HANDLERS, RAW_HANDLERS)
         services.connections.add(connection)

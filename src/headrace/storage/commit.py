@@ -40,9 +40,10 @@ def concerns(error: OSError, files: Sequence[File]) -> bool:
 
 
 class GroupCommit:
-    def __init__(self, disk: Disk, clock: Clock) -> None:
+    def __init__(self, disk: Disk, clock: Clock, files_max: int = FILES_MAX) -> None:
         self._disk = disk
         self._clock = clock
+        self._files_max = files_max
         self._asked: dict[PartitionedLog, None] = {}
         self._running = False
         self._retrying = False
@@ -61,7 +62,7 @@ class GroupCommit:
         files: list[File] = []
         targets: list[_Target] = []
         for log in list(self._asked):
-            if len(files) >= FILES_MAX:
+            if len(files) >= self._files_max:
                 break  # the others are in the next one
             del self._asked[log]
             if log.offline is not None:

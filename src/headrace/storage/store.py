@@ -25,7 +25,7 @@ from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.segment import OpenSegments
+from headrace.storage.segment import OPEN_SEGMENTS_MAX, OpenSegments
 from headrace.storage.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class PartitionedStore:
         checkpoint_ms: int = 60_000,
         producer_expire_ms: int = 86_400_000,
         archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
+        open_segments_max: int = OPEN_SEGMENTS_MAX,
+        sync_files_max: int = FILES_MAX,
     ) -> None:
         self.data = data
         self._disk = disk
@@ -57,12 +59,13 @@ class PartitionedStore:
         self._lock = folder.lock(disk, data)
         self._logs: dict[TopicPartition, PartitionedLog] = {}
         self._staged: dict[PartitionedLog, None] = {}
-        self.commit = GroupCommit(disk, clock)
+        self._sync_files_max = sync_files_max
+        self.commit = GroupCommit(disk, clock, sync_files_max)
         self._checkpoints = CheckpointWriter(disk, clock, data, self._points, checkpoint_ms)
         self._around = Surroundings(
             disk=disk,
             clock=clock,
-            open_segments=OpenSegments(),
+            open_segments=OpenSegments(open_segments_max),
             check_budget=CheckBudget(clock),
             staged=self._staged,
             checkpoint_soon=self._checkpoints.soon,
@@ -360,7 +363,7 @@ class PartitionedStore:
             except OSError as error:
                 each.fail(error)
             files = [file for _, own in waiting for file in own]
-            if len(files) < FILES_MAX and nth < len(logs):
+            if len(files) < self._sync_files_max and nth < len(logs):
                 continue
             failure: OSError | None = None
             try:
