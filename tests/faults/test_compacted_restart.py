@@ -8,6 +8,7 @@ from headrace.client.cluster import Cluster
 from headrace.client.fetch import Position, fetch
 from headrace.client.produce import Outgoing, Produced, produce
 from headrace.records import kernel
+from headrace.records.record import NewRecord
 from proving import proves
 
 ROUNDS, KEYS = 30, 5
@@ -17,12 +18,12 @@ ROUNDS, KEYS = 30, 5
 def test_offsets_in_the_gaps_of_a_compacted_topic_are_served_after_a_restart(
     fresh_broker: Callable[..., Broker],
 ) -> None:
-    broker = fresh_broker({"retention.check.ms": 10})
+    broker = fresh_broker(settings={"retention.check.ms": 10})
     settings = {"segment.bytes": "2048", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
     with Cluster(broker.bootstrap) as cluster:
         admin.create_topic(cluster, "s", partitions=1, configs=settings)
         for nth in range(ROUNDS):
-            new = [(1_790_000_000_000, b"k%d" % key, b"%d" % nth * 40, []) for key in range(KEYS)]
+            new: list[NewRecord] = [(1_790_000_000_000, b"k%d" % key, b"%d" % nth * 40, []) for key in range(KEYS)]
             (answer,) = produce(cluster, [Outgoing("s", 0, kernel.build(new))])
             assert isinstance(answer, Produced)
     wait_for("a compacted segment", lambda: list((broker.data / "s" / "s-0").glob("*.sum")))
