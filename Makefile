@@ -9,10 +9,11 @@ PYTHON_FILES := src tests tools bench setup.py
 KERNELS := $(foreach name,kernel decoding encoding,$(wildcard src/headrace/records/$(name).p*))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check prove bench settings inventory format clean
+.PHONY: help serve demo test check prove bench settings inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
+	@echo 'make demo       broker, traffic, archive, a plot and an audit, in a few minutes; KEEP=1 keeps its folder'
 	@echo 'make test       everything: checks, unit tests, real clients, faults (ARGS go to pytest)'
 	@echo 'make check      format, lint, types, layers, tidiness'
 	@echo 'make prove      the long runs; their figures are added to docs/PROOF.md'
@@ -24,6 +25,14 @@ help:
 
 serve: $(VENV)/.runtime
 	@exec $(BIN)/headrace serve $(ARGS)
+
+demo: $(VENV)/.runtime
+	@tools/packages.py java
+	@$(BIN)/python -c 'import deltalake, matplotlib, pyspark' 2>/dev/null || { \
+		echo 'setup: installing PySpark, about 450 MB'; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+			--no-build-isolation --editable '.[spark]'; }
+	@$(BIN)/python tools/demo.py
 
 $(VENV)/.runtime: pyproject.toml setup.py constraints.txt tools/setup.sh $(KERNELS)
 	@tools/setup.sh runtime

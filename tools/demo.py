@@ -1,0 +1,201 @@
+"""`make demo`: a broker, traffic, an archive, an aggregation with a plot, and an audit of it all.
+
+Every step shows the command that a person would type. Everything lives in a temporary folder and is removed at the end,
+but for the plot; KEEP=1 in the environment keeps it. The exit code is 0 only if every step succeeded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+HEADRACE: Final = str(Path(sys.executable).parent / "headrace")
+PLOT: Final = ROOT / ".work" / "demo" / "revenue.png"
+SECONDS: Final = 15
+RATE: Final = 8000
+STOP_WITHIN_S: Final = 30.0
+BAR: Final = 44
+BOLD, GREEN, RED, DIM, PLAIN = ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")
+if not sys.stdout.isatty():
+    BOLD = GREEN = RED = DIM = PLAIN = ""
+
+PER_COUNTRY: Final = (
+    "select country, sum(orders) as orders, round(sum(revenue), 2) as revenue "
+    "from `revenue-per-minute` group by country order by revenue desc"
+)
+PER_SECOND: Final = "select minute as second, country, revenue from `revenue-per-minute` order by second, country"
+
+
+class StepFailed(Exception):
+    """A step's command did not end well."""
+
+
+class Demo:
+    """One run: its folder, its broker, and what each step took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broker: subprocess.Popen[str] | None = None
+        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.took: list[tuple[str, float]] = []
+        self._step = 0
+
+    def step(self, title: str) -> None:
+        self._step += 1
+        print(f"\n{BOLD}{self._step}. {title}{PLAIN}", flush=True)
+
+    def command(self, *arguments: str, shown: bool = True) -> str:
+        """Run a command of headrace; what it prints is shown, and answered."""
+        typed = ["headrace", *(argument.replace(f"{self.folder}/", "") for argument in arguments)]
+        print(f"{DIM}$ {shlex.join(typed)}{PLAIN}", flush=True)
+        began = time.monotonic()
+        done = subprocess.run(
+            [HEADRACE, *arguments],
+            env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        if shown:
+            print("\n".join(f"  {line}" for line in done.stdout.strip().splitlines()), flush=True)
+        if done.returncode:
+            raise StepFailed(f"{shlex.join(typed)} ended with exit code {done.returncode}")
+        self.took.append((" ".join(arguments[: 2 if arguments[0] == "pipeline" else 1]), time.monotonic() - began))
+        return done.stdout
+
+    def serve(self) -> None:
+        arguments = ["serve", "--data", str(self.folder / "data"), "--listen", "127.0.0.1:0"]
+        print(f"{DIM}$ headrace serve --data data --listen 127.0.0.1:0{PLAIN}", flush=True)
+        began = time.monotonic()
+        errors = (self.folder / "broker.log").open("w")
+        self.broker = subprocess.Popen(
+            [HEADRACE, *arguments, "--set", "http.listen=127.0.0.1:0"],
+            stdout=subprocess.PIPE, stderr=errors, text=True, env=self.environment,
+        )  # fmt: skip
+        errors.close()
+        assert self.broker.stdout is not None
+        line = self.broker.stdout.readline()
+        if not line.startswith("ready "):
+            raise StepFailed(f"the broker did not start: {(self.folder / 'broker.log').read_text()[-2000:]}")
+        address = dict(part.split("=", 1) for part in line.split()[1:])["kafka"]
+        print(f"  {line.strip()}\n{DIM}$ export HEADRACE_BOOTSTRAP={address}{PLAIN}")
+        self.environment["HEADRACE_BOOTSTRAP"] = address
+        self.took.append(("serve", time.monotonic() - began))
+
+    def stop(self) -> None:
+        """A clean stop; a broker that hangs is a failure, and is ended all the same."""
+        if self.broker is None:
+            return
+        broker, self.broker = self.broker, None
+        if broker.poll() is not None:
+            raise StepFailed(f"the broker died with exit code {broker.returncode}")
+        broker.send_signal(signal.SIGTERM)
+        try:
+            if broker.wait(STOP_WITHIN_S):
+                raise StepFailed(f"the broker stopped with exit code {broker.returncode}")
+        except subprocess.TimeoutExpired:
+            broker.kill()
+            broker.wait()
+            raise StepFailed(f"the broker did not stop within {STOP_WITHIN_S:.0f} s") from None
+
+
+def play(demo: Demo) -> None:
+    folder = demo.folder
+    demo.step("A broker, on a folder and a port of its own")
+    demo.serve()
+
+    demo.step(f"Orders from two producers for {SECONDS} seconds; each notes in a ledger what the broker acknowledged")
+    demo.command(
+        "load", "orders", "--kind", "orders", "--duration", str(SECONDS), "--rate", str(RATE), "--partitions", "4",
+        "--producers", "2", "--compression", "lz4", "--ledger", str(folder / "ledger"),
+    )  # fmt: skip
+
+    demo.step("The topic into an archive: a Delta table by topic and date, each record once")
+    demo.command("pipeline", "archive", "--topic", "orders", "--to", str(folder / "archive"))
+
+    demo.step("A SQL job: revenue per country and second to a topic, large orders to a table")
+    job = folder / "revenue_per_minute.sql"
+    shutil.copyfile(ROOT / "examples" / "revenue_per_minute.sql", job)
+    demo.command(
+        "pipeline", "run", str(job), "--set", "window=1 second", "--set", "lateness=1 second", "--set", "least=300"
+    )
+
+    demo.step("What a person wants to see")
+    lines = demo.command("sql", "--json", f"{PER_COUNTRY}; {PER_SECOND}", shown=False).splitlines()
+    rows = [json.loads(line) for line in lines]
+    countries = [row for row in rows if "second" not in row]
+    if not countries:
+        raise StepFailed("the job has written no revenue")
+    bars(countries)
+    plot([row for row in rows if "second" in row], [row["country"] for row in countries])
+
+    demo.step("Audit: every acknowledged order is in the topic and in the archive, once, whole and in order")
+    demo.command("pipeline", "audit", "--ledger", str(folder / "ledger"), "--archive", str(folder / "archive"))
+
+    demo.step("The broker stops cleanly")
+    demo.stop()
+
+
+def bars(countries: list[dict[str, Any]]) -> None:
+    most = max(float(row["revenue"]) for row in countries)
+    for row in countries:
+        revenue = float(row["revenue"])
+        bar = "█" * max(1, round(BAR * revenue / most))
+        print(f"  {row['country']}  {GREEN}{bar:<{BAR}}{PLAIN} {revenue:>14,.2f} from {row['orders']:>6,} orders")
+
+
+def plot(rows: list[dict[str, Any]], countries: list[str]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    seconds = sorted({row["second"] for row in rows})
+    revenue = {(row["second"], row["country"]): float(row["revenue"]) for row in rows}
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    layers = [[revenue.get((second, country), 0.0) for second in seconds] for country in countries]
+    axes.stackplot(range(len(seconds)), layers, labels=countries)
+    axes.set(xlabel="second", ylabel="revenue", title="Paid orders: revenue per second and country", xlim=(0, None))
+    axes.legend(loc="upper left", ncols=len(countries), fontsize="small")
+    axes.margins(y=0.15)
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOT, dpi=120)
+    print(f"  the same over time, as a picture: {PLOT.relative_to(ROOT)}")
+
+
+def main() -> int:
+    keep = os.environ.get("KEEP", "") not in ("", "0")
+    folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
+    demo, failure, began = Demo(folder), "", time.monotonic()
+    try:
+        play(demo)
+    except StepFailed as error:
+        failure = str(error)
+    except KeyboardInterrupt:
+        failure = "interrupted"
+    finally:
+        with suppress(StepFailed):
+            demo.stop()
+        if keep:
+            print(f"\n{DIM}kept: {folder}{PLAIN}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    seconds = ", ".join(f"{name} {took_s:.0f} s" for name, took_s in demo.took)
+    print(f"\n{DIM}{seconds}; {time.monotonic() - began:.0f} s in all{PLAIN}")
+    if failure:
+        print(f"{RED}failed: {failure}{PLAIN}")
+        return 1
+    print(f"{GREEN}all green{PLAIN}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
