@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLE_RECORDS: Final = 1000
+BLANKS: Final = " \t\r\n"
 CORRUPT: Final = "_headrace_corrupt"
 TAKEN: Final = {name.lower() for name in (*RECORD_COLUMNS, *PARTITIONED_BY, REASON)}
 STORABLE: Final = (
@@ -99,10 +100,13 @@ def decode(rows: DataFrame, schema: T.StructType, *, drop_value: bool) -> DataFr
     how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parsed = rows.withColumn("_json", F.from_json(text, wanted, how))
     fits = F.col("_json").isNotNull() & F.col("_json").getField(CORRUPT).isNull()
+    # Spark's parser stops after the object and leaves unread what follows it.
+    ends = F.rtrim(text, F.lit(BLANKS)).endswith("}")
     reason = (
         F.when(F.col("value").isNull(), F.lit(None))
         .when(~F.is_valid_utf8(text), F.lit("the value is not UTF-8"))
-        .when(fits, F.lit(None))
+        .when(fits & ends, F.lit(None))
+        .when(fits, F.lit("the value goes on after its JSON"))
         .when(F.try_parse_json(text).isNull(), F.lit("the value is not JSON"))
         .otherwise(F.lit(f"the value does not fit {schema.simpleString()}"))
     )
