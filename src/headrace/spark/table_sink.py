@@ -91,9 +91,10 @@ class TableSink:
         return AddAction(str(folder / name), about.st_size, values, modified_ms, True, json.dumps(stats))
 
     def _sweep(self) -> None:
-        live = {Path(uri) for uri in delta.open_table(self.path).file_uris()}
+        """Files of batches that the table has not taken; what it has taken is not even looked at."""
+        known = delta.open_table(self.path).transaction_version(self.query)
         for left in self.path.rglob(f"{self.query}-*.parquet"):
-            if left not in live and STAGING not in left.parts:
+            if known is None or int(left.name[len(self.query) + 1 :].partition("-")[0]) > known:
                 left.unlink()
         for staged in (self.path / STAGING).glob(f"{self.query}-*"):
             shutil.rmtree(staged)

@@ -104,7 +104,10 @@ class Topics:
         if output.mode not in MODES:
             raise OperatorError(f"mode {output.mode!r} of {output.target} is not known; write {', '.join(MODES)}")
         if any(known.name == output.name for known in self.outputs):
-            raise OperatorError(f"the job writes to {output.kind} {output.target} twice; use union for that")
+            raise OperatorError(
+                f"the job has two outputs called {output.name}: unite what goes to one topic, and put tables "
+                "into folders of different names"
+            )
         self.outputs.append(output)
 
 
