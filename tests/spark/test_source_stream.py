@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from brokers import Broker, wait_for
 from headrace.client.admin import create_partitions, delete_records
 from headrace.client.cluster import Cluster
-from headrace.spark import progress
+from headrace.spark import options, progress
 from headrace.spark.options import Topics
+from headrace.spark.stream import StreamReader
 from proving import proves
 from spark.confluent_rows import create_topic, delete_topic, numbered, rows_in, rows_of, send
 
@@ -148,6 +150,24 @@ def test_a_topic_made_anew_is_noticed_after_a_restart(
         [b"v%d" % n for n in range(5)] + [b"v%d" % n for n in range(100, 108)]
     )
     assert copy.run() == []
+
+
+@proves("S2")
+def test_a_topic_made_anew_that_ends_where_the_old_one_did_is_read(broker: Broker) -> None:
+    topic = create_topic(broker)
+    send(broker, topic, numbered(5))
+    given = {"bootstrap": broker.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    reader = StreamReader(options.parse({**given, "failOnDataLoss": "false"}, streaming=True))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    delete_topic(broker, topic)
+    create_topic(broker, 1, topic)
+    send(broker, topic, numbered(5, first=100))
+    anew = reader.latestOffset(end, ReadAllAvailable())
+    assert anew[topic] == end[topic]
+    rows = [batch for split in reader.partitions(end, anew) for batch in reader.read(split)]
+    assert [value for batch in rows for value in batch["value"].to_pylist()] == [b"v%d" % n for n in range(100, 105)]
+    assert reader.latestOffset(anew, ReadAllAvailable()) == anew
 
 
 @proves("S2")

@@ -72,6 +72,15 @@ def settle(
     return Position(offsets, found.ids, lost)
 
 
+def moved(before: Position, after: Position) -> list[Place]:
+    """Partitions of which there may be something to read. A topic made anew may by chance end where the old one did."""
+    return [
+        place
+        for place, at in after.offsets.items()
+        if at != before.offsets.get(place) or after.ids.get(place[0]) != before.ids.get(place[0])
+    ]
+
+
 def spans(
     before: Position, after: Position, found: Found, log_starts: Mapping[Place, int], *, fail: bool
 ) -> dict[Place, tuple[int, int]]:

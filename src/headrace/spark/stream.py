@@ -87,8 +87,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         chosen = self._options
         with self._cluster() as cluster:
             found = planning.find(cluster, chosen.topics, missing_ok=True)
-            moved = [place for place, at in after.offsets.items() if at != before.offsets.get(place)]
-            log_starts = planning.ends_of(cluster, [place for place in moved if place in found.places], EARLIEST)
+            moved = [place for place in loss.moved(before, after) if place in found.places]
+            log_starts = planning.ends_of(cluster, moved, EARLIEST)
             spans = loss.spans(before, after, found, log_starts, fail=chosen.fail_on_data_loss)
             return planning.cut(
                 cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
