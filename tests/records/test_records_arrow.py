@@ -274,6 +274,16 @@ def test_damage_names_topic_partition_and_offset(arrow: ModuleType) -> None:
         decoded(arrow, first + packed)
 
 
+def test_a_batch_whose_span_is_damaged_is_not_taken_for_one_before_the_bounds(arrow: ModuleType) -> None:
+    parts = [theirs([(NOW_MS, None, b"a", [])] * 5, base_offset=5 * n) for n in range(3)]
+    assert decoded(arrow, b"".join(parts), ["offset"], 7)["offset"].to_pylist() == list(range(7, 15))
+    for at, value in ((23, 0x80), (26, 1)):
+        damaged = bytearray(parts[1])
+        damaged[at] = value
+        with pytest.raises(CorruptBatch, match=r"^orders-3 at offset 5: .*CRC"):
+            decoded(arrow, parts[0] + damaged + parts[2], first=8)
+
+
 def test_a_digest_tells_fields_apart(arrow: ModuleType) -> None:
     records: list[tuple[Any, Any, Any]] = [
         (None, None, []), (b"", None, []), (None, b"", []), (b"", b"", []), (b"\0", None, []), (None, b"\0", []),

@@ -299,14 +299,14 @@ class Rows:
             if not 0 <= self.base_offset < MOST:
                 refuse_impossible(read_header(self.view, start), size)
             self.expected_offset = self.base_offset + self.last_delta + 1
-            if self.base_offset + self.last_delta < self.first_offset or self.base_offset >= self.next_offset:
+            if self.base_offset >= self.next_offset:
                 continue
             self.record_count = number(data, start + 57, 4)
             # What is wrong is told by the functions that the rest of the broker uses.
             crc = crc32c(self.view[start + ATTRIBUTES_AT : self.batch_end])
             if crc != number(data, start + CRC_AT, 4) & 0xFFFFFFFF or not 0 <= self.record_count <= self.last_delta + 1:
                 check(self.view, start)
-            if attributes & CONTROL == 0:
+            if attributes & CONTROL == 0 and self.base_offset + self.last_delta >= self.first_offset:
                 self.open(data, start, size, attributes)
                 return True
         return False
