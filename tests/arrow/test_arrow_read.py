@@ -13,7 +13,9 @@ import pytest
 import headrace.arrow
 from arrow.topics import NOW_MS, consumed, make_topic, send
 from brokers import Broker
-from headrace.client.cluster import UnknownTopic
+from headrace.client import admin
+from headrace.client.bulk import TopicReplaced
+from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.refusal import NoBroker
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import DEFAULT_COLUMNS
@@ -131,3 +133,18 @@ def test_without_pyarrow_the_message_says_what_to_install() -> None:
     program = "import sys; sys.modules['pyarrow'] = None; import headrace.arrow"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert "ImportError: headrace.arrow needs pyarrow: pip install 'headrace[arrow]'" in ran.stderr
+
+
+@proves("S1")
+def test_a_topic_made_anew_while_it_is_read_is_told(broker: Broker) -> None:
+    topic = make_topic(broker, 2)
+    rows = pa.RecordBatch.from_pydict({"value": [b"old"] * 1_000})
+    headrace.arrow.write(topic, rows, bootstrap=broker.bootstrap)
+    reader = headrace.arrow.read(topic, bootstrap=broker.bootstrap)
+    with Cluster(broker.bootstrap) as cluster:
+        admin.delete_topic(cluster, topic)
+        cluster.forget()
+        admin.create_topic(cluster, topic, partitions=2)
+    headrace.arrow.write(topic, rows, bootstrap=broker.bootstrap)
+    with pytest.raises(TopicReplaced, match=f"topic '{topic}' was deleted and created again"):
+        reader.read_all()

@@ -10,7 +10,7 @@ import pytest
 
 from brokers import Broker, wait_for
 from headrace.client import admin
-from headrace.client.bulk import Span, record_sets
+from headrace.client.bulk import Span, TopicReplaced, record_sets
 from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.offsets import LATEST, list_offsets
 from headrace.client.produce import Outgoing, Produced, produce
@@ -116,6 +116,27 @@ def test_what_is_not_there_is_told(cluster: Cluster, topic: MakeTopic) -> None:
     name = topic()
     with pytest.raises(UnknownTopic, match="no partition 5"):
         list(record_sets(cluster, Span(name, 5, 0, 1)))
+
+
+@proves("S1")
+@pytest.mark.parametrize("now", [1, 2_000])
+def test_a_topic_made_anew_is_not_read_in_place_of_the_old(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, now: int
+) -> None:
+    name = topic()
+    send(cluster, name, range(2_000))
+    span = Span(name, 0, 0, 2_000, cluster.topic(name).topic_id)
+    reader = record_sets(cluster, span, 20_000)
+    next(reader)
+    with Cluster(broker.bootstrap) as other:
+        admin.delete_topic(other, name)
+        other.forget()
+        admin.create_topic(other, name, partitions=1)
+        send(other, name, range(now))
+        with pytest.raises(TopicReplaced, match=rf"{name}-0: offsets 0 to 1999 are gone: .* created again"):
+            list(reader)
+        fresh = Span(name, 0, 0, now, other.topic(name).topic_id)
+        assert offsets(record_sets(cluster, fresh), fresh) == list(range(now))
 
 
 @proves("S1")

@@ -31,7 +31,8 @@ def read(
 ) -> pa.RecordBatchReader:
     """Records from `start` up to but not `end`, partition after partition, as batches of at most `batch_rows` rows.
 
-    Both bounds are found when this is called; records come as the reader is read. Offsets by partition choose the
+    Both bounds are found when this is called; records come as the reader is read, of the topic that it was then: one
+    that was made anew under its name meanwhile is an error. Offsets by partition choose the
     partitions that they name, unless `partitions` does. `columns` may name any of `headrace.records.arrow.TYPES`, such
     as `headers` or `digest`.
     """
@@ -66,6 +67,7 @@ def _chosen(cluster: Cluster, topic: str, partitions: Iterable[int] | None, star
 def _spans(cluster: Cluster, topic: str, partitions: list[int], start: Bound, end: Bound) -> list[Span]:
     if not partitions:
         return []
+    topic_id = cluster.topic(topic).topic_id
     starts = _resolve(cluster, topic, partitions, start, "start", "earliest")
     ends = _resolve(cluster, topic, partitions, end, "end", "latest")
     for partition in partitions:
@@ -73,7 +75,7 @@ def _spans(cluster: Cluster, topic: str, partitions: list[int], start: Bound, en
             raise OffsetOutOfRange(
                 f"{topic}-{partition}: start {starts[partition]} is after the end, {ends[partition]}"
             )
-    return [Span(topic, n, starts[n], ends[n]) for n in partitions if starts[n] < ends[n]]
+    return [Span(topic, n, starts[n], ends[n], topic_id) for n in partitions if starts[n] < ends[n]]
 
 
 def _resolve(

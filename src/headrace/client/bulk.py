@@ -2,7 +2,8 @@
 
 Record sets are handed out as they came, slices of the answer. While one is being looked at, the next is on its way, on
 a connection of its own: the cluster stays free for other questions. What the log no longer has is told, never skipped.
-A broker that goes away in the middle is waited for, and the reading goes on where it was.
+A broker that goes away in the middle is waited for, and the reading goes on where it was. A topic that was deleted and
+created again begins anew at offset 0: a span that has the topic's id is never read from another of the same name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from headrace.client.cluster import Cluster
 from headrace.client.connection import RESPONSE_MAX_BYTES, Connection
 from headrace.client.fetch import ANSWER_MARGIN_MS, Fetched, FetchLimits, Position, fetch, fetch_request, read_answer
 from headrace.client.offsets import EARLIEST, LATEST, list_offsets
-from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, OffsetOutOfRange
+from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, Mapping, OffsetOutOfRange
 from headrace.records.batch import HEADER_BYTES, LENGTH_END, read_header
 
 SET_BYTES: Final = 8 << 20
@@ -36,20 +37,45 @@ class Span:
     partition: int
     first_offset: int
     next_offset: int
+    topic_id: bytes = b""
+    """Empty if any topic of the name will do."""
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class TopicReplaced(HeadraceError):
+    """A topic has the name of the one that was to be read, and is another."""
+
+    mapping = Mapping(Code.UNKNOWN_TOPIC_ID, 404, False)
+
+    def __init__(self, span: Span, topic_id: bytes) -> None:
+        super().__init__(
+            f"{span}: offsets {span.first_offset} to {span.next_offset - 1} are gone: topic {span.topic!r} was deleted "
+            f"and created again (id {span.topic_id.hex()}, now {topic_id.hex()}); read it anew for what it has now"
+        )
+
+
+def check_topic(cluster: Cluster, span: Span) -> None:
+    """TopicReplaced unless the topic that the cluster was last asked for, and now if need be, is that of the span."""
+    if not span.topic_id or cluster.topic(span.topic).topic_id == span.topic_id:
+        return
+    cluster.forget()
+    now = cluster.topic(span.topic).topic_id
+    if now != span.topic_id:
+        raise TopicReplaced(span, now)
 
 
 def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Iterator[memoryview]:
     """Whole batches that together hold every record of the span that the log has; the ends may reach beyond it.
 
     Offsets that compaction has removed are passed over. OffsetOutOfRange if the log begins after the span does, or
-    ends before it, and CorruptBatch where a batch cannot be told from the next.
+    ends before it, TopicReplaced if it is another topic's, CorruptBatch where a batch cannot be told from the next.
     """
     at, size, empty_answers = span.first_offset, set_bytes, 0
     reader = _Reader(cluster, span)
     try:
+        check_topic(cluster, span)
         while at < span.next_offset:
             fetched = reader.fetch(at, size)
             end, cut_bytes = _end_of(fetched, span, at)
@@ -96,8 +122,14 @@ class _Reader:
     def fetch(self, at: int, size: int) -> Fetched:
         position = Position(self._span.topic, self._span.partition, at)
         try:
-            return self._receive(position, size) or fetch(self._cluster, [position], _limits(size))[0]
+            fetched = self._receive(position, size) or fetch(self._cluster, [position], _limits(size))[0]
+            # It was asked for by the id that the cluster knows still.
+            check_topic(self._cluster, self._span)
+            return fetched
         except HeadraceError as error:
+            if error.kafka_code in (Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC_ID):
+                self._cluster.forget()
+                check_topic(self._cluster, self._span)
             if error.kafka_code == Code.OFFSET_OUT_OF_RANGE:
                 raise _gone(self._cluster, self._span, at) from None
             raise

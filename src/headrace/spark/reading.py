@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace.client.bulk import Span, record_sets
+from headrace.client.bulk import Span, TopicReplaced, check_topic, record_sets
 from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.offsets import EARLIEST
 from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord
@@ -45,9 +45,7 @@ def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
         while at < split.next_offset:
             last: memoryview | None = None
             try:
-                _check_topic(cluster, split)
-                for records in record_sets(cluster, Span(split.topic, split.partition, at, split.next_offset)):
-                    _check_topic(cluster, split)
+                for records in record_sets(cluster, _span(split, at)):
                     yield from decoder.decode(records, at, split.next_offset)
                     last = records
                 return
@@ -59,15 +57,8 @@ def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
                 at = _behind_gap(cluster, how, split, at if last is None else _end_of(last))
 
 
-def _check_topic(cluster: Cluster, split: Split) -> None:
-    """A topic that was made anew begins again at offset 0: its records are not those that were planned."""
-    for ask_again in (True, False):
-        known = cluster.topic(split.topic)
-        if known.topic_id.hex() == split.topic_id and split.partition < len(known.partitions):
-            return
-        if ask_again:
-            cluster.forget()
-    raise UnknownTopic(split.topic, split.partition, len(known.partitions))
+def _span(split: Split, at: int) -> Span:
+    return Span(split.topic, split.partition, at, split.next_offset, bytes.fromhex(split.topic_id))
 
 
 def _end_of(records: memoryview) -> int:
@@ -83,14 +74,14 @@ def _behind_gap(cluster: Cluster, how: How, split: Split, at: int) -> int:
     told = f"{split.topic}-{split.partition}: offsets {at} to {split.next_offset - 1} are gone; the topic was deleted"
     to = split.next_offset
     try:
-        _check_topic(cluster, split)
+        check_topic(cluster, _span(split, at))
         start = ends_of(cluster, [place], EARLIEST)[place]
         if start > at:
             to = min(start, to)
             told = loss.deleted(place, at, to)
         else:
             told = f"{split.topic}-{split.partition}: offsets {at} to {to - 1} are gone; the log was cut off"
-    except UnknownTopic:
+    except (UnknownTopic, TopicReplaced):
         pass
     loss.report([told], fail=how.fail_on_data_loss)
     return to
