@@ -327,11 +327,11 @@ class SystemDisk:
             if error is None:
                 done(None)
             else:
-                self._sync_each(deque(files), [], done)
+                self._sync_each(deque(files), deque(), done)
 
         self._send(kind, chosen, 0, 0, synced)
 
-    def _sync_each(self, files: deque[File], failures: list[SyncFailed], done: SyncDone) -> None:
+    def _sync_each(self, files: deque[File], failures: deque[SyncFailed], done: SyncDone) -> None:
         """A few at a time; each file knows whether something of it was lost."""
         some = tuple(files.popleft() for _ in range(min(len(files), DATASYNC_FILES_MAX)))
 
@@ -419,7 +419,7 @@ def _failure(files: Sequence[File], number: int, failed: int) -> SyncFailed | No
     return SyncFailed(number, [file for place, file in enumerate(files) if failed >> place & 1])
 
 
-def _together(failures: list[SyncFailed]) -> SyncFailed | None:
+def _together(failures: Sequence[SyncFailed]) -> SyncFailed | None:
     if not failures:
         return None
     assert failures[0].errno is not None
