@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from brokers import Broker, free_port, wait_for
 from clients.topics import create_topic
 from headrace.errors import HeadraceError, OperatorError
+from headrace.spark import archive_state
 from headrace.spark.pipelines import archive
 from proving import proves
 from spark.archives import (
@@ -47,6 +48,7 @@ def options(broker: Broker, to: Path, *topics: str, **more: object) -> archive.O
 
 
 @proves("S4")
+@pytest.mark.timeout(600)
 def test_the_archive_is_the_topic_record_for_record(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
@@ -153,8 +155,43 @@ def test_a_table_or_a_topic_that_is_not_what_it_was_is_refused(
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([topic])[topic].result(30)
     create_topic(broker, topic)
-    with pytest.raises(OperatorError, match="the topic was made anew"):
+    with pytest.raises(OperatorError, match="was made anew"):
         archive.run(spark, chosen)
+
+
+@proves("S4")
+@pytest.mark.parametrize("lost", ["checkpoint", "identity"])
+def test_a_topic_made_anew_and_longer_than_the_old_one_is_not_mixed_in(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path, lost: str
+) -> None:
+    """Neither is its group told anything: a broker would delete what was never archived."""
+    produce(broker.bootstrap, topic, values(20))
+    archive.run(spark, options(broker, tmp_path / "a", topic))
+    old = archive_rows(records_table(tmp_path / "a"))
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
+    create_topic(broker, topic, retention_ms=-1)
+    produce(broker.bootstrap, topic, values(50, seed=1))
+    chosen = options(broker, tmp_path / "a", topic)
+    if lost == "checkpoint":
+        shutil.rmtree(tmp_path / "a" / "checkpoints")
+    else:
+        chosen = options(broker, tmp_path / "a", topic, create_topic(broker, f"{topic}-other"))
+    for _ in range(2):
+        with pytest.raises(OperatorError, match=f"topic {topic} was made anew"):
+            archive.run(spark, chosen)
+    assert archive_rows(records_table(tmp_path / "a")) == old
+    assert committed(broker.bootstrap).get((topic, 0), 0) <= 20
+
+
+def test_topic_ids_of_an_archive_that_kept_none_come_from_its_checkpoint(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    produce(broker.bootstrap, topic, values(5))
+    archive.run(spark, options(broker, tmp_path / "a", topic))
+    kept = archive_state.origin(tmp_path / "a").topics
+    (tmp_path / "a" / "archive.json").unlink()
+    assert archive_state.origin(tmp_path / "a").topics == kept != {}
 
 
 @proves("S4")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.spark import archive_tables, delta, faults
@@ -30,7 +30,6 @@ from headrace.spark.archive_tables import DEAD_LETTERS, DEAD_SCHEMA, RECORDS
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-FORMAT: Final = "headrace-archive"
 REASON: Final = "reason"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
@@ -41,17 +40,6 @@ class FilesWritten(WriterCommitMessage):
 
     records: tuple[DataFile, ...]
     dead_letters: tuple[DataFile, ...]
-
-
-class ArchiveSink(DataSource):
-    """Options: `path`, the archive's folder, and `query`, the name under which its batches are counted."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> ArchiveWriter:
-        return ArchiveWriter(Path(self.options["path"]), self.options["query"], schema)
 
 
 class ArchiveWriter(DataSourceStreamArrowWriter):

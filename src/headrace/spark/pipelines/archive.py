@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,11 +27,12 @@ from headrace.client.cluster import Cluster, Retry
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import HeadraceError, OperatorError
 from headrace.spark import archive_contents, archive_state, archive_tables, faults, json_columns, planning
-from headrace.spark.archive_sink import FORMAT, ArchiveSink
-from headrace.spark.archive_state import CHECKPOINT, Query
+from headrace.spark.archive_format import FORMAT, ArchiveSink
+from headrace.spark.archive_state import CHECKPOINT, Origin, Query
 from headrace.spark.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
 from headrace.spark.options import Topics
 from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
+from headrace.spark.progress import Position
 from headrace.spark.source import HeadraceSource
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
     check(options)
     with archive_state.locked(options.folder):
         schema = _schema(spark, options)
+        # Before a checkpoint that has topic ids may go.
+        origin = archive_state.origin(options.folder)
+        archive_state.remember(options.folder, origin)
         query = archive_state.begin(options.folder, _identity(options, schema))
         if options.format == "delta":
             archive_tables.make_records(options.folder / RECORDS, json_columns.columns(schema) if schema else ())
@@ -104,9 +108,12 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
             archive_tables.sweep(options.folder, query.name)
         before = archive_contents.listed(options.folder, options.format)
         archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
-        starts = _starts(options, archived)
+        ids, starts = _starts(options, archived, origin)
+        origin = replace(origin, topics={**origin.topics, **ids})
+        archive_state.remember(options.folder, origin)
         with _signals() as stopping:
-            followed = _Followed(options, progress, {place: archived[place] for place in starts if place in archived})
+            has = {place: archived[place] for place in starts if place in archived}
+            followed = _Followed(options, progress, Position(has, ids), origin)
             rows = _rows(spark, options, schema, starts)
             interrupted = _run(lambda: _start(rows, options, query), followed, stopping)
         followed.commit_last()
@@ -142,19 +149,27 @@ def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
     }
 
 
-def _starts(options: Options, archived: Offsets) -> Offsets:
-    """Where a query without a checkpoint begins: after what the tables have, else where it was told to."""
+def _starts(options: Options, archived: Offsets, origin: Origin) -> tuple[dict[str, str], Offsets]:
+    """Topic ids, and where a query without a checkpoint begins: after what the tables have, else as it was told."""
     with _cluster(options) as cluster:
-        places = planning.find(cluster, options.subject).places
-        ends = planning.ends_of(cluster, places, LATEST)
-        begins = planning.ends_of(cluster, places, EARLIEST) if options.starting == "earliest" else ends
+        found = planning.find(cluster, options.subject)
+        ends = planning.ends_of(cluster, found.places, LATEST)
+        begins = planning.ends_of(cluster, found.places, EARLIEST) if options.starting == "earliest" else ends
+    kept = {topic for topic, _ in archived} if options.format == "delta" else set(origin.topics)
+    for topic in sorted(kept & found.ids.keys()):
+        before, now = origin.topics.get(topic, found.ids[topic]), found.ids[topic]
+        if before != now:
+            raise OperatorError(
+                f"topic {topic} was made anew: {options.folder} has records of the one with id {before}, and now its "
+                f"id is {now}; give another --to"
+            )
     for (topic, partition), end in ends.items():
         if archived.get((topic, partition), 0) > end:
             raise OperatorError(
                 f"{topic}-{partition} ends at offset {end}, but {archived[topic, partition]} are archived in "
-                f"{options.folder}: the topic was made anew or has lost records; give another --to"
+                f"{options.folder}: the topic has lost records, or was made anew; give another --to"
             )
-    return {place: archived.get(place, begins[place]) for place in places}
+    return found.ids, {place: archived.get(place, begins[place]) for place in found.places}
 
 
 def _rows(spark: SparkSession, options: Options, schema: StructType | None, starts: Offsets) -> DataFrame:
@@ -183,12 +198,6 @@ def _as_json(offsets: Mapping[tuple[str, int], int]) -> str:
     return json.dumps(found)
 
 
-def _from_json(text: str) -> Offsets:
-    """The source keeps more beside the topics, under names with a space in them, which no topic has."""
-    topics = {name: numbers for name, numbers in json.loads(text).items() if " " not in name}
-    return {(topic, int(number)): offset for topic, numbers in topics.items() for number, offset in numbers.items()}
-
-
 def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
     if options.format == "delta":
         rows.sparkSession.dataSource.register(ArchiveSink)
@@ -206,18 +215,19 @@ def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
 class _Followed:
     """How far the query is, told to the group and to who looks on."""
 
-    def __init__(self, options: Options, progress: Progress, archived: Offsets) -> None:
+    def __init__(self, options: Options, progress: Progress, reached: Position, origin: Origin) -> None:
         self._options = options
         self._progress = progress
+        self._origin = origin
         self._batch = -1
         self._committed: Offsets = {}
         self.records = 0
-        self.reached = archived
+        self.reached = reached
         self.ends: Offsets = {}
 
     @property
     def lag(self) -> int:
-        return sum(max(0, end - self.reached.get(place, 0)) for place, end in self.ends.items())
+        return sum(max(0, end - self.reached.offsets.get(place, 0)) for place, end in self.ends.items())
 
     @property
     def elapsed_s(self) -> float:
@@ -235,12 +245,19 @@ class _Followed:
             faults.reached("batch-done", self._batch)
             end = each["sources"][0]["endOffset"]
             if end:
-                self.reached = _from_json(end)
+                self.reached = Position.from_json(end)
         if fresh:
+            self._remember()
             self._commit(patient=False)
         self._progress.say(
             f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {self.lag:,} to go"
         )
+
+    def _remember(self) -> None:
+        """Topics that have come since the start, by a pattern. Until then the checkpoint has their ids."""
+        if self.reached.ids.keys() - self._origin.topics.keys():
+            self._origin = replace(self._origin, topics={**self.reached.ids, **self._origin.topics})
+            archive_state.remember(self._options.folder, self._origin)
 
     def commit_last(self) -> None:
         try:
@@ -252,13 +269,19 @@ class _Followed:
             ) from None
 
     def _commit(self, *, patient: bool) -> None:
-        """A broker that is away for now is told after the next batch."""
+        """A broker that is away for now is told after the next batch; nothing is told of a topic made anew."""
         try:
             with _cluster(self._options) as cluster:
-                if self.reached and self.reached != self._committed:
-                    groups.commit_offsets(cluster, self._options.group, self.reached)
-                    self._committed = dict(self.reached)
-                self.ends = planning.ends_of(cluster, self.reached, LATEST)
+                found = planning.find(cluster, self._options.subject, missing_ok=True)
+                reached = {
+                    place: at
+                    for place, at in self.reached.offsets.items()
+                    if place in found.places and self.reached.ids.get(place[0]) == found.ids[place[0]]
+                }
+                if reached and reached != self._committed:
+                    groups.commit_offsets(cluster, self._options.group, reached)
+                    self._committed = reached
+                self.ends = planning.ends_of(cluster, reached, LATEST)
         except HeadraceError:
             if patient:
                 raise
