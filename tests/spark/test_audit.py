@@ -31,10 +31,12 @@ from headrace.cli.main import main
 from headrace.client import groups
 from headrace.client.cluster import Cluster
 from headrace.client.produce import Outgoing, Produced, produce
+from headrace.errors import OperatorError
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.spark.pipelines.audit import Options, run
 from headrace.spark.pipelines.summary import Progress, Summary
+from headrace.spark.stores import archive as archive_store
 from proving import proves
 
 if TYPE_CHECKING:
@@ -76,6 +78,16 @@ class Scene:
         """The finding on the record that was acknowledged at a place."""
         claim = self.claim(partition, offset)
         return (what, claim["producer"], claim["sequence"], partition, offset)
+
+    def commit(self, places: dict[int, int] | None = None) -> dict[int, int]:
+        """As an archive does: all that is there, but for what is given. The ends."""
+        ends = {
+            n: pc.max(self.rows.filter(pc.equal(self.rows["partition"], n))["offset"]).as_py() + 1 for n in range(3)
+        }
+        offsets = {(TOPIC, n): offset for n, offset in {**ends, **(places or {})}.items()}
+        with Cluster(self.broker.bootstrap) as cluster:
+            groups.commit_offsets(cluster, "headrace-archive", offsets)
+        return ends
 
 
 def audit(spark: SparkSession, **options: Any) -> Summary:
@@ -138,6 +150,7 @@ def scene(brokers: Any, tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 @proves("S6")
 def test_nothing_is_found_where_nothing_is_wrong(spark: SparkSession, scene: Scene, tmp_path: Path) -> None:
+    scene.commit()
     summary = audit(
         spark,
         ledgers=(scene.ledger,),
@@ -302,21 +315,32 @@ def test_deleted_and_not_yet_archived_records_are_not_lost(
     scene = Scene(broker, tmp_path, 3_000)
     rows = scene.rows
     archived = rows.filter(pc.or_(pc.not_equal(rows["partition"], 0), pc.less(rows["offset"], 100)))
-    with Cluster(broker.bootstrap) as cluster:
-        ends = {n: pc.max(rows.filter(pc.equal(rows["partition"], n))["offset"]).as_py() + 1 for n in range(3)}
-        places = {(TOPIC, n): 100 if n == 0 else end for n, end in ends.items()}
-        groups.commit_offsets(cluster, "headrace-archive", places)
-    delete_records(broker, 50)
     folder = archive(archived, tmp_path / "archive")
+    with pytest.raises(OperatorError, match="--archive-group"):
+        audit(spark, ledgers=(scene.ledger,), bootstrap=broker.bootstrap, archive=folder)
+    ends = scene.commit({0: 100})
+    delete_records(broker, 50)
     summary = audit(spark, ledgers=(scene.ledger,), bootstrap=broker.bootstrap, archive=folder)
     assert summary.ok, summary
     producers = summary.tables[0].rows
     assert sum(row["deleted"] for row in producers if row["store"] == "topics") == 50
     assert sum(row["pending"] for row in producers if row["store"] != "topics") == ends[0] - 100
+    assert summary.facts["verdict"] == f"clean, {ends[0] - 100} records not archived yet"
     # Without the committed offsets all of it has to be in the archive.
     alone = audit(spark, ledgers=(scene.ledger,), archive=folder, shown=3)
     assert sum(row["lost"] for row in alone.tables[0].rows) == ends[0] - 100
     assert alone.facts["findings_not_shown"] == ends[0] - 100 - 3
+
+    # What the topic has let go of before it was archived is nowhere.
+    delete_records(broker, 103)
+    summary = audit(spark, ledgers=(scene.ledger,), bootstrap=broker.bootstrap, archive=folder)
+    assert found_in(summary, "archive") == {scene.named("lost", 0, offset) for offset in (100, 101, 102)}
+    assert summary.facts["verdict"] == f"3 findings, {ends[0] - 103} records not archived yet"
+
+    # An archive that runs: what it commits after its files were listed is not expected to be in them.
+    store = archive_store(spark, folder, [TOPIC], broker.bootstrap, "headrace-archive")
+    scene.commit()
+    assert [bound.next_offset for bound in store.bounds()] == [103, ends[1], ends[2]]
 
 
 def delete_records(broker: Broker, before: int) -> None:
@@ -349,8 +373,6 @@ def test_the_exit_code_says_whether_all_agree(
 
 
 def test_a_ledger_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    from headrace.errors import OperatorError
-
     with pytest.raises(OperatorError, match="has no ledger"):
         audit(spark, ledgers=(str(tmp_path),), data=("/nowhere",))
 

@@ -5,7 +5,7 @@
     out_of_order  claimed here, found there; or a producer's offsets fall while its sequence rises
     corrupted     something else at the place, and the record sent nowhere; or another timestamp than was sent
     deleted       below the first offset that the store keeps, or superseded in a compacted topic
-    pending       at or above the offset that the store has reached
+    pending       at or above the offset that the store has reached, and still to be had where it gets its records
     unclaimed     a copy of which no ledger knows: from another producer
 
 Copies are matched by count, so a message that was sent twice on purpose may be there twice. A claim without an offset

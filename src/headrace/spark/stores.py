@@ -30,7 +30,7 @@ STORE_TYPE: Final = "topic string, partition int, offset long, timestamp timesta
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Rows of STORE_COLUMNS, and what can be expected of them; that is asked after the rows have been read."""
+    """Rows of STORE_COLUMNS, and what can be expected of them; that is asked for after the rows have been read."""
 
     name: str
     rows: DataFrame
@@ -55,13 +55,11 @@ def archive(spark: SparkSession, folder: str, topics: Sequence[str], bootstrap: 
     identity = archive_state.known_identity(Path(folder))
     if identity and identity.get("drop_value"):
         raise OperatorError(f"the archive {folder} keeps no values as they were sent: it cannot be audited")
+    # Before the files are listed: an archive that runs commits what it has written, so the list has all of it.
+    bounds = [] if bootstrap is None else _archived_until(bootstrap, topics, group_id)
     kept = _archived(spark, Path(folder)).where(F.col("topic").isin(*topics))
     rows = kept.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
-
-    def bounds() -> list[Bound]:
-        return [] if bootstrap is None else _committed(bootstrap, topics, group_id)
-
-    return Store(f"archive {folder}", rows, bounds)
+    return Store(f"archive {folder}", rows, lambda: bounds)
 
 
 def _archived(spark: SparkSession, folder: Path) -> DataFrame:
@@ -92,10 +90,15 @@ def _log_starts(bootstrap: str, topics: Sequence[str]) -> list[Bound]:
         for topic in topics:
             policy = {each.name: each.value for each in admin.describe_configs(cluster, "topic", topic)}
             compacted = "compact" in (policy.get("cleanup.policy") or "")
-            partitions = range(len(cluster.topic(topic).partitions))
-            starts = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
-            found += [Bound(topic, n, starts[n].offset, compacted=compacted) for n in partitions]
+            starts = _log_start_of(cluster, topic)
+            found += [Bound(topic, n, start, compacted=compacted) for n, start in starts.items()]
     return found
+
+
+def _log_start_of(cluster: Cluster, topic: str) -> dict[int, int]:
+    partitions = range(len(cluster.topic(topic).partitions))
+    found = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+    return {n: found[n].offset for n in partitions}
 
 
 def _first_segments(folder: Path, topics: Sequence[str]) -> Iterator[Bound]:
@@ -108,9 +111,18 @@ def _first_segments(folder: Path, topics: Sequence[str]) -> Iterator[Bound]:
                 yield Bound(topic, int(number), min(starts))
 
 
-def _committed(bootstrap: str, topics: Sequence[str], group_id: str) -> list[Bound]:
-    """What the archive has not committed is not in it yet."""
+def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> list[Bound]:
+    """What the archive has not committed is not in it yet, and what the broker has deleted will never be.
+
+    Log starts are asked for first: a topic may let go of what the archive commits in between.
+    """
     with Cluster(bootstrap) as cluster:
-        places = [(topic, n) for topic in topics for n in range(len(cluster.topic(topic).partitions))]
-        committed = fetch_offsets(cluster, group_id, places)
-        return [Bound(topic, n, next_offset=committed.get((topic, n), 0)) for topic, n in places]
+        starts = {(topic, n): start for topic in topics for n, start in _log_start_of(cluster, topic).items()}
+        committed = fetch_offsets(cluster, group_id, list(starts))
+    unknown = sorted(set(topics) - {topic for topic, _ in committed})
+    if unknown:
+        raise OperatorError(
+            f"group {group_id!r} has committed no offset of {', '.join(unknown)}, so nobody knows how far the archive "
+            "is: give its group with --archive-group, or the topics that it archives with --topics"
+        )
+    return [Bound(*place, next_offset=max(committed.get(place, 0), log_start)) for place, log_start in starts.items()]

@@ -240,13 +240,18 @@ def _summary(
         tables.append(Table("findings", _FINDING_COLUMNS, shown))
     total = sum(acknowledged.values())
     facts = {
-        "verdict": "clean" if not faults else f"{faults} findings",
+        "verdict": _verdict(faults, sum(row["pending"] for row in by_producer)),
         "acknowledged_records": total,
         "rate": rate(total * len(by_store), elapsed_s),
     }
     if faults > len(shown):
         facts["findings_not_shown"] = faults - len(shown)
     return Summary("audit", facts, tables, ok=not faults)
+
+
+def _verdict(faults: int, pending: int) -> str:
+    found = f"{faults} findings" if faults else "clean"
+    return f"{found}, {pending} records not archived yet" if pending else found
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
