@@ -92,20 +92,22 @@ def test_what_was_read_can_be_written(broker: Broker) -> None:
     assert both[0].equals(both[1])
 
 
-def test_rows_that_are_refused_are_told_apart_from_those_that_are_there(broker: Broker) -> None:
+@pytest.mark.parametrize("partitions", [[0, 1, 0], [1, 0, 1]])
+def test_rows_that_are_refused_are_told_apart_from_those_that_are_there(broker: Broker, partitions: list[int]) -> None:
     topic = make_topic(broker, 2, max_message_bytes="2000")
     values = [b"small", b"x" * 5_000, b"small too"]
-    rows = pa.RecordBatch.from_pydict({"value": values, "partition": pa.array([0, 1, 0], pa.int32())})
+    rows = pa.RecordBatch.from_pydict({"value": values, "partition": pa.array(partitions, pa.int32())})
     with headrace.arrow.Writer(topic, bootstrap=broker.bootstrap) as writer:
         with pytest.raises(
             headrace.arrow.WriteFailed, match=r"1 of 3 rows .* were not acknowledged.*max.message"
         ) as told:
             writer.write(rows)
         assert told.value.written["offset"].to_pylist() == [0, None, 1]
+        small, large = partitions[:2]
         again = writer.write(
-            pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "partition": pa.array([0, 1], pa.int32())})
+            pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "partition": pa.array([small, large], pa.int32())})
         )
-    assert again.to_pylist() == [{"partition": 0, "offset": 2}, {"partition": 1, "offset": 0}]
+    assert again.to_pylist() == [{"partition": small, "offset": 2}, {"partition": large, "offset": 0}]
 
 
 def test_without_acknowledgement_there_are_no_offsets(broker: Broker) -> None:

@@ -182,7 +182,8 @@ class Pending:
         failure: HeadraceError | None = None
         for round_, answers in self.rounds:
             for sent, result in zip(round_, answers.result(), strict=True):
-                failure = failure or self._settle(sent, result)
+                wrong = self._settle(sent, result)
+                failure = failure or wrong
         written = pa.RecordBatch.from_arrays([self._partitions, self._offsets.take()], schema=WRITTEN)
         if failure is not None:
             raise WriteFailed(failure, written, self._topic)
