@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.client import admin
+from headrace.client import admin, bulk
 from headrace.client.bulk import Span, TopicReplaced, record_sets
 from headrace.client.cluster import Cluster, UnknownTopic
+from headrace.client.fetch import Fetched, FetchLimits, Position, fetch
 from headrace.client.offsets import LATEST, list_offsets
 from headrace.client.produce import Outgoing, Produced, produce
 from headrace.errors import CorruptBatch, OffsetOutOfRange
 from headrace.records import kernel
 from headrace.records.arrow import Decoder
-from headrace.records.batch import batches
+from headrace.records.batch import batches, read_header
 from proving import proves
 
 NOW_MS = 1_700_000_000_000
@@ -164,6 +165,37 @@ def test_gaps_of_a_compacted_log_are_passed_over(fresh_broker: StartBroker) -> N
         later = offsets(record_sets(cluster, tail), tail)
         assert later[-1] == end - 1
         assert set(later) <= set(found)
+
+
+def test_an_answer_behind_the_span_is_no_gap(
+    cluster: Cluster, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a leader that has just taken over, and does not know yet how far the log is acknowledged."""
+    name = topic()
+    send(cluster, name, range(1_000))
+    behind = iter(range(5))
+
+    def lagging(asked: Cluster, positions: Sequence[Position], limits: FetchLimits | None = None) -> list[Fetched]:
+        if next(behind, None) is not None:
+            return [Fetched(positions[0], memoryview(b""), 500, 0)]
+        return fetch(asked, positions, limits)
+
+    monkeypatch.setattr(bulk, "fetch", lagging)
+    span = Span(name, 0, 800, 1_000)
+    assert offsets(record_sets(cluster, span), span) == list(range(800, 1_000))
+
+
+def test_a_damaged_last_batch_is_no_gap(fresh_broker: StartBroker) -> None:
+    broker = fresh_broker()
+    with Cluster(broker.bootstrap) as cluster:
+        admin.create_topic(cluster, "spoilt", partitions=1)
+        send(cluster, "spoilt", range(100))
+        (log,) = broker.data.rglob("spoilt-0/*.log")
+        with log.open("r+b") as file:
+            file.seek(read_header(log.read_bytes()).size_bytes + 23)
+            file.write(b"\x80")
+        with pytest.raises(CorruptBatch, match=r"spoilt-0 at offset 0.*CRC"):
+            list(record_sets(cluster, Span("spoilt", 0, 0, 100)))
 
 
 @proves("S1")

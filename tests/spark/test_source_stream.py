@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -16,8 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from brokers import Broker, wait_for
 from headrace.client.admin import create_partitions, delete_records
 from headrace.client.cluster import Cluster
-from headrace.spark import options, progress
+from headrace.client.refusal import Refusal
+from headrace.errors import Code
+from headrace.spark import options, progress, reading
 from headrace.spark.options import Topics
+from headrace.spark.planning import Split
 from headrace.spark.stream import StreamReader
 from proving import proves
 from spark.confluent_rows import create_topic, delete_topic, numbered, rows_in, rows_of, send
@@ -213,6 +216,33 @@ def test_retention_that_overtakes_a_task_in_the_middle(
     else:
         assert [row["offset"] for row in frame.select("offset").collect()] == [6, 7, 8, 9]
         wait_for("the warning", lambda: f"headrace: data loss: {told}" in driver_log.read_text())
+
+
+@proves("S2")
+def test_a_log_is_called_cut_off_only_where_it_ends(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = create_topic(broker)
+    send(broker, topic, numbered(10))
+    with Cluster(broker.bootstrap) as cluster:
+        topic_id = cluster.topic(topic).topic_id.hex()
+    how = reading.How(broker.bootstrap, 30_000, ("offset",), fail_on_data_loss=False)
+
+    def read(next_offset: int) -> list[int]:
+        rows = reading.read(how, Split(topic, 0, 0, next_offset, topic_id))
+        return [offset for batch in rows for offset in batch["offset"].to_pylist()]
+
+    assert read(20) == list(range(10))
+    assert f"{topic}-0: offsets 10 to 19 are gone; the log was cut off" in caplog.text
+    caplog.clear()
+
+    def refusing(*_: object) -> NoReturn:
+        raise Refusal(Code.UNKNOWN_TOPIC_OR_PARTITION, "as from a broker that has just started")
+
+    monkeypatch.setattr(reading, "record_sets", refusing)
+    with pytest.raises(Refusal, match="just started"):
+        read(10)
+    assert caplog.text == ""
 
 
 @proves("S2")

@@ -18,11 +18,12 @@ from headrace.client.connection import RESPONSE_MAX_BYTES, Connection
 from headrace.client.fetch import ANSWER_MARGIN_MS, Fetched, FetchLimits, Position, fetch, fetch_request, read_answer
 from headrace.client.offsets import EARLIEST, LATEST, list_offsets
 from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, Mapping, OffsetOutOfRange
-from headrace.records.batch import HEADER_BYTES, LENGTH_END, read_header
+from headrace.records.batch import HEADER_BYTES, LENGTH_END, check, read_header
 
 SET_BYTES: Final = 8 << 20
 MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 EMPTY_ANSWERS_MAX: Final = 2
+BEHIND_ANSWERS_MAX: Final = 100
 MAX_WAIT_MS: Final = 100
 """What a span is made of is there already; only a span beyond the end waits."""
 
@@ -88,13 +89,23 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
                 size = _larger(size, cut_bytes, span, at)
             else:
                 empty_answers += 1
-                if empty_answers == EMPTY_ANSWERS_MAX:
-                    # The rest may be a gap, but only if the log reaches beyond it.
-                    if _end(cluster, span) < span.next_offset:
-                        raise _beyond(cluster, span)
+                if _is_gap(cluster, fetched, span, empty_answers):
                     return
     finally:
         reader.close()
+
+
+def _is_gap(cluster: Cluster, fetched: Fetched, span: Span, answers: int) -> bool:
+    """Whether so many empty answers, of which this is the last, mean that the rest of the span holds no record.
+
+    Only an answer that itself reaches beyond the span can tell. One that does not may come from a leader that does not
+    yet know how far the log is acknowledged.
+    """
+    if fetched.high_watermark >= span.next_offset:
+        return answers >= EMPTY_ANSWERS_MAX
+    if answers >= BEHIND_ANSWERS_MAX or (answers >= EMPTY_ANSWERS_MAX and _end(cluster, span) < span.next_offset):
+        raise _beyond(cluster, span)
+    return False
 
 
 class _Reader:
@@ -175,9 +186,13 @@ def _end_of(fetched: Fetched, span: Span, at: int) -> tuple[int, int]:
         return at, cut_bytes
     try:
         end = read_header(view, last).next_offset
+        if end <= at:
+            check(view, last)
     except (CorruptBatch, InvalidRecord) as error:
         raise type(error)(f"{span} at offset {at} or after: {error}") from None
-    return max(at, end), cut_bytes
+    if end <= at:
+        raise CorruptBatch(f"{span} at offset {at}: the last batch of the answer ends before, at {end - 1}")
+    return end, cut_bytes
 
 
 def _larger(size: int, cut_bytes: int, span: Span, at: int) -> int:

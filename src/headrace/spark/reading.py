@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.client.bulk import Span, TopicReplaced, check_topic, record_sets
 from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.offsets import EARLIEST
+from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord
 from headrace.records.arrow import Decoder
 from headrace.records.batch import batches
@@ -41,12 +41,12 @@ def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
     # The address was right when the query was planned.
     with cluster_at(how.bootstrap, how.timeout_ms, patient=True) as cluster:
         decoder = Decoder(split.topic, split.partition, how.columns)
-        at = split.first_offset
-        while at < split.next_offset:
+        at, end = split.first_offset, split.next_offset
+        while at < end:
             last: memoryview | None = None
             try:
-                for records in record_sets(cluster, _span(split, at)):
-                    yield from decoder.decode(records, at, split.next_offset)
+                for records in record_sets(cluster, _span(split, at, end)):
+                    yield from decoder.decode(records, at, end)
                     last = records
                 return
             except (CorruptBatch, InvalidRecord) as error:
@@ -54,11 +54,15 @@ def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
             except HeadraceError as error:
                 if error.kafka_code not in _GONE:
                     raise
-                at = _behind_gap(cluster, how, split, at if last is None else _end_of(last))
+                at = at if last is None else _end_of(last)
+                left = _left(cluster, how, _span(split, at, end))
+                if left == (at, end):
+                    raise
+                at, end = left
 
 
-def _span(split: Split, at: int) -> Span:
-    return Span(split.topic, split.partition, at, split.next_offset, bytes.fromhex(split.topic_id))
+def _span(split: Split, at: int, end: int) -> Span:
+    return Span(split.topic, split.partition, at, end, bytes.fromhex(split.topic_id))
 
 
 def _end_of(records: memoryview) -> int:
@@ -68,23 +72,27 @@ def _end_of(records: memoryview) -> int:
     return end
 
 
-def _behind_gap(cluster: Cluster, how: How, split: Split, at: int) -> int:
-    """The offset to go on at after the log was found not to have `at`."""
-    place = (split.topic, split.partition)
-    told = f"{split.topic}-{split.partition}: offsets {at} to {split.next_offset - 1} are gone; the topic was deleted"
-    to = split.next_offset
+def _left(cluster: Cluster, how: How, span: Span) -> tuple[int, int]:
+    """What is left to read after the log was found not to have all of a span; all of it, if the log has it now."""
+    place = (span.topic, span.partition)
+    at, end = span.first_offset, span.next_offset
     try:
-        check_topic(cluster, _span(split, at))
-        start = ends_of(cluster, [place], EARLIEST)[place]
-        if start > at:
-            to = min(start, to)
-            told = loss.deleted(place, at, to)
-        else:
-            told = f"{split.topic}-{split.partition}: offsets {at} to {to - 1} are gone; the log was cut off"
+        check_topic(cluster, span)
+        log_start, log_end = ends_of(cluster, [place], EARLIEST)[place], ends_of(cluster, [place], LATEST)[place]
     except (UnknownTopic, TopicReplaced):
-        pass
+        told = f"{span}: offsets {at} to {end - 1} are gone; the topic was deleted"
+        at = end
+    else:
+        if log_start > at:
+            told = loss.deleted(place, at, min(log_start, end))
+            at = min(log_start, end)
+        elif log_end < end:
+            told = f"{span}: offsets {max(at, log_end)} to {end - 1} are gone; the log was cut off"
+            end = max(at, log_end)
+        else:
+            return at, end
     loss.report([told], fail=how.fail_on_data_loss)
-    return to
+    return at, end
 
 
 def _named(error: HeadraceError, split: Split, at: int) -> HeadraceError:
