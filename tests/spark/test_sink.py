@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from brokers import Broker
+from headrace.client.refusal import BrokerUnreachable
+from headrace.spark import sink
 from proving import proves
 from spark.confluent_rows import create_topic, rows_of
 
@@ -101,3 +106,20 @@ def test_rows_that_cannot_be_placed_are_told(spark: SparkSession, broker: Broker
         writer(broker, spark.sql("select 'x' as value, cast(null as string) as topic")).save()
     with pytest.raises(PySparkException, match="a topic cannot be overwritten"):
         writer(broker, spark.sql("select 'x' as value"), topic=topic).mode("overwrite").save()
+
+
+@proves("S3")
+def test_a_task_waits_for_a_broker_that_restarts(fresh_broker: Callable[..., Broker]) -> None:
+    broker = fresh_broker()
+    topic = create_topic(broker)
+    chosen = sink.parse({"bootstrap": broker.bootstrap, "topic": topic})
+    rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
+    broker.kill()
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(sink.write, chosen, iter([rows]))
+        broker.start()
+        assert written.result(60).rows == 2
+    assert [row[4] for row in rows_of(broker, topic)] == [b"a", b"b"]
+    broker.kill()
+    with pytest.raises(BrokerUnreachable):
+        sink.write(sink.parse({"bootstrap": broker.bootstrap, "topic": topic, "timeout": "200ms"}), iter([rows]))

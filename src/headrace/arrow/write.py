@@ -19,7 +19,7 @@ from typing import Final, Self
 import pyarrow as pa
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.cluster import Cluster
+from headrace.client.cluster import Cluster, Retry
 from headrace.client.produce import ACKS_ALL, ACKS_NONE, Outgoing, Produced, ProducerId, init_producer_id, produce
 from headrace.client.refusal import Refusal
 from headrace.errors import HeadraceError
@@ -69,13 +69,17 @@ class Writer:
         codec: Codec = Codec.NONE,
         batch_bytes: int = BATCH_BYTES,
         timeout_ms: int = 30_000,
+        patient: bool = False,
     ) -> None:
+        """`patient` waits also for the first answer of a broker, where its address is known to be right."""
         self._topic = topic
         self._acks = acks
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._timeout_ms = timeout_ms
-        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms)
+        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms))
+        if patient:
+            self._cluster.reach()
         self._partition_count = len(self._cluster.topic(topic, create=True).partitions)
         # All that follows with the cluster happens in this one thread, round after round.
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"writer of {topic}")

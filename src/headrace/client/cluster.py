@@ -74,6 +74,17 @@ class Cluster:
             connection.close()
         self._connections.clear()
 
+    def reach(self) -> None:
+        """Wait for the first answer, as after any error that may pass: where the address is known to be right."""
+
+        def ask() -> None:
+            try:
+                self.topology([])
+            except NoBroker as error:
+                raise BrokerUnreachable(str(error)) from None
+
+        self.retry(ask)
+
     def topology(self, topics: Sequence[str] | None = None, *, create: bool = False) -> Topology:
         """Ask anew: brokers and all topics, or those named. `create` lets the broker make topics that are missing."""
         asked = None if topics is None else [Message(name=name) for name in topics]

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from headrace.client.cluster import Cluster, Retry
-from headrace.client.refusal import BrokerUnreachable, NoBroker
 
 ANSWER_MAX_MS: Final = 10_000
 
@@ -38,7 +37,7 @@ def cluster_at(bootstrap: str, timeout_ms: int, *, patient: bool = False) -> Ite
             retry=Retry(within_ms=timeout_ms),
         )
         if patient:
-            _reach(cluster)
+            cluster.reach()
     try:
         yield cluster
     except BaseException:
@@ -48,13 +47,3 @@ def cluster_at(bootstrap: str, timeout_ms: int, *, patient: bool = False) -> Ite
     if spare is not None:
         spare.close()
     _idle[key] = cluster
-
-
-def _reach(cluster: Cluster) -> None:
-    def ask() -> None:
-        try:
-            cluster.topology([])
-        except NoBroker as error:
-            raise BrokerUnreachable(str(error)) from None
-
-    cluster.retry(ask)

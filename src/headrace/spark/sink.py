@@ -126,13 +126,17 @@ def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
         for rows in batches:
             for topic, mine in _by_topic(rows, chosen.topic):
                 if topic not in writers:
-                    writer = Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms)
-                    writers[topic] = opened.enter_context(writer)
+                    writers[topic] = opened.enter_context(_writer(chosen, topic))
                 under_way.append(writers[topic].submit(mine))
                 if len(under_way) > UNDER_WAY_MAX:
                     count += len(under_way.popleft().result())
         count += sum(len(pending.result()) for pending in under_way)
     return Written(count)
+
+
+def _writer(chosen: SinkOptions, topic: str) -> Writer:
+    # The address was right when the query was planned.
+    return Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms, patient=True)
 
 
 def _by_topic(rows: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:
