@@ -175,6 +175,7 @@ def main() -> int:
     keep = os.environ.get("KEEP", "") not in ("", "0")
     folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
     demo, failure, began = Demo(folder), "", time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         play(demo)
     except StepFailed as error:
