@@ -1,7 +1,9 @@
 """Where Spark looks for `format("headrace")`: a top-level package `pyspark_<format>` with a class `DefaultSource`."""
 
-from headrace.spark.source import HeadraceSource
+try:
+    from headrace.spark.source import HeadraceSource as DefaultSource
+except ImportError as error:
+    from headrace.spark.unavailable import unavailable
 
-DefaultSource = HeadraceSource
-
-__all__ = ["DefaultSource"]
+    if found := unavailable("headrace", str(error)):
+        DefaultSource = found  # type: ignore[assignment,misc]

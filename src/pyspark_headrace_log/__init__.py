@@ -1,5 +1,9 @@
 """Spark finds the format `headrace-log` by the name of this package."""
 
-from headrace.spark.log_source import LogDataSource as DefaultSource
+try:
+    from headrace.spark.log_source import LogDataSource as DefaultSource
+except ImportError as error:
+    from headrace.spark.unavailable import unavailable
 
-__all__ = ["DefaultSource"]
+    if found := unavailable("headrace-log", str(error)):
+        DefaultSource = found  # type: ignore[assignment,misc]

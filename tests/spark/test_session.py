@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,53 @@ def test_an_old_spark_is_refused_by_its_version(tmp_path: Path) -> None:
     said = refusal({"PYTHONPATH": f"{tmp_path}:{SRC}"})
     assert "Spark 4.1.1 is too old" in said
     assert "4.2 or later is needed; pip install 'pyspark>=4.2'" in said
+
+
+FORMATS = """
+import importlib, sys
+import pyspark, pyspark.sql.datasource
+from pyspark.worker_util import pickleSer
+hidden, pyspark.__version__, *packages = sys.argv[1:]
+sys.modules[hidden] = None
+for module in map(importlib.import_module, packages):
+    source = pickleSer.loads(pickleSer.dumps(module.DefaultSource))
+    for use in (lambda: source({}).schema(), lambda: source({}).writer(None, False)):
+        try:
+            use()
+        except Exception as error:
+            print(source.name(), type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hidden", "version", "formats", "told"),
+    [
+        ("pyspark.sql.streaming.datasource", "4.1.0", ["headrace"], "Spark 4.1.0 is too old"),
+        ("pyarrow", "4.3.0", ["headrace", "headrace-log"], r"pyarrow.*; pip install 'headrace\[spark\]'"),
+    ],
+)
+def test_formats_that_cannot_be_imported_do_not_hinder_others_and_say_why(
+    hidden: str, version: str, formats: list[str], told: str
+) -> None:
+    packages = [f"pyspark_{form.replace('-', '_')}" for form in formats]
+    ran = subprocess.run(
+        [sys.executable, "-c", FORMATS, hidden, version, *packages],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said = ran.stdout.splitlines()
+    assert [line.split()[:2] for line in said] == [[form, "OperatorError"] for form in formats for _ in range(2)]
+    assert all(re.search(told, line) for line in said)
+
+
+def test_without_sources_in_python_nothing_is_offered_to_spark(tmp_path: Path) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text('__version__ = "3.5.1"\n')
+    code = "import pyspark_headrace, pyspark_headrace_log; raise AttributeError(pyspark_headrace.DefaultSource)"
+    assert "has no attribute 'DefaultSource'" in refusal({"PYTHONPATH": f"{tmp_path}:{SRC}"}, code)
 
 
 def test_the_session_has_the_settings_and_stays_on_loopback(spark: SparkSession) -> None:
