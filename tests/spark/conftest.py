@@ -22,6 +22,16 @@ TEST_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
+# JVM, planners and workers share the cores with whatever else runs, and a test that is cut off takes the session along.
+TIMEOUT_S = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @contextmanager
 def speaking_to(path: Path) -> Iterator[None]:
