@@ -152,6 +152,8 @@ def test_what_goes_between_planning_and_reading_is_told_too(caplog: pytest.LogCa
     with pytest.raises(DataLoss, match="a-0: offsets 0 to 3 were deleted before they were read; the log begins at 4"):
         loss.spans(before, after, FOUND, {A0: 4}, fail=True)
     assert loss.spans(before, after, FOUND, {A0: 4}, fail=False) == {A0: (4, 10)}
+    with pytest.raises(DataLoss, match="a-0: offsets 0 to 9 were deleted before they were read; the log begins at 40"):
+        loss.spans(before, after, FOUND, {A0: 40}, fail=True)
     made_anew = Found({"a": "2a"}, (A0,))
     with pytest.raises(DataLoss, match="a-0: offsets 0 to 9 are gone; topic 'a' was created again"):
         loss.spans(before, after, made_anew, {A0: 0}, fail=True)

@@ -29,9 +29,10 @@ def report(told: Sequence[str], *, fail: bool) -> None:
         log.warning("headrace: data loss: %s", line)
 
 
-def deleted(place: Place, first: int, log_start: int) -> str:
+def deleted(place: Place, first: int, end: int, log_start: int) -> str:
+    """What is gone of the offsets from `first` up to but not `end`, since the log begins at `log_start`."""
     return (
-        f"{place[0]}-{place[1]}: offsets {first} to {log_start - 1} were deleted before they were read; "
+        f"{place[0]}-{place[1]}: offsets {first} to {min(end, log_start) - 1} were deleted before they were read; "
         f"the log begins at {log_start}"
     )
 
@@ -64,7 +65,7 @@ def settle(
             )
             at = ends[place]
         elif at < log_start:
-            told.append(deleted(place, at, log_start))
+            told.append(deleted(place, at, log_start, log_start))
             lost[place] = lost.get(place, 0) + log_start - at
             at = log_start
         offsets[place] = at
@@ -97,7 +98,7 @@ def spans(
             told.append(f"{topic}-{place[1]}: offsets {at} to {end - 1} are gone; topic {topic!r} was {how}")
             continue
         if at < log_starts[place]:
-            told.append(deleted(place, at, min(end, log_starts[place])))
+            told.append(deleted(place, at, end, log_starts[place]))
             at = log_starts[place]
         chosen[place] = (at, end)
     report(told, fail=fail)

@@ -84,7 +84,7 @@ def _left(cluster: Cluster, how: How, span: Span) -> tuple[int, int]:
         at = end
     else:
         if log_start > at:
-            told = loss.deleted(place, at, min(log_start, end))
+            told = loss.deleted(place, at, end, log_start)
             at = min(log_start, end)
         elif log_end < end:
             told = f"{span}: offsets {max(at, log_end)} to {end - 1} are gone; the log was cut off"

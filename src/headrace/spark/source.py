@@ -124,8 +124,8 @@ class BatchReader(DataSourceReader):
         if chosen.start.offsets is not None:
             for place, log_start in planning.ends_of(cluster, places, EARLIEST).items():
                 if starts[place] < log_start and starts[place] < ends[place]:
-                    gone.append(loss.deleted(place, starts[place], min(log_start, ends[place])))
-                    starts[place] = log_start
+                    gone.append(loss.deleted(place, starts[place], ends[place], log_start))
+                    starts[place] = min(log_start, ends[place])
         loss.report(gone, fail=chosen.fail_on_data_loss)
         for (topic, partition), start in starts.items():
             if chosen.start.offsets and chosen.end.offsets and start > ends[topic, partition]:
