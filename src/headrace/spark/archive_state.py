@@ -2,11 +2,13 @@
 
     checkpoints/archive/            Spark's checkpoint
     checkpoints/archive/query.json  {"query": name of its transactions in the tables, "identity": what it archives}
+    archive.json                    {"topics": {name: topic id}}
     archive.lock                    locked by the process that runs; its id is inside
 
 `query.json` is written before the query first starts and never changed, so after a crash the batches that Spark runs
 again bear the name they had. A query with other topics or another schema gets a new name and a new checkpoint, and goes
-on from the offsets in the tables; the former checkpoint is removed.
+on from the offsets in the tables; the former checkpoint is removed. `archive.json` outlives checkpoints: offsets of a
+topic mean nothing in one of the same name that was made later.
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import DataFolderError, OperatorError
 from headrace.spark import archive_tables, delta
 from headrace.spark.archive_tables import RECORDS
+from headrace.spark.progress import Position
 
 CHECKPOINT: Final = Path("checkpoints") / "archive"
 STATE: Final = "query.json"
+ORIGIN: Final = "archive.json"
 LOCK: Final = "archive.lock"
-OURS: Final = (RECORDS, "checkpoints", LOCK)
+OURS: Final = (RECORDS, "checkpoints", ORIGIN, LOCK)
 FILE_SINK_LOG: Final = "_spark_metadata"
 
 
@@ -40,6 +44,13 @@ class Query:
     name: str
     identity: dict[str, Any]
     is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The ids of the topics that the archive has records of, or is about to have."""
+
+    topics: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -74,6 +85,39 @@ def known_identity(archive: Path) -> dict[str, Any] | None:
     """What the last query archived, if the folder knows."""
     found = _load(archive)
     return None if found is None else found.identity
+
+
+def origin(archive: Path) -> Origin:
+    """As the archive remembers it; topics that only Spark's checkpoint knows the id of are added."""
+    path = archive / ORIGIN
+    topics = _checkpoint_ids(archive)
+    try:
+        topics |= dict(json.loads(path.read_text())["topics"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OperatorError(
+            f"{path} cannot be read: {error}; bring it back from a copy, or give another --to"
+        ) from None
+    return Origin(topics)
+
+
+def remember(archive: Path, known: Origin) -> None:
+    """On disk when this returns."""
+    _write(archive / ORIGIN, {"topics": known.topics})
+
+
+def _checkpoint_ids(archive: Path) -> dict[str, str]:
+    """Of the last batch that Spark has planned. Its file has a version, a line about the query, and one per source."""
+    planned = [path for path in (archive / CHECKPOINT / "offsets").glob("[0-9]*") if path.name.isdigit()]
+    if not planned:
+        return {}
+    lines = max(planned, key=lambda path: int(path.name)).read_text().splitlines()
+    try:
+        return dict(Position.from_json(lines[2]).ids)
+    except (IndexError, ValueError, AttributeError):
+        # Spark itself says what is wrong with it.
+        return {}
 
 
 def begin(archive: Path, identity: dict[str, Any]) -> Query:
@@ -130,10 +174,13 @@ def _load(archive: Path) -> Query | None:
 
 
 def _save(archive: Path, query: Query) -> None:
-    path = archive / CHECKPOINT / STATE
+    _write(archive / CHECKPOINT / STATE, {"query": query.name, "identity": query.identity})
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"query": query.name, "identity": query.identity}) + "\n")
+    temporary.write_text(json.dumps(value) + "\n")
     delta.sync(temporary)
     temporary.rename(path)
     delta.sync(path)
