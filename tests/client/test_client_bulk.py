@@ -70,6 +70,16 @@ def test_a_batch_above_the_size_of_a_set_is_read(cluster: Cluster, topic: MakeTo
     assert offsets(iter(sets), span) == [0, 1, 2]
 
 
+def test_a_narrow_span_of_a_long_log_fetches_little_else(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    send(cluster, name, range(20_000), per_batch=200)
+    for first, end, most in ((5_000, 5_001, 70_000), (5_000, 6_000, 1 << 20), (0, 15_000, 2_400_000)):
+        span = Span(name, 0, first, end)
+        sets = list(record_sets(cluster, span, 1 << 20))
+        assert offsets(iter(sets), span) == list(range(first, end))
+        assert sum(map(len, sets)) < most
+
+
 def test_a_reader_may_leave_early_and_the_cluster_is_free_meanwhile(cluster: Cluster, topic: MakeTopic) -> None:
     name = topic()
     send(cluster, name, range(2_000))

@@ -21,6 +21,9 @@ from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, Ma
 from headrace.records.batch import HEADER_BYTES, LENGTH_END, check, read_header
 
 SET_BYTES: Final = 8 << 20
+LEAST_SET_BYTES: Final = 64 << 10
+UNSEEN_OFFSET_BYTES: Final = 512
+"""For the first set, of which spans of some ten thousand offsets and more take as much as they may."""
 MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 EMPTY_ANSWERS_MAX: Final = 2
 BEHIND_ANSWERS_MAX: Final = 100
@@ -73,7 +76,8 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
     Offsets that compaction has removed are passed over. OffsetOutOfRange if the log begins after the span does, or
     ends before it, TopicReplaced if it is another topic's, CorruptBatch where a batch cannot be told from the next.
     """
-    at, size, empty_answers = span.first_offset, set_bytes, 0
+    at, empty_answers, seen_bytes, most_bytes = span.first_offset, 0, 0, set_bytes
+    size = _size(span, 0, 0, most_bytes)
     reader = _Reader(cluster, span)
     try:
         check_topic(cluster, span)
@@ -81,12 +85,15 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
             fetched = reader.fetch(at, size)
             end, cut_bytes = _end_of(fetched, span, at)
             if end > at:
+                seen_bytes += len(fetched.records)
                 if end < span.next_offset:
+                    size = _size(span, end - span.first_offset, seen_bytes, most_bytes)
                     reader.ask(end, size)
                 yield fetched.records
                 at, empty_answers = end, 0
             elif cut_bytes:
                 size = _larger(size, cut_bytes, span, at)
+                most_bytes = max(size, most_bytes)
             else:
                 empty_answers += 1
                 if _is_gap(cluster, fetched, span, empty_answers):
@@ -169,6 +176,13 @@ class _Reader:
 
 def _limits(size: int) -> FetchLimits:
     return FetchLimits(max_wait_ms=MAX_WAIT_MS, max_bytes=size, partition_max_bytes=size)
+
+
+def _size(span: Span, seen: int, seen_bytes: int, most_bytes: int) -> int:
+    """About what is left of the span, going by what was seen of it: little of what follows is to be sent along."""
+    left = span.next_offset - span.first_offset - seen
+    per_offset = seen_bytes / seen if seen else UNSEEN_OFFSET_BYTES
+    return min(most_bytes, max(LEAST_SET_BYTES, int(per_offset * left * 1.25)))
 
 
 def _end_of(fetched: Fetched, span: Span, at: int) -> tuple[int, int]:
