@@ -199,6 +199,43 @@ def test_a_followed_job_ends_on_a_signal_and_nothing_is_read_twice(job: Job) -> 
     assert sorted(value["n"] for value in json_values(job.broker.bootstrap, copy)) == list(range(51))
 
 
+@proves("S10")
+def test_a_table_and_a_checkpoint_that_do_not_belong_together_are_refused(job: Job) -> None:
+    source = new_name("source")
+    create(job.broker.bootstrap, source)
+    fill(job.broker.bootstrap, source, [{"n": n} for n in range(30)])
+    job.write(f"create topic view {source} (n bigint);\ninsert into table 'x' select n from stream {source};\n")
+    job.run()
+    fill(job.broker.bootstrap, source, [{"n": n} for n in range(30, 35)])
+    checkpoint = job.folder / "checkpoint" / "table-x"
+    checkpoint.rename(job.folder / "moved")
+    assert "has batch 0 of this job" in job.refused()
+    (job.folder / "moved").rename(checkpoint)
+    (job.folder / "x").rename(job.folder / "y")
+    assert "is gone" in job.refused()
+    (job.folder / "y").rename(job.folder / "x")
+    job.run()
+    assert sorted(row["n"] for row in job.table("x")) == list(range(35))
+    (job.folder / "checkpoint").rename(job.folder / "another")
+    assert "would have them twice" in job.refused()
+    assert len(job.table("x")) == 35
+    job.run(accept_change=True)
+    assert len(job.table("x")) == 70
+
+
+def test_a_job_has_its_checkpoint_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "daily.sql").touch()
+    (tmp_path / "linked.sql").symlink_to(tmp_path / "jobs" / "daily.sql")
+    beside = tmp_path / "jobs" / ".headrace" / "checkpoints" / "daily"
+    monkeypatch.chdir(tmp_path)
+    assert run.Options(Path("jobs/daily.sql"), "").folder == beside
+    assert run.Options(Path("linked.sql"), "").folder == beside
+    monkeypatch.chdir(tmp_path / "jobs")
+    assert run.Options(Path("daily.sql"), "").folder == beside
+    assert run.Options(Path("daily.sql"), "", Path("mine")).folder == tmp_path / "jobs" / "mine"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

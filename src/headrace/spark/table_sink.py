@@ -3,7 +3,8 @@
 Spark writes a batch as Parquet below `_staging/`, the driver moves the files to their place and adds them to the table
 with the transaction (query, batch) in one version. A driver that dies before that leaves files that no version names;
 the next start removes them, and Spark runs the batch again. One that dies after it finds the transaction and adds
-nothing. Files are named
+nothing. A checkpoint that does not belong to the table, as it is now, is refused before anything is read. Files are
+named
 
     <partition column>=<value>/<query>-<batch>-<number>-<random>.parquet
 
@@ -43,6 +44,37 @@ class TableSink:
     path: Path
     query: str
     partition_by: tuple[str, ...] = ()
+
+    def check_checkpoint(self, checkpoint: Path, accept_others: bool = False) -> None:
+        """Refuse a checkpoint that has not seen the batches of the table, or has seen those of a table that is gone.
+
+        Rows of others are refused too when the query begins, unless they are accepted: they may be its own, written
+        with another checkpoint.
+        """
+        # Spark notes a batch here before it runs it.
+        started = max(
+            (int(each.name) for each in (checkpoint / "offsets").glob("*") if each.name.isdigit()), default=-1
+        )
+        if not delta.exists(self.path):
+            if (checkpoint / "commits" / str(started)).exists() and not accept_others:
+                raise OperatorError(
+                    f"table {self.path} is gone, but {checkpoint} says how far it was filled: bring the table back, or "
+                    "remove that folder too, to fill it from the beginning"
+                )
+            return
+        table = delta.open_table(self.path)
+        taken = table.transaction_version(self.query)
+        if taken is not None and taken > started:
+            known = f"knows none after {started}" if started >= 0 else "knows none"
+            raise OperatorError(
+                f"table {self.path} has batch {taken} of this job, and the checkpoint {checkpoint} {known}, so new "
+                "rows would be left out: bring the checkpoint back, or remove the table too, to fill it anew"
+            )
+        if taken is None and started < 0 and delta.paths(table) and not accept_others:
+            raise OperatorError(
+                f"table {self.path} has rows that did not come with this checkpoint, and would have them twice if they "
+                "are this job's: give its former --checkpoint or another table, or --accept-change to add to them"
+            )
 
     def prepare(self, spark: SparkSession, schema: StructType) -> None:
         """Make the table, or check that the rows fit the one that is there; remove what a dead run left."""

@@ -19,10 +19,14 @@ from headrace.cli.sql import silence, sql_errors
     "--checkpoint",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where progress and state are kept; else ./.headrace/checkpoints/JOB.",
+    help="Where progress and state are kept; else .headrace/checkpoints/JOB beside the job's file.",
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A value for ${NAME} in the job; repeat.")
-@click.option("--accept-change", is_flag=True, help="Go on with the checkpoint although the job was changed.")
+@click.option(
+    "--accept-change",
+    is_flag=True,
+    help="Go on with the checkpoint although the job was changed; begin although a table has rows already.",
+)
 @click.option(
     "--trigger", default=1.0, show_default=True, metavar="SECONDS", help="With --follow: time between batches."
 )

@@ -52,7 +52,8 @@ STOP_WITHIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`settings` are those of --set; `accept_change` lets a changed job go on with the checkpoint of the former one."""
+    """`settings` are those of --set; `accept_change` lets a changed job go on with the checkpoint of the former one,
+    and a job that begins add to tables that have rows."""
 
     path: Path
     bootstrap: str
@@ -64,7 +65,9 @@ class Options:
 
     @property
     def folder(self) -> Path:
-        return (self.checkpoint or CHECKPOINTS / self.path.stem).resolve()
+        """Beside the job's file unless another is given: wherever it is run from, it is the same."""
+        file = self.path.resolve()
+        return (self.checkpoint or file.parent / CHECKPOINTS / file.stem).resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,7 @@ def _start(spark: SparkSession, output: Output, options: Options, state: State) 
     sent = {"kafka.bootstrap.servers": options.bootstrap, "topic": output.target, **output.options}
     if output.kind == "table":
         sink = TableSink(Path(output.target), f"{state.id}-{output.name}", output.partition_by)
+        sink.check_checkpoint(options.folder / output.name, options.accept_change)
         sink.prepare(spark, output.rows.schema)
         writer = output.rows.writeStream.foreachBatch(sink.write)
     elif output.mode == "append":
