@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from brokers import Broker, free_port, wait_for
 from headrace.client.admin import delete_records
 from headrace.client.cluster import Cluster
+from headrace.spark import planning
 from proving import proves
 from spark.confluent_rows import create_topic, numbered, rows_in, rows_of, send
 
@@ -204,6 +205,22 @@ def test_big_partitions_are_split_so_that_all_cores_work(broker: Broker, load: L
     assert frame.rdd.getNumPartitions() >= 3
     assert frame.select("partition", "offset").distinct().count() == 25_000
     assert load(subscribe=topic, maxRecordsPerPartition=10_000).rdd.getNumPartitions() == 3
+
+
+@proves("S1")
+def test_few_large_records_are_split_by_their_size(broker: Broker) -> None:
+    topic = create_topic(broker, partitions=2)
+    send(broker, topic, ({"value": bytes(40_000), "partition": 0} for _ in range(600)))
+    send(broker, topic, ({"value": b"small", "partition": 1} for _ in range(600)))
+    with Cluster(broker.bootstrap) as cluster:
+        spans = {(topic, 0): (0, 600), (topic, 1): (0, 600)}
+        splits = planning.cut(cluster, {topic: "1a"}, spans, min_partitions=None, max_records=None)
+    assert [(split.partition, split.first_offset, split.next_offset) for split in splits] == [
+        (0, 0, 200),
+        (0, 200, 400),
+        (0, 400, 600),
+        (1, 0, 600),
+    ]
 
 
 def test_an_empty_topic_has_no_rows(broker: Broker, load: Load) -> None:

@@ -26,7 +26,8 @@ Place = tuple[str, int]
 
 SPLIT_MAX_BYTES: Final = 128 << 20
 SPLIT_MIN_BYTES: Final = 8 << 20
-SMALL_READ_RECORDS: Final = 20_000
+SMALL_READ_OFFSETS: Final = 500
+"""Fewer are one split of each partition, whatever their size: a stream with little to read asks nobody."""
 UNKNOWN_RECORD_BYTES: Final = 100
 
 
@@ -167,7 +168,7 @@ def cut(
             counts = {
                 place: max(1, -(-(end - start) * min_partitions // total)) for place, (start, end) in spans.items()
             }
-    elif total > SMALL_READ_RECORDS:
+    elif total > SMALL_READ_OFFSETS:
         sizes = _sizes(cluster, spans)
         aim = max(SPLIT_MIN_BYTES, min(SPLIT_MAX_BYTES, sum(sizes.values()) // (2 * max(4, os.cpu_count() or 1))))
         counts = {place: max(1, round(sizes[place] / aim)) for place in spans}
@@ -183,9 +184,11 @@ def cut(
 
 
 def _sizes(cluster: Cluster, spans: Mapping[Place, tuple[int, int]]) -> dict[Place, int]:
-    """About how many bytes each span has: its share of what the partition takes on disk."""
+    """About how many bytes each span has: its share of what its partition takes on disk (if that is little, all)."""
     try:
         stored = {(s.topic, s.partition): s.size_bytes for s in describe_log_folders(cluster, list(by_topic(spans)))}
+        if sum(stored.get(place, 0) for place in spans) <= SPLIT_MIN_BYTES:
+            return {place: stored.get(place, 0) for place in spans}
         starts, ends = ends_of(cluster, spans, EARLIEST), ends_of(cluster, spans, LATEST)
     except HeadraceError:
         return {place: (end - start) * UNKNOWN_RECORD_BYTES for place, (start, end) in spans.items()}
