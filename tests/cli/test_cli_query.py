@@ -28,7 +28,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("archive")
+    folder = tmp_path_factory.mktemp("my archive")
     append(folder, ROWS[:3])
     append(folder, ROWS[3:])
     return folder

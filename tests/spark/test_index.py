@@ -72,31 +72,32 @@ def check_keys(archive: Path, seed: int, unindexed: bool) -> None:
 
 @proves("S7", "R3")
 def test_answers_equal_a_full_scan(tmp_path: Path, spark: SparkSession, build: Build, seed: int) -> None:
+    folder = tmp_path / "my archive, é#1"  # another text as a URI
     traffic = Traffic(seed)
 
     def merge() -> None:
-        compact.run(spark, compact.Options(tmp_path), Progress())
+        compact.run(spark, compact.Options(folder), Progress())
 
-    append(tmp_path, traffic.rows(120))
-    append(tmp_path, traffic.rows(120), mixed=True)
-    check_keys(tmp_path, seed, unindexed=True)
-    assert build(tmp_path)["records_indexed"] == 960
-    check_keys(tmp_path, seed, unindexed=False)
+    append(folder, traffic.rows(120))
+    append(folder, traffic.rows(120), mixed=True)
+    check_keys(folder, seed, unindexed=True)
+    assert build(folder)["records_indexed"] == 960
+    check_keys(folder, seed, unindexed=False)
     merge()
-    check_keys(tmp_path, seed, unindexed=False)
-    assert build(tmp_path)["files_indexed"] == 0
-    append(tmp_path, traffic.rows(50))
-    check_keys(tmp_path, seed, unindexed=True)
+    check_keys(folder, seed, unindexed=False)
+    assert build(folder)["files_indexed"] == 0
+    append(folder, traffic.rows(50))
+    check_keys(folder, seed, unindexed=True)
     merge()
-    check_keys(tmp_path, seed, unindexed=True)
-    build(tmp_path)
-    check_keys(tmp_path, seed, unindexed=False)
-    append(tmp_path, traffic.rows(5))
-    assert build(tmp_path)["records_indexed"] == 20
-    check_keys(tmp_path, seed, unindexed=False)
-    assert build(tmp_path)["records_indexed"] == 0
-    assert build(tmp_path, rebuild=True)["generations"] == 1
-    check_keys(tmp_path, seed, unindexed=False)
+    check_keys(folder, seed, unindexed=True)
+    build(folder)
+    check_keys(folder, seed, unindexed=False)
+    append(folder, traffic.rows(5))
+    assert build(folder)["records_indexed"] == 20
+    check_keys(folder, seed, unindexed=False)
+    assert build(folder)["records_indexed"] == 0
+    assert build(folder, rebuild=True)["generations"] == 1
+    check_keys(folder, seed, unindexed=False)
 
 
 def test_hash_is_that_of_spark(spark: SparkSession, seed: int) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -176,7 +177,8 @@ def open_records(folder: Path) -> DeltaTable:
 
 
 def root_of(table: DeltaTable) -> Path:
-    return Path(table.table_uri.removeprefix("file://"))
+    """Where a table is; `deltalake` itself gives a URI with blanks and the like written as %20."""
+    return Path(unquote(urlparse(table.table_uri).path))
 
 
 def list_files(table: DeltaTable) -> list[File]:

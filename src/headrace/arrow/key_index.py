@@ -64,8 +64,9 @@ class KeyIndex:
     """The index of one table of records at the moment it was opened."""
 
     def __init__(self, archive_folder: str | Path, archive: DeltaTable) -> None:
-        path = folder(archive_folder)
-        self._table = DeltaTable(str(path)) if DeltaTable.is_deltatable(str(path)) else None
+        self._folder = folder(archive_folder)
+        path = str(self._folder)
+        self._table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
         covered = self._table.transaction_version(application(archive)) if self._table else None
         self.version: int | None = covered
         """The version of the archive up to which everything is indexed; None without an index."""
@@ -93,7 +94,7 @@ class KeyIndex:
             return
         covering = pc.and_(pc.less_equal(listed["min.hash"], hash), pc.greater_equal(listed["max.hash"], hash))
         for path in listed.filter(covering)["path"].to_pylist():
-            yield Path(self._table.table_uri.removeprefix("file://")) / path
+            yield self._folder / path
 
 
 def _lookup(path: Path, hash: int) -> Iterator[Any]:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -18,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
 
+from headrace.arrow.archive import root_of
 from headrace.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def open_table(path: str | Path) -> DeltaTable:
 
 
 def folder(table: DeltaTable) -> Path:
-    """Where the table is; `deltalake` itself gives a URI with blanks and the like written as %20."""
-    return Path(unquote(urlparse(table.table_uri).path))
+    return root_of(table)
 
 
 def paths(table: DeltaTable) -> set[str]:
