@@ -92,6 +92,15 @@ def test_bytes_have_the_size_asked_for_at_the_rate_asked_for(run: Run, broker: B
     assert rows["key"].null_count == len(rows) == told["acknowledged"]
 
 
+def test_only_a_seed_makes_the_same_bytes_again(run: Run, broker: Broker) -> None:
+    topic = topic_name()
+    for seed in ((), (), ("--seed", "3"), ("--seed", "3")):
+        run("load", topic, "--partitions", "1", "--value-bytes", "20", "--keys", "0", "--records", "100", *seed)
+    values = kept(broker, topic)["value"].to_pylist()
+    assert values[200:300] == values[300:]
+    assert len(set(values)) == 300
+
+
 def test_a_topic_with_other_partitions_is_told(run: Run, topic: MakeTopic) -> None:
     done = run("load", topic(2), "--partitions", "3", exit_code=1)
     assert "with 2 partitions, not 3" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import sys
 import threading
@@ -68,7 +69,7 @@ class _Setup:
 )
 @click.option("--ledger", metavar="DIR", help="Note every acknowledged record there, for `pipeline audit`.")
 @click.option("--traces", metavar="DIR", help="Note when each batch went and came there, for `pipeline report`.")
-@click.option("--seed", default=0, show_default=True, help="The same seed makes the same events.")
+@click.option("--seed", type=click.IntRange(0), help="The same seed makes the same events; else no two runs do.")
 @json_option
 @with_connect
 def load(
@@ -86,7 +87,7 @@ def load(
     compression: str,
     ledger: str | None,
     traces: str | None,
-    seed: int,
+    seed: int | None,
     as_json: bool,
 ) -> int:
     """Send made-up traffic to TOPIC: orders, clicks, or random bytes.
@@ -104,7 +105,9 @@ def load(
         producers = min(producers, records)
     shape = Shape("bytes" if value_bytes else kind, keys, skew, value_bytes or 0)
     amount = Amount(records, duration, rate)
-    setup = _Setup(topic, shape, amount, Codec[compression.upper()], seed, ledger, traces)
+    # An audit takes the same content at a place that nobody claims for a record sent twice.
+    drawn = secrets.randbits(64) if seed is None else seed
+    setup = _Setup(topic, shape, amount, Codec[compression.upper()], drawn, ledger, traces)
     with connect() as cluster:
         _make_topic(cluster, topic, partitions)
     run = _Run(setup, connect, producers)
