@@ -18,8 +18,6 @@ import pyarrow as pa
 
 import headrace
 from headrace.spark import session
-from headrace.spark.log_source import LogDataSource
-from headrace.spark.source import HeadraceSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,10 +44,6 @@ WITH_EXECUTOR = "partition int, offset long, digest long, executor string, packa
 
 def main(master: str, bootstrap: str, topic: str, data: str, result: str) -> None:
     spark = session.start("headrace-standalone", master, SETTINGS)
-    if ".zip" in headrace.__file__:
-        # Spark looks for formats where packages are installed; one that came with --py-files is told to it.
-        spark.dataSource.register(HeadraceSource)
-        spark.dataSource.register(LogDataSource)
     options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "columns": COLUMNS, "minPartitions": "8"}
     topic_rows = spark.read.format("headrace").options(**options).load()
     folder_rows = spark.read.format("headrace-log").options(topic=topic, columns=COLUMNS).load(data)

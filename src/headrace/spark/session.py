@@ -2,8 +2,9 @@
 
 On a cluster (`spark://...`, `yarn`, ...) the executors need this package too: `pip install 'headrace[spark]'` on
 every machine, or an archive of it named in the setting `spark.submit.pyFiles` (what `spark-submit --py-files` sets).
-The archive has to hold `headrace` and `pyspark_headrace`, and the machines what they import (pyarrow, crc32c, kio, lz4,
-cramjam). `PYSPARK_PYTHON` names the executors' Python; for a local master it is this one.
+The archive has to hold `headrace`, `pyspark_headrace` and `pyspark_headrace_log`, and the machines what they import
+(pyarrow, crc32c, kio, lz4, cramjam). Spark itself looks for formats only where packages are installed; `start` tells it
+of those in an archive. `PYSPARK_PYTHON` names the executors' Python; for a local master it is this one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -82,11 +83,27 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
     for key, value in chosen.items():
         builder = builder.config(key, value)
     if running:
-        return builder.getOrCreate()
+        return _with_formats(builder.getOrCreate())
     with _quiet_log() as options, without_noise():
         given = chosen.get("spark.driver.extraJavaOptions", "")
         session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
+    return _with_formats(session)
+
+
+def _with_formats(session: SparkSession) -> SparkSession:
+    """Spark finds formats by itself where this package is installed, and that costs a process: not before it has to."""
+    if Path(__file__).is_file():
+        return session
+    from pyspark.errors import AnalysisException
+
+    from headrace.spark.log_source import LogDataSource
+    from headrace.spark.source import HeadraceSource
+
+    for source in (HeadraceSource, LogDataSource):
+        # It may have been found all the same.
+        with suppress(AnalysisException):
+            session.dataSource.register(source)
     return session
 
 
