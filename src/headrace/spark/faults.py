@@ -7,6 +7,11 @@
     dead-committed    the dead-letter table has the batch, the table of records does not
     table-committed   the tables have the batch, Spark's own log does not
     batch-done        Spark's log has the batch, its offsets are not yet committed to the group
+    compact-written   the larger files are written, the table has the small ones still
+    compact-committed the table has the larger files, the small ones are not deleted yet
+    index-written     the files of the key index are written, its table does not have them
+    index-committed   the table of the key index has them, the files that they replace are not deleted yet
+    latest-written    the files of the latest records are written, their table does not have them
 """
 
 from __future__ import annotations
