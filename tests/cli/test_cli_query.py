@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from archive_tables import MIDNIGHT_MS, Row, append
 from headrace.cli.main import main
@@ -83,6 +86,31 @@ def test_says_what_was_searched_without_an_index(alone: Callable[..., Finished],
     assert done.stdout.splitlines() == [f"0:2 {MIDNIGHT_MS + 90_000_000} a ", f"0:0 {MIDNIGHT_MS} a first"]
     assert done.stderr.startswith("2 records, ")
     assert "4 files are newer than the index and were searched" in done.stderr
+
+
+def test_says_what_is_kept_elsewhere_or_not_at_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    append(tmp_path, [Row("123", 0, 0, MIDNIGHT_MS, b"a", None), Row("123", 0, 1, MIDNIGHT_MS, b"b", b"kept")])
+    at = datetime.fromtimestamp(MIDNIGHT_MS / 1000, UTC)
+    dead = [
+        {"topic": topic, "partition": 0, "offset": n, "timestamp": at, "key": b"a", "value": b"{", "reason": "not JSON"}
+        for topic, n in [("123", 2), ("123", 3), ("orders", 4)]
+    ]
+    write_deltalake(str(tmp_path / "dead_letters"), pa.Table.from_pylist(dead))
+
+    def told(*arguments: str) -> str:
+        assert main(["query", "--archive", str(tmp_path), "--topic", "123", *arguments]) == 0
+        return capfd.readouterr().err
+
+    assert "2 dead letters match" in told("--key", "a")
+    assert "0:2 (not JSON), 0:3 (not JSON)" in told("--from", "@0")
+    assert "1 dead letters match" in told("--offset", "0:3")
+    assert "dead letters" not in told("--key", "b")
+    assert "--drop-value" not in told("--key", "a")
+    state = tmp_path / "checkpoints" / "archive" / "query.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"query": "q", "identity": {"drop_value": True}}))
+    assert "1 records have no value because the archive keeps none" in told("--key", "a")
+    assert "--drop-value" not in told("--key", "b")
 
 
 @pytest.mark.parametrize(

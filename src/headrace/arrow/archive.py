@@ -105,6 +105,28 @@ class Archive:
                 row = heapq.heappop(ready)[2]
                 yield row["partition"], _record(row)
 
+    def dead_letters(self, wanted: Wanted) -> list[tuple[int, int, str]]:
+        """Partition, offset and reason of records that match, but were put aside when they could not be decoded."""
+        path = self.folder / "dead_letters"
+        if not DeltaTable.is_deltatable(str(path)):
+            return []
+        places = _Places(Span(partition, offset, offset) for partition, offset in wanted.ids) if wanted.ids else None
+        found: list[tuple[int, int, str]] = []
+        for file in list_files(DeltaTable(str(path))):
+            if _may_hold(file.bounds, places, wanted):
+                rows = pq.read_table(path / file.path, columns=["topic", *BOUNDED, "key", "reason"], partitioning=None)
+                rows = rows.filter(pc.and_(_mask(rows, wanted), pc.equal(rows["topic"], wanted.topic)))
+                found += zip(*(rows[name].to_pylist() for name in ("partition", "offset", "reason")), strict=True)
+        return sorted(found)
+
+    def drops_values(self) -> bool:
+        """Whether the archive keeps decoded columns instead of values: a null value may not have been null."""
+        try:
+            known = json.loads((self.folder / "checkpoints" / "archive" / "query.json").read_text())
+            return bool(known["identity"].get("drop_value"))
+        except (OSError, ValueError, KeyError):
+            return False
+
     def _groups(self, wanted: Wanted, newest_first: bool, work: Work) -> Iterator[_Group]:
         """Row groups that may hold a match, each with the least place in the order that a row of it can have."""
         files = [file for file in self.files() if file.topic == wanted.topic]

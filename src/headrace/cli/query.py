@@ -1,8 +1,8 @@
 """`headrace query`: records of an archive by key, by partition and offset, or by time. Starts no Spark.
 
 Finds what the broker has deleted, as long as it was archived. By key it needs no more than the key index and the row
-groups it names; what was archived after the last `headrace pipeline index` is searched, and the last line on standard
-error says how much that was.
+groups it names; what was archived after the last `headrace pipeline index` is searched, and a line on standard error
+says how much that was. Standard error also names matching dead letters, and says when an archive keeps no values.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.arrow.archive import Wanted, Work
 
 SHOWN: Final = "%p:%o %T %k %v"
+DEAD_SHOWN: Final = 5
 
 
 @click.command()
@@ -81,12 +82,28 @@ def query(
         raise OperatorError("pyarrow and deltalake are not installed: pip install 'headrace[spark]'") from None
     began = time.monotonic()
     wanted = Wanted(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
-    work, count = Work(), 0
-    for partition, record in itertools.islice(Archive(folder).find(wanted, order == "newest", work), limit):
+    work, count, nulls = Work(), 0, 0
+    archive = Archive(folder)
+    for partition, record in itertools.islice(archive.find(wanted, order == "newest", work), limit):
         sys.stdout.buffer.write(form(topic, partition, record))
         count += 1
+        nulls += record.value is None
     sys.stdout.buffer.flush()
     click.echo(_told(count, wanted, work, time.monotonic() - began), err=True)
+    if nulls and archive.drops_values():
+        click.echo(
+            f"headrace: {nulls} records have no value because the archive keeps none (--drop-value), not because none "
+            f"was sent; their decoded columns are in {folder / 'records'}",
+            err=True,
+        )
+    if dead := archive.dead_letters(wanted):
+        click.echo(_told_dead(dead, folder), err=True)
+
+
+def _told_dead(dead: list[tuple[int, int, str]], folder: Path) -> str:
+    shown = [f"{partition}:{offset} ({reason})" for partition, offset, reason in dead[:DEAD_SHOWN]]
+    more = f" and {len(dead) - DEAD_SHOWN} more" if len(dead) > DEAD_SHOWN else ""
+    return f"headrace: {len(dead)} dead letters match, in {folder / 'dead_letters'}: {', '.join(shown)}{more}"
 
 
 def _told(count: int, wanted: Wanted, work: Work, elapsed_s: float) -> str:
