@@ -19,6 +19,8 @@ from deltalake import DeltaTable
 
 from brokers import Broker, free_port, wait_for
 from clients.topics import create_topic
+from headrace.client import groups
+from headrace.client.cluster import Cluster
 from headrace.errors import HeadraceError, OperatorError
 from headrace.spark import archive_state
 from headrace.spark.pipelines import archive
@@ -192,6 +194,28 @@ def test_topic_ids_of_an_archive_that_kept_none_come_from_its_checkpoint(
     kept = archive_state.origin(tmp_path / "a").topics
     (tmp_path / "a" / "archive.json").unlink()
     assert archive_state.origin(tmp_path / "a").topics == kept != {}
+
+
+@proves("S4")
+def test_a_second_archive_does_not_speak_for_the_first(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    produce(broker.bootstrap, topic, values(20))
+    archive.run(spark, options(broker, tmp_path / "a", topic))
+    produce(broker.bootstrap, topic, values(100, seed=1))
+    for starting in ("earliest", "latest"):
+        with pytest.raises(OperatorError, match=r"another archive .* give this one a --group of its own"):
+            archive.check(options(broker, tmp_path / "b", topic, starting=starting))
+    assert committed(broker.bootstrap)[topic, 0] == 20
+    # A commit of nobody's: the group may be taken, but nothing that it waits for is passed over.
+    with Cluster(broker.bootstrap) as cluster:
+        groups.commit_offsets(cluster, "headrace-archive", {(topic, 0): 20, (topic, 1): 0, (topic, 2): 0})
+    with pytest.raises(OperatorError, match=r"-0 from offset 20 on, and --starting latest would begin at 120"):
+        archive.run(spark, options(broker, tmp_path / "b", topic, starting="latest"))
+    own = options(broker, tmp_path / "b", topic, starting="latest", group=f"{topic}-b")
+    assert archive.run(spark, own).facts["records"] == 0
+    assert committed(broker.bootstrap, own.group)[topic, 0] == 120
+    assert committed(broker.bootstrap)[topic, 0] == 20
 
 
 @proves("S4")

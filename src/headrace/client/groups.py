@@ -21,6 +21,14 @@ Committed = dict[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
+class Commit:
+    """An offset, and what the one who committed it has written beside it."""
+
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupListing:
     group_id: str
     protocol_type: str
@@ -95,19 +103,27 @@ def delete_group(cluster: Cluster, group_id: str) -> None:
 
 def fetch_offsets(cluster: Cluster, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> Committed:
     """What a group has committed, everywhere or for the partitions named; those without a commit are left out."""
+    return {place: commit.offset for place, commit in fetch_commits(cluster, group_id, partitions).items()}
+
+
+def fetch_commits(
+    cluster: Cluster, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
+) -> dict[tuple[str, int], Commit]:
+    """As `fetch_offsets`, with their metadata."""
     topics = None if partitions is None else _by_topic(partitions)
     asked = None if topics is None else [Message(name=t, partition_indexes=numbers) for t, numbers in topics.items()]
 
-    def ask() -> Committed:
+    def ask() -> dict[tuple[str, int], Commit]:
         request = Message(groups=[Message(group_id=group_id, topics=asked)], require_stable=True)
         (group,) = cluster.coordinator(group_id).call(apis.OFFSET_FETCH, request).groups
         check(group.error_code, f"offsets of group {group_id!r}")
-        committed: Committed = {}
+        committed: dict[tuple[str, int], Commit] = {}
         for topic in group.topics:
             for partition in topic.partitions:
                 check(partition.error_code, f"offset of group {group_id!r} in {topic.name}-{partition.partition_index}")
                 if partition.committed_offset >= 0:
-                    committed[topic.name, partition.partition_index] = partition.committed_offset
+                    found = Commit(partition.committed_offset, partition.metadata or "")
+                    committed[topic.name, partition.partition_index] = found
         return committed
 
     return cluster.retry(ask)
@@ -121,10 +137,11 @@ def commit_offsets(
     generation: int = -1,
     member_id: str = "",
     instance_id: str | None = None,
+    metadata: str = "",
 ) -> None:
     """Commit as a member of a generation, or from outside into a group without members."""
     topics = _by_topic(
-        (topic, Message(partition_index=number, committed_offset=offset, committed_metadata=""))
+        (topic, Message(partition_index=number, committed_offset=offset, committed_metadata=metadata))
         for (topic, number), offset in offsets.items()
     )
     request = Message(

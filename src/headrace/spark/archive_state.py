@@ -2,7 +2,7 @@
 
     checkpoints/archive/            Spark's checkpoint
     checkpoints/archive/query.json  {"query": name of its transactions in the tables, "identity": what it archives}
-    archive.json                    {"topics": {name: topic id}}
+    archive.json                    {"id": the archive's own, "topics": {name: topic id}}
     archive.lock                    locked by the process that runs; its id is inside
 
 `query.json` is written before the query first starts and never changed, so after a crash the batches that Spark runs
@@ -20,7 +20,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,9 +48,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The ids of the topics that the archive has records of, or is about to have."""
+    """The archive's own id, and those of the topics that it has records of, or is about to have."""
 
-    topics: dict[str, str] = field(default_factory=dict)
+    id: str
+    topics: dict[str, str]
 
 
 @contextmanager
@@ -88,23 +89,23 @@ def known_identity(archive: Path) -> dict[str, Any] | None:
 
 
 def origin(archive: Path) -> Origin:
-    """As the archive remembers it; topics that only Spark's checkpoint knows the id of are added."""
+    """As the archive remembers it, with topics that only Spark's checkpoint knows the id of; else with a new id."""
     path = archive / ORIGIN
     topics = _checkpoint_ids(archive)
     try:
-        topics |= dict(json.loads(path.read_text())["topics"])
+        found = json.loads(path.read_text())
+        return Origin(str(found.get("id") or secrets.token_hex(8)), topics | dict(found["topics"]))
     except FileNotFoundError:
-        pass
+        return Origin(secrets.token_hex(8), topics)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperatorError(
             f"{path} cannot be read: {error}; bring it back from a copy, or give another --to"
         ) from None
-    return Origin(topics)
 
 
 def remember(archive: Path, known: Origin) -> None:
     """On disk when this returns."""
-    _write(archive / ORIGIN, {"topics": known.topics})
+    _write(archive / ORIGIN, {"id": known.id, "topics": known.topics})
 
 
 def _checkpoint_ids(archive: Path) -> dict[str, str]:

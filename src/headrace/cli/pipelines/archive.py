@@ -58,6 +58,10 @@ def archive(
     A run goes on where the last one ended, however that ended. Records are in
     DIR/records, by topic and date; --starting counts only for partitions that
     the archive has nothing of.
+
+    The group's offsets are what a broker may delete by (topic setting
+    retention.archived, for the one group in broker setting archive.group), so
+    archives that share topics each need a --group of their own.
     """
     if bool(topics) == bool(pattern):
         raise click.UsageError("give --topic (one or more), or --pattern")

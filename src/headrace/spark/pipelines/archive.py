@@ -22,11 +22,18 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from headrace.client import groups
 from headrace.client.cluster import Cluster, Retry
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import HeadraceError, OperatorError
-from headrace.spark import archive_contents, archive_state, archive_tables, faults, json_columns, planning
+from headrace.spark import (
+    archive_contents,
+    archive_group,
+    archive_state,
+    archive_tables,
+    faults,
+    json_columns,
+    planning,
+)
 from headrace.spark.archive_format import FORMAT, ArchiveSink
 from headrace.spark.archive_state import CHECKPOINT, Origin, Query
 from headrace.spark.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
@@ -87,8 +94,10 @@ def check(options: Options) -> planning.Found:
         raise OperatorError("--decode needs --format delta: only that has a table for dead letters")
     with _cluster(options) as cluster:
         found = planning.find(cluster, options.subject)
-    with archive_state.locked(options.folder):
-        return found
+        with archive_state.locked(options.folder):
+            origin = archive_state.origin(options.folder)
+            archive_group.refuse_others(cluster, options.group, origin.id, found.places)
+            return found
 
 
 def run(spark: SparkSession, options: Options, progress: Progress | None = None) -> Summary:
@@ -108,11 +117,13 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
             archive_tables.sweep(options.folder, query.name)
         before = archive_contents.listed(options.folder, options.format)
         archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
-        ids, starts = _starts(options, archived, origin)
+        ids, starts = _starts(options, archived, origin, is_new=query.is_new)
         origin = replace(origin, topics={**origin.topics, **ids})
         archive_state.remember(options.folder, origin)
         with _signals() as stopping:
-            has = {place: archived[place] for place in starts if place in archived}
+            # A query that is new begins at `starts`, and what is before them is not waited for.
+            passed = query.is_new and options.starting == "latest"
+            has = starts if passed else {place: archived[place] for place in starts if place in archived}
             followed = _Followed(options, progress, Position(has, ids), origin)
             rows = _rows(spark, options, schema, starts)
             interrupted = _run(lambda: _start(rows, options, query), followed, stopping)
@@ -149,12 +160,13 @@ def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
     }
 
 
-def _starts(options: Options, archived: Offsets, origin: Origin) -> tuple[dict[str, str], Offsets]:
+def _starts(options: Options, archived: Offsets, origin: Origin, *, is_new: bool) -> tuple[dict[str, str], Offsets]:
     """Topic ids, and where a query without a checkpoint begins: after what the tables have, else as it was told."""
     with _cluster(options) as cluster:
         found = planning.find(cluster, options.subject)
         ends = planning.ends_of(cluster, found.places, LATEST)
         begins = planning.ends_of(cluster, found.places, EARLIEST) if options.starting == "earliest" else ends
+        committed = archive_group.refuse_others(cluster, options.group, origin.id, found.places)
     kept = {topic for topic, _ in archived} if options.format == "delta" else set(origin.topics)
     for topic in sorted(kept & found.ids.keys()):
         before, now = origin.topics.get(topic, found.ids[topic]), found.ids[topic]
@@ -169,6 +181,9 @@ def _starts(options: Options, archived: Offsets, origin: Origin) -> tuple[dict[s
                 f"{topic}-{partition} ends at offset {end}, but {archived[topic, partition]} are archived in "
                 f"{options.folder}: the topic has lost records, or was made anew; give another --to"
             )
+    if is_new and options.starting == "latest":
+        fresh = {place: begins[place] for place in found.places if place not in archived}
+        archive_group.refuse_passing_over(options.group, committed, fresh)
     return found.ids, {place: archived.get(place, begins[place]) for place in found.places}
 
 
@@ -180,7 +195,8 @@ def _rows(spark: SparkSession, options: Options, schema: StructType | None, star
         .option("kafka.bootstrap.servers", options.bootstrap)
         .option("columns", ",".join(RECORD_COLUMNS))
         .option("maxOffsetsPerTrigger", options.max_offsets_per_trigger)
-        .option("kafka.group.id", options.group)
+        # The source commits what it has read; only the archive itself commits to its group.
+        .option("kafka.group.id", f"{options.group}-reading")
         .option("timeout", f"{BROKER_TIMEOUT_MS}ms")
         .option("startingOffsets", _as_json(starts) if starts else options.starting)
         .options(**subscribed)
@@ -220,7 +236,6 @@ class _Followed:
         self._progress = progress
         self._origin = origin
         self._batch = -1
-        self._committed: Offsets = {}
         self.records = 0
         self.reached = reached
         self.ends: Offsets = {}
@@ -273,15 +288,10 @@ class _Followed:
         try:
             with _cluster(self._options) as cluster:
                 found = planning.find(cluster, self._options.subject, missing_ok=True)
-                reached = {
-                    place: at
-                    for place, at in self.reached.offsets.items()
-                    if place in found.places and self.reached.ids.get(place[0]) == found.ids[place[0]]
-                }
-                if reached and reached != self._committed:
-                    groups.commit_offsets(cluster, self._options.group, reached)
-                    self._committed = reached
-                self.ends = planning.ends_of(cluster, reached, LATEST)
+                told = archive_group.tell(cluster, self._options.group, self._origin.id, self.reached, found)
+                self.ends = planning.ends_of(cluster, told, LATEST)
+        except archive_group.NotOurs:
+            raise
         except HeadraceError:
             if patient:
                 raise
