@@ -187,10 +187,27 @@ def test_offsets_are_known_of_files_that_hold_several_partitions(archive: Archiv
     assert archive_tables.archived_offsets(archive.folder) == {("t", 0): 10, ("t", 1): 20}
 
 
-def test_files_of_batches_that_were_never_committed_are_swept(archive: Archive) -> None:
+@proves("S4")
+def test_files_are_swept_only_once_their_batch_is_committed(archive: Archive) -> None:
+    """A worker may outlive its driver and commit what it has written after the next run has begun."""
     archive.writer().commit(archive.written(0, rows(0, 10)), 0)
-    archive.written(1, rows(10, 10))
+    late = archive.written(1, rows(10, 10))
     archive.written(1, rows(10, 10), query="another")
+    assert archive_tables.sweep(archive.folder, "q") == 0
+    again = archive.written(1, rows(10, 10))
+    archive.writer().commit(late, 1)
+    archive.writer().commit(again, 1)
+    assert archive.offsets() == list(range(20))
+    archive.written(1, rows(10, 10))
     assert archive_tables.sweep(archive.folder, "q") == 1
-    assert archive.files() == 2
-    assert archive.offsets() == list(range(10))
+    assert archive.files() == 3
+    assert archive.offsets() == list(range(20))
+
+
+@proves("S4")
+def test_a_batch_whose_files_are_gone_does_not_count_as_archived(archive: Archive) -> None:
+    archive.writer().commit(archive.written(0, rows(0, 10)), 0)
+    for path in archive.folder.rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(OperatorError, match="as archived, and that file is gone"):
+        archive.writer().commit(archive.written(0, rows(0, 10)), 0)

@@ -93,7 +93,9 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
             check=lambda table: archive_tables.refuse_repeats(table, files),
         )
         if not added:
-            archive_tables.refuse_unknown(delta.open_table(self._archive / name), files)
+            table = delta.open_table(self._archive / name)
+            archive_tables.refuse_unknown(table, files)
+            archive_tables.refuse_missing(table, f"{self._query}-{batch:08}-")
             self._remove(name, files)
             return
         # Tasks that died and were run again have left files beside those that count.

@@ -150,6 +150,17 @@ def refuse_unknown(table: DeltaTable, files: Iterable[DataFile]) -> None:
             )
 
 
+def refuse_missing(table: DeltaTable, prefix: str) -> None:
+    """An error unless all files of a batch are there that the table names."""
+    folder = delta.folder(table)
+    for path in sorted(delta.paths(table)):
+        if Path(path).name.startswith(prefix) and not (folder / path).exists():
+            raise OperatorError(
+                f"{folder} names {path} as archived, and that file is gone; bring it back from a copy, or archive the "
+                "topic anew with another --to"
+            )
+
+
 def half_committed(archive: Path) -> bool:
     """Whether the last dead letters are of a batch whose records are not yet in their table."""
     if not delta.exists(archive / DEAD_LETTERS):
@@ -173,15 +184,20 @@ def archived_offsets(archive: Path) -> Offsets:
 
 
 def sweep(archive: Path, app_id: str) -> int:
-    """Remove files of batches that were never committed; only for the one that may write as `app_id`. How many."""
+    """Remove files that lost against others of their batch. How many.
+
+    Files of a batch that no table has yet are left alone: the process that wrote them may outlive its driver and still
+    commit them. They are removed here once their batch is committed, by whomever.
+    """
     count = 0
     for name in (RECORDS, DEAD_LETTERS):
         if not delta.exists(archive / name):
             continue
-        version = delta.open_table(archive / name).transaction_version(app_id)
+        table = delta.open_table(archive / name)
+        version, live = table.transaction_version(app_id), delta.paths(table)
         for path in (archive / name).rglob(f"{app_id}-*.parquet"):
-            batch = int(path.name.split("-")[1])
-            if version is None or batch > version:
+            done = version is not None and int(path.name.split("-")[1]) <= version
+            if done and str(path.relative_to(archive / name)) not in live:
                 path.unlink(missing_ok=True)
                 count += 1
     return count

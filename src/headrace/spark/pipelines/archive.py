@@ -114,7 +114,6 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
             archive_tables.make_records(options.folder / RECORDS, json_columns.columns(schema) if schema else ())
             if schema:
                 archive_tables.make_dead_letters(options.folder / DEAD_LETTERS)
-            archive_tables.sweep(options.folder, query.name)
         before = archive_contents.listed(options.folder, options.format)
         archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
         ids, starts = _starts(options, archived, origin, is_new=query.is_new)
@@ -127,6 +126,8 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
             followed = _Followed(options, progress, Position(has, ids), origin)
             rows = _rows(spark, options, schema, starts)
             interrupted = _run(lambda: _start(rows, options, query), followed, stopping)
+        if options.format == "delta":
+            archive_tables.sweep(options.folder, query.name)
         followed.commit_last()
         progress.done()
         added = archive_contents.listed(options.folder, options.format) - before
