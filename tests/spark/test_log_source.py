@@ -24,6 +24,7 @@ from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
 from headrace.spark import log_options, log_planning, log_reading, replicas
 from headrace.spark.log_planning import LogProblem, Split
+from headrace.spark.stores import data_folder
 from headrace.storage.index import OffsetIndex
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -191,6 +192,15 @@ def test_compaction_leaves_gaps_and_deleted_records_are_no_rows(left: Left) -> N
     shortened = rows_of(list(read({"path": str(left.data), "topic": "shortened"})))
     assert [row["offset"] for row in shortened] == list(range(42, 80))
     assert segments(left.data, "shortened")[0].name < f"{42:020d}.log"
+
+
+@proves("S6")
+def test_an_audit_knows_what_compaction_and_deletion_have_removed(spark: SparkSession, left: Left) -> None:
+    bounds = data_folder(spark, str(left.data), ["states", "shortened"]).bounds()
+    assert {(bound.topic, bound.first_offset, bound.compacted) for bound in bounds} == {
+        ("states", 0, True),
+        ("shortened", 42, False),
+    }
 
 
 def test_a_large_segment_is_cut_where_the_index_leads(left: Left) -> None:

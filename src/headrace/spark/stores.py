@@ -20,6 +20,9 @@ from headrace.spark import archive_state, delta
 from headrace.spark.accounting import STORE_COLUMNS
 from headrace.spark.archive_tables import DEAD_LETTERS, RECORDS
 from headrace.spark.judgement import Bound
+from headrace.spark.log_planning import segment_files
+from headrace.storage import checkpoint, folder
+from headrace.system.disk import SystemDisk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,38 +46,38 @@ def topics_at_broker(spark: SparkSession, bootstrap: str, topics: Sequence[str])
     return Store("topics", rows, lambda: _log_starts(bootstrap, topics))
 
 
-def data_folder(spark: SparkSession, folder: str, topics: Sequence[str]) -> Store:
+def data_folder(spark: SparkSession, data: str, topics: Sequence[str]) -> Store:
     """Batches that cannot be read are left out: what they held is missing from the store, and is told so."""
     reader = spark.read.format("headrace-log").option("topics", ",".join(topics)).option("mode", "PERMISSIVE")
-    rows = reader.option("columns", ",".join(STORE_COLUMNS)).load(folder)
-    return Store(f"data {folder}", rows, lambda: list(_first_segments(Path(folder), topics)))
+    rows = reader.option("columns", ",".join(STORE_COLUMNS)).load(data)
+    return Store(f"data {data}", rows, lambda: list(_kept_in(Path(data), topics)))
 
 
-def archive(spark: SparkSession, folder: str, topics: Sequence[str], bootstrap: str | None, group_id: str) -> Store:
+def archive(spark: SparkSession, path: str, topics: Sequence[str], bootstrap: str | None, group_id: str) -> Store:
     """Records and dead letters; their digests are made anew. Without a broker all of the ledger has to be there."""
-    identity = archive_state.known_identity(Path(folder))
+    identity = archive_state.known_identity(Path(path))
     if identity and identity.get("drop_value"):
-        raise OperatorError(f"the archive {folder} keeps no values as they were sent: it cannot be audited")
+        raise OperatorError(f"the archive {path} keeps no values as they were sent: it cannot be audited")
     # Before the files are listed: an archive that runs commits what it has written, so the list has all of it.
     bounds = [] if bootstrap is None else _archived_until(bootstrap, topics, group_id)
-    kept = _archived(spark, Path(folder)).where(F.col("topic").isin(*topics))
+    kept = _archived(spark, Path(path)).where(F.col("topic").isin(*topics))
     rows = kept.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
-    return Store(f"archive {folder}", rows, lambda: bounds)
+    return Store(f"archive {path}", rows, lambda: bounds)
 
 
-def _archived(spark: SparkSession, folder: Path) -> DataFrame:
+def _archived(spark: SparkSession, archive: Path) -> DataFrame:
     """What an archive has of each record; the type of a dead letter's timestamp is not known."""
     columns = (*STORE_COLUMNS[:-1], *SENT_COLUMNS)
-    path = folder / RECORDS
+    path = archive / RECORDS
     if delta.exists(path):
         records = delta.read(spark, path)
     elif (path / "_spark_metadata").is_dir():
         records = spark.read.parquet(str(path))
     else:
-        raise OperatorError(f"{folder} has no archive; `headrace pipeline archive --to {folder}` makes one")
-    if not delta.exists(folder / DEAD_LETTERS):
+        raise OperatorError(f"{archive} has no archive; `headrace pipeline archive --to {archive}` makes one")
+    if not delta.exists(archive / DEAD_LETTERS):
         return records.select(*columns)
-    dead = delta.read(spark, folder / DEAD_LETTERS).withColumn("timestampType", F.lit(None).cast("int"))
+    dead = delta.read(spark, archive / DEAD_LETTERS).withColumn("timestampType", F.lit(None).cast("int"))
     return records.select(*columns).unionAll(dead.select(*columns))
 
 
@@ -101,14 +104,20 @@ def _log_start_of(cluster: Cluster, topic: str) -> dict[int, int]:
     return {n: found[n].offset for n in partitions}
 
 
-def _first_segments(folder: Path, topics: Sequence[str]) -> Iterator[Bound]:
-    """A folder without its older segments has had them deleted: names of segments are their first offsets."""
-    for topic in topics:
-        for partition in sorted((folder / topic).glob(f"{topic}-*")):
-            number = partition.name.removeprefix(f"{topic}-")
-            starts = [int(segment.stem) for segment in partition.glob("*.log") if segment.stem.isdigit()]
-            if number.isdigit() and starts:
-                yield Bound(topic, int(number), min(starts))
+def _kept_in(data: Path, topics: Sequence[str]) -> Iterator[Bound]:
+    """What was deleted is below the first segment, or the start in the checkpoint; compacted segments have sums."""
+    disk = SystemDisk()
+    points = checkpoint.read(disk, str(data)) or {}
+    for where, path in folder.partitions(disk, str(data)):
+        files = segment_files(disk, path) if where.topic in topics else []
+        if not files:
+            continue
+        point, topic_id = points.get(where), folder.read_topic_id(disk, path)
+        # Else the point speaks of a topic that had the same name.
+        is_its = point is not None and isinstance(topic_id, bytes) and point.topic_id == topic_id.hex()
+        start = point.start_offset if point is not None and is_its else 0
+        compacted = any(file.sum is not None for file in files)
+        yield Bound(where.topic, where.partition, max(start, files[0].base_offset), compacted=compacted)
 
 
 def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> list[Bound]:
