@@ -153,7 +153,7 @@ def test_nothing_is_found_where_nothing_is_wrong(spark: SparkSession, scene: Sce
     scene.commit()
     summary = audit(
         spark,
-        ledgers=(scene.ledger,),
+        ledgers=(scene.ledger, f"{scene.ledger}/../ledger"),  # one folder is read once
         bootstrap=scene.broker.bootstrap,
         data=(str(scene.broker.data),),
         archive=archive(scene.rows, tmp_path, dead_letters=10),

@@ -99,12 +99,9 @@ def read_ledgers(spark: SparkSession, folders: Sequence[str]) -> DataFrame:
     for folder in folders:
         if not any(Path(folder).glob("*.parquet")):
             raise OperatorError(f"{folder} has no ledger: no *.parquet files in it")
+    once = dict.fromkeys(str(Path(folder).resolve()) for folder in folders)
     # Files without their final name are not whole.
-    return (
-        spark.read.option("pathGlobFilter", "*.parquet")
-        .parquet(*dict.fromkeys(folders))
-        .select(*accounting.LEDGER_COLUMNS)
-    )
+    return spark.read.option("pathGlobFilter", "*.parquet").parquet(*once).select(*accounting.LEDGER_COLUMNS)
 
 
 def _stores(spark: SparkSession, options: Options, topics: Sequence[str]) -> Iterator[stores.Store]:
