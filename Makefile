@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # `make test` draws the same every time, so that it says something of the change; `make prove` draws anew.
 SEED ?= 1
-PYTHON_FILES := src tests tools bench setup.py
+PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach name,kernel decoding encoding,$(wildcard src/headrace/records/$(name).p*))
 
