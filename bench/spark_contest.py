@@ -133,7 +133,9 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> Contestants:
 
     def to_archive() -> None:
         shutil.rmtree(table, ignore_errors=True)
-        archive.run(spark, archive.Options(to=table, bootstrap=headrace, topics=(topic,)))
+        archive.run(
+            spark, archive.Options(to=table, bootstrap=headrace, topics=(topic,), group=f"bench-{time.time_ns()}")
+        )
 
     found: Contestants = {
         "headrace source": (lambda: to_noop(topic_frame(spark, "headrace", headrace, topic)), 1.0, "headrace"),
