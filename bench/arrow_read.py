@@ -112,7 +112,7 @@ def consumed(bootstrap: str, topic: str, rows: int, partitions: int) -> Any:
     })  # fmt: skip
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     while rows > 0:
-        messages = consumer.consume(CONSUME_MAX, CONSUME_TIMEOUT_S)
+        messages = consumer.consume(min(CONSUME_MAX, rows), CONSUME_TIMEOUT_S)
         if not messages:
             raise RuntimeError(f"nothing came for {CONSUME_TIMEOUT_S} s, and {rows} records were still to come")
         rows -= len(messages)

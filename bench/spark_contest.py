@@ -90,7 +90,7 @@ def confluent_loop(spark: SparkSession, bootstrap: str, topic: str, rows: int) -
     while read < rows:
         piece: list[tuple[Any, ...]] = []
         while len(piece) < min(PIECE_ROWS, rows - read):
-            for message in consumer.consume(10_000, 1.0):
+            for message in consumer.consume(10_000, 0.05):
                 kind, at_ms = message.timestamp()
                 piece.append(
                     (message.key(), message.value(), topic, message.partition(), message.offset(), at_ms, kind - 1)
