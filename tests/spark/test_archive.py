@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from brokers import Broker, free_port, wait_for
 from clients.topics import create_topic
 from headrace.client import groups
+from headrace.client.admin import delete_records
 from headrace.client.cluster import Cluster
 from headrace.errors import HeadraceError, OperatorError
 from headrace.spark import archive_state
@@ -184,6 +185,23 @@ def test_a_topic_made_anew_and_longer_than_the_old_one_is_not_mixed_in(
             archive.run(spark, chosen)
     assert archive_rows(records_table(tmp_path / "a")) == old
     assert committed(broker.bootstrap).get((topic, 0), 0) <= 20
+
+
+@proves("S4")
+def test_an_archive_that_was_overtaken_goes_on_only_when_told_to(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    produce(broker.bootstrap, topic, values(20))
+    archive.run(spark, options(broker, tmp_path / "a", topic))
+    produce(broker.bootstrap, topic, values(20, seed=1))
+    with Cluster(broker.bootstrap) as cluster:
+        delete_records(cluster, topic, {0: 30})
+    with pytest.raises(Exception, match=r"offsets 20 to 29 .*--accept-loss"):
+        archive.run(spark, options(broker, tmp_path / "a", topic))
+    told = archive.run(spark, options(broker, tmp_path / "a", topic, accept_loss=True))
+    assert told.facts["lost_offsets"] == 10
+    kept = [row.offset for row in archive_rows(records_table(tmp_path / "a"))]
+    assert kept == [*range(20), *range(30, 40)]
 
 
 def test_topic_ids_of_an_archive_that_kept_none_come_from_its_checkpoint(

@@ -24,7 +24,9 @@ class DataLoss(HeadraceError):
 def report(told: Sequence[str], *, fail: bool) -> None:
     """Fail with what is lost, or log it: Spark passes on what its Python workers say on standard error."""
     if told and fail:
-        raise DataLoss(f"{'; '.join(told)}. To go on without, set option failOnDataLoss to false")
+        raise DataLoss(
+            f"{'; '.join(told)}. To go on without, set option failOnDataLoss to false (pipeline archive: --accept-loss)"
+        )
     for line in told:
         log.warning("headrace: data loss: %s", line)
 

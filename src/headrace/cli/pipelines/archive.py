@@ -33,6 +33,7 @@ from headrace.cli.pipelines.options import (
     "--trigger", default=1.0, show_default=True, metavar="SECONDS", help="With --follow: time between batches."
 )
 @click.option("--starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
+@click.option("--accept-loss", is_flag=True, help="Go on over offsets that were deleted before they were archived.")
 @bootstrap_option
 @spark_options
 def archive(
@@ -48,6 +49,7 @@ def archive(
     max_offsets_per_trigger: int,
     trigger: float,
     starting: str,
+    accept_loss: bool,
     bootstrap: str,
     master: str,
     spark_conf: tuple[str, ...],
@@ -73,7 +75,7 @@ def archive(
 
     options = pipeline.Options(
         to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,
-        trigger, starting,
+        trigger, starting, accept_loss,
     )  # fmt: skip
     with readable_errors():
         pipeline.check(options)

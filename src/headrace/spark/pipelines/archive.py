@@ -76,6 +76,7 @@ class Options:
     max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS
     trigger_s: float = 1.0
     starting: str = "earliest"
+    accept_loss: bool = False
 
     @property
     def subject(self) -> Topics:
@@ -199,6 +200,7 @@ def _rows(spark: SparkSession, options: Options, schema: StructType | None, star
         # The source commits what it has read; only the archive itself commits to its group.
         .option("kafka.group.id", f"{options.group}-reading")
         .option("timeout", f"{BROKER_TIMEOUT_MS}ms")
+        .option("failOnDataLoss", not options.accept_loss)
         .option("startingOffsets", _as_json(starts) if starts else options.starting)
         .options(**subscribed)
         .load()
@@ -365,6 +367,7 @@ def _summary(
         "bytes": sum(row["bytes"] for row in rows),
         "files": sum(row["files"] for row in rows),
         "lag": followed.lag,
+        "lost_offsets": sum(followed.reached.lost.values()),
         "seconds": round(followed.elapsed_s, 1),
         "group": options.group,
         "query": query.name,
