@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ def test_http_reads_what_a_kafka_producer_wrote(broker: Broker, codec: str) -> N
     assert page["next_offset"] == page["high_watermark"] == 500
 
 
-def test_an_operator_sees_the_lag_of_a_group(broker: Broker) -> None:
+def test_an_operator_sees_the_lag_of_a_group(fresh_broker: Callable[..., Broker]) -> None:
+    broker = fresh_broker()
     ask(broker, "/topics/watched/records", {"records": [{"value": "v"}] * 10})
     reading = consumer(broker, "slow-readers")
     reading.commit(offsets=[TopicPartition("watched", 0, 4)], asynchronous=False)
