@@ -139,6 +139,26 @@ def archive_broker(fresh_broker: Callable[..., Broker]) -> Broker:
 
 
 @proves("S4")
+@pytest.mark.timeout(600)
+def test_a_driver_killed_around_its_commit_loses_and_repeats_nothing(
+    archive_broker: Broker, tmp_path: Path, seed: int
+) -> None:
+    broker, to = archive_broker, tmp_path / "archive"
+    produce(broker.bootstrap, TOPIC, values(4000, seed), PARTITIONS)
+    topic = topic_rows(broker.bootstrap, TOPIC)
+    for point in ("files-written:1", "table-committed:2"):
+        driver = Driver(broker, to, die_at=point)
+        assert driver.wait() == -signal.SIGKILL, driver.told()
+        assert check(broker, to, topic) >= 1000 * int(point[-1])
+    driver = Driver(broker, to)
+    assert driver.wait() == 0, driver.told()
+    assert archive_rows(records_table(to)) == topic
+    assert committed(broker.bootstrap) == {(TOPIC, n): len(topic) // PARTITIONS for n in range(PARTITIONS)}
+    assert orphans(to) == []
+
+
+@pytest.mark.long
+@proves("S4")
 @pytest.mark.timeout(1500)
 def test_nothing_is_lost_or_repeated_when_parts_are_killed(archive_broker: Broker, tmp_path: Path, seed: int) -> None:
     broker, to = archive_broker, tmp_path / "archive"
