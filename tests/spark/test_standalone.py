@@ -91,7 +91,9 @@ def sent(broker: Broker) -> Iterator[list[list[int]]]:
     """Partition, offset and digest of every record of the topic."""
     known: list[list[int]] = []
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, TOPIC, partitions=PARTITIONS, configs={"segment.bytes": "60000"})
+        admin.create_topic(
+            cluster, TOPIC, partitions=PARTITIONS, configs={"segment.bytes": "60000", "retention.ms": "-1"}
+        )
         for partition in range(PARTITIONS):
             for n in range(10):
                 records: list[NewRecord] = [(1000 + i, b"%d" % i, b"value %d %d" % (n, i), []) for i in range(100)]

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 STDERR: Final = 2
-HELD_FOR_S: Final = 0.2
+HELD_FOR_S: Final = 3.0
 
 _NOISE: Final = tuple(
     tuple(re.compile(line) for line in lines)
