@@ -168,7 +168,7 @@ def first_offset(bootstrap: str, topic: str) -> int:
         return list_offsets(cluster, topic, {0: EARLIEST})[0].offset
 
 
-@pytest.mark.parametrize("point", ["index-written", "compact-written"])
+@pytest.mark.parametrize("point", ["index-written", pytest.param("compact-written", marks=pytest.mark.long)])
 @proves("S7")
 def test_killed_before_its_commit_leaves_all_as_it_was(tmp_path: Path, build: Build, seed: int, point: str) -> None:
     traffic = Traffic(seed)

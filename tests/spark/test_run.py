@@ -154,7 +154,7 @@ def test_a_python_job_copies_records_as_they_are(job: Job) -> None:
 
 
 @proves("S10")
-@pytest.mark.parametrize("point", ["files-written:1", "table-committed:1"])
+@pytest.mark.parametrize("point", [pytest.param("files-written:1", marks=pytest.mark.long), "table-committed:1"])
 def test_a_killed_job_leaves_an_exact_table_and_no_gap_in_the_topic(job: Job, point: str) -> None:
     source, copy = new_name("source"), new_name("copy")
     create(job.broker.bootstrap, source, 2)
