@@ -169,6 +169,15 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> Contestants:
     return {name: entry for name, entry in found.items() if not setup["only"] or name in setup["only"]}
 
 
+def check_rows(spark: SparkSession, setup: dict[str, Any]) -> None:
+    """A contestant that reads less than all would look fast."""
+    for name, bootstrap in setup["bootstraps"].items():
+        form = "headrace" if name == "headrace" else "kafka"
+        found = topic_frame(spark, form, bootstrap, setup["topic"]).count()
+        if found != setup["rows"]:
+            raise SystemExit(f"{name} has {found} rows, not {setup['rows']}")
+
+
 def measure(run: Callable[[], None], rows: float, broker_pid: int | None) -> dict[str, float]:
     driver, whole = processes.cpu_seconds(os.getpid()), processes.machine_cpu_seconds()
     broker = processes.cpu_seconds(broker_pid) if broker_pid else 0.0
@@ -194,6 +203,7 @@ def main() -> None:
     spark = session.start("bench", setup["master"], settings)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(Prebuilt)
+    check_rows(spark, setup)
     rounds: dict[str, list[dict[str, float]]] = {}
     entries = contestants(spark, setup)
     for nth in range(setup["rounds"] + 1):

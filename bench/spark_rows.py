@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -87,12 +88,11 @@ def template(size_bytes: int, rows: int, seed: int) -> pa.RecordBatch:
 def fill(bootstrap: str, topic: str, size_bytes: int, rows: int) -> None:
     """The topic with `rows` rows in batches of about BATCH_BYTES, spread over PARTITIONS."""
     per_batch = max(1, BATCH_BYTES // size_bytes)
+    now_ms = int(time.time() * 1000)  # older records would go by retention in mid-run
     with Cluster(bootstrap) as cluster:
         admin.create_topic(cluster, topic, partitions=PARTITIONS)
         cluster.topic(topic, expected=True)
-        batches = [
-            bytes(rows_of.build(template(size_bytes, per_batch, n), now_ms=1_700_000_000_000)) for n in range(16)
-        ]
+        batches = [bytes(rows_of.build(template(size_bytes, per_batch, n), now_ms=now_ms)) for n in range(16)]
         sent = 0
         while sent < rows:
             outgoing = []
