@@ -15,7 +15,6 @@ from pyspark.sql import functions as f
 from brokers import Broker
 from headrace.client.refusal import BrokerUnreachable
 from headrace.spark import sink
-from proving import proves
 from spark.confluent_rows import create_topic, rows_of
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ def writer(broker: Broker, frame: DataFrame, **given: str) -> DataFrameWriter:
     return frame.write.format("headrace").options(**named).mode("append")
 
 
-@proves("S3")
 def test_rows_arrive_with_key_headers_partition_and_time(spark: SparkSession, broker: Broker) -> None:
     first, second = create_topic(broker, partitions=3), create_topic(broker, partitions=3)
     rows = [
@@ -51,7 +49,6 @@ def test_rows_arrive_with_key_headers_partition_and_time(spark: SparkSession, br
     assert rows_of(broker, second) == [(second, 1, 0, b"", b"", None, START_MS + 2, 0)]
 
 
-@proves("S3")
 def test_keys_choose_partitions_as_kafkas_clients_do(spark: SparkSession, broker: Broker) -> None:
     topic = create_topic(broker, partitions=5)
     frame = spark.range(2000).selectExpr("cast(id % 50 as string) as key", "cast(id as string) as value")
@@ -63,7 +60,6 @@ def test_keys_choose_partitions_as_kafkas_clients_do(spark: SparkSession, broker
     assert len(set(where.values())) == 5
 
 
-@proves("S3")
 def test_a_stream_from_topic_to_topic(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     source, target = create_topic(broker, partitions=2), create_topic(broker, partitions=2)
     writer(broker, spark.range(500).selectExpr("cast(id as string) as value"), topic=source).save()
@@ -108,7 +104,6 @@ def test_rows_that_cannot_be_placed_are_told(spark: SparkSession, broker: Broker
         writer(broker, spark.sql("select 'x' as value"), topic=topic).mode("overwrite").save()
 
 
-@proves("S3")
 def test_a_task_waits_for_a_broker_that_restarts(fresh_broker: Callable[..., Broker]) -> None:
     broker = fresh_broker()
     topic = create_topic(broker)

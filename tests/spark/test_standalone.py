@@ -128,7 +128,7 @@ def check(found: dict[str, Any], sent: list[list[int]]) -> None:
     assert sorted(found["killed"]) == sent
 
 
-@proves("S9", "S1", "S11")
+@proves("S1", "S11")
 def test_two_executors_read_a_topic_and_one_may_be_killed(
     master: str, broker: Broker, sent: list[list[int]], tmp_path: Path
 ) -> None:
