@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from headrace.errors import CorruptBatch
@@ -10,6 +12,7 @@ from headrace.sim.disk import SimDisk
 from headrace.storage import checked
 from headrace.storage.checked import CheckBudget, CheckedBytes
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.warming import are_warm
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, read_all
@@ -80,6 +83,27 @@ def test_damage_that_a_later_turn_finds_is_not_served(sim: Harness) -> None:
         read(log, 70)
     sim.settle()
     assert offsets(read(log, 71))[0] == 71
+
+
+@proves("J6")
+@pytest.mark.parametrize(("byte", "mask"), [(23, 0x80), (26, 0x01)], ids=["negative", "smaller"])
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 1024], ids=["the log's last", "a segment's last"])
+def test_a_batch_that_claims_fewer_offsets_than_it_has_is_no_gap(
+    sim: Harness, byte: int, mask: int, segment_bytes: int
+) -> None:
+    log = sim.log(segment_bytes=segment_bytes)
+    for _ in range(24):
+        append(log, batch(b"one", b"two"))
+        sim.write()
+    log = sim.reopen()
+    assert isinstance(log, PartitionedLog)
+    segment = log.segments[0]
+    last = next(at for at, header in segment.headers(0, 0) if header.next_offset == segment.next_offset)
+    assert isinstance(sim.disk, SimDisk)
+    sim.disk.flip(segment.path, last + byte, mask)
+    for offset in (segment.next_offset - 2, segment.next_offset - 1):
+        with pytest.raises(CorruptBatch, match=re.escape(segment.path)):
+            read(log, offset)
 
 
 @proves("G4")

@@ -141,7 +141,7 @@ def find(file: File, position: int, end: int, expected_offset: int, offset: int,
             if len(window) < HEADER_BYTES:
                 return -1
         base, length, magic, last_offset_delta = _PLACE_FIELDS(window, at)
-        if magic != MAGIC or length < HEADER_BYTES - LENGTH_END or base < expected_offset:
+        if magic != MAGIC or length < HEADER_BYTES - LENGTH_END or base < expected_offset or last_offset_delta < 0:
             return -1
         if dense and base != expected_offset:
             return -1

@@ -275,12 +275,14 @@ class Segment:
         expected = self.base_offset + relative_offset
         if not self.damage:
             found = find(self.file, position, self.written, expected, offset, dense=not self.cleaned)
-            if found >= 0:
+            if 0 <= found < self.written or (found >= 0 and self.cleaned):
                 return found
         for found_at, header in self.headers(position, expected, offset):
             if header.base_offset + header.last_offset_delta >= offset:
                 return found_at
-        return self.written
+        if self.cleaned or self.damage:
+            return self.written
+        raise self._wrong(self.written, f"the last batch ends before offset {offset}, which is here")
 
     def first_offset_at(self, position: int) -> int:
         """Base offset of the batch at the position, or what follows the last one."""
