@@ -152,6 +152,7 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "file.delete.delay.ms", "int", 60_000, "how long a deleted segment's files stay for reads under way", "ms", 0
     ),
+    Setting("key.index", "bool", False, "keep an index of keys, so that records can be found by key"),
 )
 
 BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
@@ -218,6 +219,8 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "headrace-archive",
         "group whose committed offsets say what is archived, for topics with retention.archived; they never expire",
     ),
+    Setting("key.index.entries", "int", 20_000_000, "most entries of a key index file", "entries", 64, 1 << 30),
+    Setting("key.index.slots", "int", 5_000_000, "most hash slots of a key index file", "slots", 1, 1 << 30),
     Setting("checkpoint.ms", "int", 60_000, "interval at which recovery points are written", "ms", 10),
     Setting(
         "producer.expire.ms", "int", 86_400_000, "how long the state of a silent idempotent producer is kept", "ms", 1
@@ -298,6 +301,7 @@ class LogSettings:
     min_cleanable_dirty_ratio: float
     min_insync_replicas: int
     file_delete_delay_ms: int
+    key_index: bool
 
 
 def log_settings(
@@ -328,6 +332,7 @@ def log_settings(
         min_cleanable_dirty_ratio=v["min.cleanable.dirty.ratio"],
         min_insync_replicas=v["min.insync.replicas"],
         file_delete_delay_ms=v["file.delete.delay.ms"],
+        key_index=v["key.index"],
     )
 
 

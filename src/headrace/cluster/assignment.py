@@ -42,8 +42,8 @@ class Assignment:
 
     def settings_of(self, image: Image, topic: Topic) -> LogSettings:
         settings = log_settings(self._defaults(image), topic.overrides)
-        # Nobody archives our own topics: a default for all topics would let them grow without end.
-        return replace(settings, retention_archived=False) if topic.internal else settings
+        # Nobody archives or queries our own topics: a default for all topics would let them grow without end.
+        return replace(settings, retention_archived=False, key_index=False) if topic.internal else settings
 
     def expected(self, image: Image) -> dict[TopicPartition, tuple[bytes, LogSettings]]:
         """Every log that this broker should have, for the store to open."""
