@@ -44,8 +44,8 @@ test:
 	@tools/packages.py kcat node npm strace java
 	@$(MAKE) --no-print-directory $(VENV)/.tests
 	@$(MAKE) --no-print-directory check
-	@mkdir -p .work && rm -f .work/proven.json
-	$(BIN)/python -m pytest -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) --proven .work/proven.json $(ARGS)
+	@mkdir -p .work && rm -f .work/proven*.json
+	$(BIN)/python tools/side_by_side.py --proven .work/proven.json -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
 	@$(BIN)/python tools/inventory.py compare
 
 check: $(VENV)/.tests
