@@ -69,7 +69,7 @@ def test_a_stream_from_topic_to_topic(spark: SparkSession, broker: Broker, tmp_p
     for _ in range(2):
         write = changed.writeStream.format("headrace").option("kafka.bootstrap.servers", broker.bootstrap)
         write = write.option("topic", target).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert write.trigger(availableNow=True).start().awaitTermination(120)
+        assert write.queryName("changed").trigger(availableNow=True).start().awaitTermination(120)
     assert sorted(row[4] for row in rows_of(broker, target)) == sorted(b"out %d" % n for n in range(500))
 
 

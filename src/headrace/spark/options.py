@@ -135,6 +135,7 @@ OF_SINK: Final = (
     "includeHeaders",
     "timeout",
     "checkpointLocation",
+    "queryName",
 )
 
 IGNORED_BY_SINK: Final = frozenset(
