@@ -10,7 +10,12 @@ import sys
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = ("headrace.records.kernel", "headrace.records.decoding", "headrace.records.encoding")
+KERNELS = (
+    "headrace.records.kernel",
+    "headrace.records.decoding",
+    "headrace.records.encoding",
+    "headrace.records.key_hashing",
+)
 
 
 def uncompiled(name: str, reason: object) -> None:

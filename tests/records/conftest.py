@@ -16,6 +16,7 @@ import headrace.records.arrow
 import headrace.records.decoding
 import headrace.records.encoding
 import headrace.records.kernel
+import headrace.records.key_hashing
 
 ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 150
@@ -116,3 +117,9 @@ def arrow(request: pytest.FixtureRequest) -> ModuleType:
     module: ModuleType = request.getfixturevalue(f"{request.param}_arrow")
     assert module.decoding.compiled == module.encoding.compiled == (request.param == "compiled")
     return module
+
+
+@pytest.fixture(scope="session", params=["compiled", "uncompiled"])
+def key_hashing(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
+    installed = headrace.records.key_hashing
+    return as_c(installed, built) if request.param == "compiled" else as_python(installed)
