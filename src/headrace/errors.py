@@ -112,6 +112,10 @@ class InvalidRequest(HeadraceError):
     """A well-formed request that makes no sense."""
 
 
+class KeyIndexMissing(HeadraceError):
+    """A query by key of a topic that keeps no index of keys."""
+
+
 class NotLeader(HeadraceError):
     """This broker does not lead the partition."""
 
@@ -170,6 +174,7 @@ _TABLE: Final[dict[type[HeadraceError], Mapping]] = {
     InvalidAssignment: Mapping(39, 400, False),
     InvalidConfig: Mapping(40, 400, False),
     InvalidRequest: Mapping(42, 400, False),
+    KeyIndexMissing: Mapping(40, 409, False),
     NotLeader: Mapping(6, 503, True),
     FencedEpoch: Mapping(74, 409, True),
     UnknownEpoch: Mapping(76, 409, True),
