@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from headrace.records.record import NewRecord
 from headrace.settings import LogSettings, log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
+from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.storage.shared.store import SharedStore
 from headrace.storage.store import PartitionedStore
 from headrace.system.disk import SystemDisk
 
@@ -66,6 +69,9 @@ def values(log: Log) -> list[bytes | None]:
     return [record.value for _, view in read_all(log) for record in kernel.records(view)]
 
 
+Store = PartitionedStore | SharedStore
+
+
 @dataclass(slots=True)
 class Harness:
     """One data folder that can be stopped, crashed and opened again."""
@@ -75,12 +81,30 @@ class Harness:
     data: str
     loop: asyncio.AbstractEventLoop | None = None
     expected: dict[TopicPartition, tuple[bytes, LogSettings]] = field(default_factory=dict)
-    store: PartitionedStore | None = None
+    store: Store | None = None
+    layout: str = PARTITIONED
+    file_bytes: int = 4096
     events: list[tuple[TopicPartition, int]] = field(default_factory=list)
     archived: dict[TopicPartition, int] = field(default_factory=dict)
 
-    def open(self, **overrides: object) -> PartitionedStore:
-        self.store = PartitionedStore(
+    def open(self, **overrides: object) -> Store:
+        self.store = self._new_store()
+        self.store.on_durable(lambda log: self.events.append((log.topic_partition, log.durable_offset)))
+        self.store.open(self.expected)
+        return self.store
+
+    def _new_store(self) -> Store:
+        if self.layout == SHARED:
+            return SharedStore(
+                self.disk,
+                self.clock,
+                self.data,
+                checkpoint_ms=60_000,
+                retention_check_ms=1000,
+                archived_offset=lambda where: self.archived.get(where, 0),
+                file_bytes=self.file_bytes,
+            )
+        return PartitionedStore(
             self.disk,
             self.clock,
             self.data,
@@ -88,9 +112,12 @@ class Harness:
             retention_check_ms=1000,
             archived_offset=lambda where: self.archived.get(where, 0),
         )
-        self.store.on_durable(lambda log: self.events.append((log.topic_partition, log.durable_offset)))
-        self.store.open(self.expected)
-        return self.store
+
+    def topic_id(self, topic: str) -> bytes:
+        """In the shared layout frames are told apart by topic ids, so every topic needs its own."""
+        if self.layout == PARTITIONED or topic == TOPIC.topic:
+            return TOPIC_ID
+        return hashlib.blake2b(topic.encode(), digest_size=16).digest()
 
     def log(self, topic_partition: TopicPartition = TOPIC, /, **overrides: object) -> Log:
         """The log of a new or known partition in an open store."""
@@ -99,9 +126,9 @@ class Harness:
         assert self.store is not None
         found = self.store.get(topic_partition)
         if found is None:
-            chosen = settings(**overrides)
-            found = self.store.create(topic_partition, TOPIC_ID, chosen)
-            self.expected[topic_partition] = (TOPIC_ID, chosen)
+            chosen, topic_id = settings(**overrides), self.topic_id(topic_partition.topic)
+            found = self.store.create(topic_partition, topic_id, chosen)
+            self.expected[topic_partition] = (topic_id, chosen)
         return found
 
     def write(self) -> list[tuple[Log, HeadraceError]]:
@@ -147,15 +174,15 @@ class Harness:
         return self.log()
 
 
-def sim_harness() -> Harness:
+def sim_harness(layout: str = PARTITIONED) -> Harness:
     clock = VirtualClock()
-    return Harness(SimDisk(clock), clock, "/data")
+    return Harness(SimDisk(clock), clock, "/data", layout=layout)
 
 
-def real_harness(folder: str) -> Iterator[Harness]:
+def real_harness(folder: str, layout: str = PARTITIONED) -> Iterator[Harness]:
     loop = asyncio.new_event_loop()
     disk = SystemDisk(loop, sync_helper=True)
-    harness = Harness(disk, VirtualClock(), folder, loop)
+    harness = Harness(disk, VirtualClock(), folder, loop, layout=layout)
     yield harness
     if harness.store is not None:
         harness.store.abandon()

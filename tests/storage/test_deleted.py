@@ -29,7 +29,9 @@ def delete_and_create(harness: Harness, chosen: LogSettings) -> PartitionedLog:
     assert harness.store is not None
     harness.store.delete(TOPIC)
     harness.expected[TOPIC] = (NEW_ID, chosen)
-    return harness.store.create(TOPIC, NEW_ID, chosen)
+    created = harness.store.create(TOPIC, NEW_ID, chosen)
+    assert isinstance(created, PartitionedLog)
+    return created
 
 
 @proves("J6", "G8")

@@ -46,18 +46,28 @@ Points = dict[TopicPartition, LogPoint]
 
 
 def encode(points: Iterable[LogPoint]) -> bytes:
-    body = json.dumps({"version": VERSION, "logs": list(points)}, separators=(",", ":")).encode()
+    return seal({"version": VERSION, "logs": list(points)})
+
+
+def seal(content: dict[str, Any]) -> bytes:
+    """The two lines of a checkpoint."""
+    body = json.dumps(content, separators=(",", ":")).encode()
     return b"%08x\n%b\n" % (crc32c(body), body)
+
+
+def unseal(data: bytes) -> Any:
+    """The content of a checkpoint; ValueError if it is not whole."""
+    crc, _, body = data.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    if int(crc, 16) != crc32c(body):
+        raise ValueError("wrong CRC")
+    return json.loads(body)
 
 
 def decode(data: bytes) -> Points | None:
     """None if it is not whole."""
-    crc, _, body = data.partition(b"\n")
-    body = body.removesuffix(b"\n")
     try:
-        if int(crc, 16) != crc32c(body):
-            return None
-        content = json.loads(body)
+        content = unseal(data)
         if content["version"] != VERSION:
             return None
         points = [_point(fields) for fields in content["logs"]]

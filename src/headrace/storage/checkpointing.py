@@ -7,12 +7,12 @@ truncation the old one is wrong. One that could not be written is tried again; u
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Disk, write_atomically
+from headrace.ports.disk import Disk, File, write_atomically
 from headrace.storage import checkpoint
 from headrace.storage.checkpoint import LogPoint
 
@@ -23,15 +23,50 @@ RETRY_SECONDS: Final = 5.0
 Done = Callable[[HeadraceError | None], None]
 
 
+class Contents(Protocol):
+    """What is written, and what must be safe before it counts."""
+
+    def encode(self) -> bytes: ...
+
+    def beside(self) -> Sequence[File]:
+        """Files that must be synced with the checkpoint that was just encoded."""
+        ...
+
+    def synced(self, error: OSError | None) -> None:
+        """They were, or why not."""
+        ...
+
+
+class _Points:
+    """Points of logs whose files are synced by themselves."""
+
+    def __init__(self, points: Callable[[], Iterator[LogPoint]]) -> None:
+        self._points = points
+
+    def encode(self) -> bytes:
+        return checkpoint.encode(self._points())
+
+    def beside(self) -> Sequence[File]:
+        return ()
+
+    def synced(self, error: OSError | None) -> None:
+        return None
+
+
 class CheckpointWriter:
     def __init__(
-        self, disk: Disk, clock: Clock, data: str, points: Callable[[], Iterator[LogPoint]], interval_ms: int
+        self,
+        disk: Disk,
+        clock: Clock,
+        data: str,
+        contents: Contents | Callable[[], Iterator[LogPoint]],
+        interval_ms: int,
     ) -> None:
         self._disk = disk
         self._clock = clock
         self._data = data
         self._path = f"{data}/{checkpoint.FILE_NAME}"
-        self._points = points
+        self._contents: Contents = _Points(contents) if callable(contents) else contents
         self._interval_seconds = interval_ms / 1000
         self._next = clock.now() + self._interval_seconds
         self._wanted = self._running = self._closed = False
@@ -53,7 +88,7 @@ class CheckpointWriter:
             self._clock.call_soon(self._begin)
 
     def write_now(self) -> None:
-        write_atomically(self._disk, self._path, checkpoint.encode(self._points()))
+        write_atomically(self._disk, self._path, self._contents.encode())
 
     def close(self) -> None:
         """Nothing is written any more, and who waits hears nothing."""
@@ -68,14 +103,15 @@ class CheckpointWriter:
         try:
             file = self._disk.open(self._path + ".tmp", create=True, writable=True)
             file.truncate(0)
-            file.pwritev([checkpoint.encode(self._points())], 0)
-            self._disk.request_sync([file], self._name)
+            file.pwritev([self._contents.encode()], 0)
+            self._disk.request_sync([file, *self._contents.beside()], self._name)
         except OSError as error:
             self._end(error)
 
     def _name(self, error: OSError | None) -> None:
         if self._closed:
             return
+        self._contents.synced(error)
         try:
             if error is not None:
                 raise error

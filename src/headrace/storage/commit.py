@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File, SyncFailed
 from headrace.storage import refusal
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,31 @@ RETRY_SECONDS: Final = 1.0
 Listener = Callable[[Log], None]
 
 
+class SyncedLog(Log, Protocol):
+    """A log that can be synced."""
+
+    truncations: int
+
+    def take_unsynced(self) -> list[File]:
+        """Files to sync so that everything written is safe; they count as asked for from now on."""
+        ...
+
+    def synced_upto(self, offset: int) -> None:
+        """The sync that `take_unsynced` was called for has come back."""
+        ...
+
+    def fail(self, error: OSError) -> HeadraceError:
+        """Take the log offline: what its files hold is not known any more."""
+        ...
+
+
 class _Target(NamedTuple):
     """A log in a sync: what is durable once its files are."""
 
-    log: PartitionedLog
+    log: SyncedLog
     written_offset: int
     truncations: int
-    files: list[File]
+    files: Sequence[File]
 
 
 def concerns(error: OSError, files: Sequence[File]) -> bool:
@@ -44,14 +62,14 @@ class GroupCommit:
         self._disk = disk
         self._clock = clock
         self._files_max = files_max
-        self._asked: dict[PartitionedLog, None] = {}
+        self._asked: dict[SyncedLog, None] = {}
         self._running = False
         self._retrying = False
         self._closed = False
         self.listeners: list[Listener] = []
         self.timers: list[Callable[[float], None]] = []
 
-    def ask(self, log: PartitionedLog) -> None:
+    def ask(self, log: SyncedLog) -> None:
         """Have the log in the next sync, which `start` begins."""
         self._asked[log] = None
 
@@ -59,7 +77,7 @@ class GroupCommit:
         """Begin a sync of all that asked, unless one is running: its end begins the next."""
         if self._running or not self._asked or self._closed:
             return
-        files: list[File] = []
+        files: dict[File, None] = {}  # logs that share a file have it synced once
         targets: list[_Target] = []
         for log in list(self._asked):
             if len(files) >= self._files_max:
@@ -67,9 +85,8 @@ class GroupCommit:
             del self._asked[log]
             if log.offline is not None:
                 continue
-            first = len(files)
             try:
-                files += log.take_unsynced()
+                own = log.take_unsynced()
             except OSError as error:
                 if refusal.passes(error):
                     self._try_again(log, error)
@@ -77,14 +94,15 @@ class GroupCommit:
                 log.fail(error)
                 self._tell(log)
                 continue
-            targets.append(_Target(log, log.written_offset, log.truncations, files[first:]))
+            files.update(dict.fromkeys(own))
+            targets.append(_Target(log, log.written_offset, log.truncations, own))
         if not targets:
             return
         self._running = True
         began = self._clock.now()
-        self._disk.request_sync(files, lambda error: self._done(targets, error, began))
+        self._disk.request_sync(list(files), lambda error: self._done(targets, error, began))
 
-    def _try_again(self, log: PartitionedLog, error: OSError) -> None:
+    def _try_again(self, log: SyncedLog, error: OSError) -> None:
         """What is to be synced could not be opened: nothing has failed yet, and nothing counts as durable."""
         self._asked[log] = None
         if not self._retrying:
@@ -117,7 +135,7 @@ class GroupCommit:
             self._tell(log)
         self.start()
 
-    def _tell(self, log: PartitionedLog) -> None:
+    def _tell(self, log: SyncedLog) -> None:
         for listener in self.listeners:
             listener(log)
 

@@ -2,6 +2,8 @@
 
     <data>/@lock                       flock'ed by the running broker; holds its process id as text
     <data>/@checkpoint                 see `checkpoint`
+    <data>/layout                      one line: the layout of the folder; without it, `partitioned`
+    <data>/@commitlog/                 in the layout `shared` (see `shared.commitlog`)
     <data>/<topic>/<topic>-<n>/        a partition (see `partitioned`)
     <data>/<topic>/<topic>-<n>/partition   one line: `headrace <format version> <topic id in hex>`
     ....stray-<k>                      a partition folder that is not served: another topic's id, or no topic's
@@ -19,11 +21,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import DataFolderError
-from headrace.ports.disk import Disk, File, read_whole
+from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.storage.log import TopicPartition
 
 LOCK_FILE: Final = "@lock"
 PARTITION_FILE: Final = "partition"
+LAYOUT_FILE: Final = "layout"
+PARTITIONED: Final = "partitioned"
+SHARED: Final = "shared"
 FORMAT_VERSION: Final = 1
 STRAY: Final = ".stray-"
 DELETED: Final = ".deleted-"
@@ -40,8 +45,8 @@ class Stray:
     reason: str
 
 
-def lock(disk: Disk, folder: str) -> File:
-    """Hold the data folder for this process; DataFolderError names the one that has it."""
+def lock(disk: Disk, folder: str, layout: str = PARTITIONED) -> File:
+    """Hold the data folder for this process; DataFolderError names the one that has it, or another layout."""
     path = f"{folder}/{LOCK_FILE}"
     try:
         _make(disk, folder)
@@ -55,9 +60,32 @@ def lock(disk: Disk, folder: str) -> File:
         raise DataFolderError(
             f"data folder {folder} cannot be used: {error.strerror}: check that it exists and may be written"
         ) from error
-    file.truncate(0)
-    file.pwritev([b"%d\n" % os.getpid()], 0)
+    try:
+        file.truncate(0)
+        file.pwritev([b"%d\n" % os.getpid()], 0)
+        _settle_layout(disk, folder, layout)
+    except BaseException:
+        file.close()
+        raise
     return file
+
+
+def layout_of(disk: Disk, folder: str) -> str:
+    path = f"{folder}/{LAYOUT_FILE}"
+    return read_whole(disk, path).decode(errors="replace").strip() if disk.exists(path) else PARTITIONED
+
+
+def _settle_layout(disk: Disk, folder: str, layout: str) -> None:
+    """Give an empty folder its layout; refuse one that has another."""
+    found = layout_of(disk, folder)
+    if found == layout:
+        return
+    if any(not name.startswith("coordination") and name not in (LOCK_FILE, LAYOUT_FILE) for name in disk.list(folder)):
+        raise DataFolderError(
+            f"data folder {folder} has the layout {found!r}, not {layout!r}: start the broker with the layout that it "
+            f"has, or convert it with `headrace log convert --to {layout}`"
+        )
+    write_atomically(disk, f"{folder}/{LAYOUT_FILE}", layout.encode() + b"\n")
 
 
 def holder(disk: Disk, folder: str) -> str | None:

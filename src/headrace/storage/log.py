@@ -76,10 +76,12 @@ class Log(Protocol):
     end_offset: int
     written_offset: int
     durable_offset: int
-    size_bytes: int
     held_bytes: int
     """What retention would have deleted at its last check, had it been archived."""
     offline: HeadraceError | None
+
+    @property
+    def size_bytes(self) -> int: ...
 
     @property
     def producers(self) -> ProducerStates: ...

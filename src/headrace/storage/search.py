@@ -39,13 +39,13 @@ def _in_segment(segment: Segment, timestamp_ms: int, start_offset: int) -> Timed
     relative_offset, position = segment.index.at_or_before(from_offset - segment.base_offset)
     for found_at, header in segment.headers(position, segment.base_offset + relative_offset, NEVER):
         if header.next_offset > start_offset and header.max_timestamp_ms >= timestamp_ms:
-            found = _in_batch(segment.file, found_at, header, timestamp_ms, start_offset)
+            found = in_batch(segment.file, found_at, header, timestamp_ms, start_offset)
             if found is not None:
                 return found
     return None
 
 
-def _in_batch(
+def in_batch(
     file: File, position: int, header: BatchHeader, timestamp_ms: int, start_offset: int
 ) -> TimedOffset | None:
     if header.append_time:

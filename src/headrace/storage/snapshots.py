@@ -35,6 +35,14 @@ class Snapshots:
         self._keep({*bases, offset} & self._offsets | {offset})
         return path
 
+    @property
+    def offsets(self) -> list[int]:
+        return sorted(self._offsets)
+
+    @property
+    def newest_offset(self) -> int | None:
+        return max(self._offsets, default=None)
+
     def newest(self, end_offset: int) -> tuple[int, dict[int, ProducerState]] | None:
         """The newest whole one that is not beyond the end, and its offset."""
         for offset in sorted((each for each in self._offsets if each <= end_offset), reverse=True):

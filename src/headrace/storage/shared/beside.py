@@ -1,0 +1,58 @@
+"""The small files of a partition beside its queue: leader epochs and snapshots of producers.
+
+They can be derived from the commit log, so a checkpoint syncs them, and nothing waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.ports.disk import Disk, File
+from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.folder import PARTITION_FILE
+from headrace.storage.producers import ProducerState
+from headrace.storage.snapshots import Snapshots
+
+
+class Beside:
+    def __init__(self, disk: Disk, folder: str, epochs: EpochHistory, snapshots: Iterable[int]) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._epochs = epochs
+        self.snapshots = Snapshots(disk, folder, snapshots)
+        self._unsynced: dict[str, None] = {}
+
+    def save_epochs(self) -> None:
+        file = self._epochs.save()
+        if file is not None:
+            file.close()
+            self._unsynced |= {f"{self._folder}/{EPOCHS_FILE}": None, self._folder: None}
+
+    def write_snapshot(self, offset: int, states: dict[int, ProducerState]) -> None:
+        """The one before it stays, for a truncation that takes this one."""
+        newest = self.snapshots.newest_offset
+        path = self.snapshots.write(offset, states, [] if newest is None else [newest])
+        self._unsynced |= {path: None, self._folder: None}
+
+    def remove_snapshots_above(self, offset: int) -> None:
+        self.snapshots.remove_above(offset)
+        self._unsynced[self._folder] = None
+
+    def take_unsynced(self) -> list[File]:
+        files: list[File] = []
+        for path in self._unsynced:
+            try:
+                files.append(self._disk.open(path))
+            except FileNotFoundError:
+                continue
+        self._unsynced = {}
+        return files
+
+    def doubt(self) -> None:
+        """Whatever is here may not be on disk."""
+        topic_folder = self._folder.rpartition("/")[0]
+        paths = [f"{self._folder}/{name}" for name in (EPOCHS_FILE, PARTITION_FILE)]
+        paths += [self.snapshots.path(offset) for offset in self.snapshots.offsets]
+        paths += [self._folder, topic_folder, topic_folder.rpartition("/")[0]]
+        self._unsynced |= dict.fromkeys(paths)

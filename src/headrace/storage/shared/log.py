@@ -1,0 +1,449 @@
+"""A partition's log in the `shared` layout: a start, an end, and a queue of entries into the broker's commit log.
+
+    <data>/<topic>/<topic>-<n>/partition                  the topic's id and the format's version (see `folder`)
+                               leader-epochs              see `epochs`
+                               <20-digit offset>.snapshot idempotent producers before that offset (see `producers`)
+                               <20-digit offset>.queue    see `queuefile`
+
+`append` stages; the store writes the staged batches of all logs as one frame each, with one call, or takes them all
+back. All files here can be derived from the commit log, so they are synced by checkpoints only: the sync of the commit
+log alone makes batches durable. A truncation, a raised start and a new beginning are a frame that tells the log's
+bounds; where there is no room for it, it is written with the next batch, and until then a crash may bring back what was
+cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from headrace.errors import HeadraceError, OffsetOutOfRange, UnknownPartition
+from headrace.ports.disk import Buffer, File, FileSlice
+from headrace.records.batch import BatchHeader
+from headrace.settings import LogSettings
+from headrace.storage import producers, refusal
+from headrace.storage.checkpointing import Done
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.log import EpochEnd, ReadResult, TimedOffset, TopicPartition
+from headrace.storage.shared import frames, search
+from headrace.storage.shared.beside import Beside
+from headrace.storage.shared.frames import FRAME_BYTES
+from headrace.storage.shared.queue import Run
+from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP
+from headrace.storage.shared.reader import Reader
+from headrace.storage.shared.surroundings import Found, Surroundings
+
+log = logging.getLogger(__name__)
+
+NOTHING: Final = ReadResult((), 0)
+NEVER: Final = 1 << 62
+
+_STAMP = struct.Struct(">qii").pack_into
+
+
+class SharedLog:
+    """See `storage.log.Log`."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        folder: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        settings: LogSettings,
+        found: Found,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.folder = folder
+        self.offline: HeadraceError | None = None
+        self.queue = found.queue
+        self.start_offset = found.start_offset
+        end_offset = found.queue.end_offset
+        self.end_offset = self.written_offset = self.durable_offset = self.sync_asked_offset = end_offset
+        self.truncations = 0
+        self.cleanings = found.cleanings
+        self.held_bytes = 0
+        self.bounds_untold = False
+        """Whether a frame with the log's bounds is still to be written."""
+        self.snapshot_bytes = 0
+        """Bytes appended since the last snapshot."""
+        self._around = around
+        self._staged: list[Buffer] = []
+        self._staged_bytes = 0
+        self._runs: list[tuple[int, int]] = []
+        self._runs_ms: list[int] = []
+        self._next_run_at = 0
+        self._run_ms = NO_TIMESTAMP
+        self._gap = False
+        self._epochs_before = 0
+        self._refusal: HeadraceError | None = None
+        self._shortage = refusal.Shortage(topic_partition)
+        self.epochs = found.epochs or EpochHistory(around.disk, folder)
+        self.beside = Beside(around.disk, folder, self.epochs, found.snapshots)
+        self.epochs.rebuild_from(self._epochs_in_log)
+        checked_from = end_offset if found.checked_from is None else found.checked_from
+        self._reader = Reader(self.queue, around.commit_log, self.epochs, around.check_budget, checked_from)
+        self._epoch: int | None = None
+        self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"<log {self.topic_partition} {self.start_offset}..{self.end_offset}>"
+
+    @property
+    def size_bytes(self) -> int:
+        return self.queue.size_bytes
+
+    @property
+    def cleaned_to(self) -> int:
+        """Everything before it has been compacted at least once."""
+        return self.cleanings[-1][0] if self.cleanings else 0
+
+    def archived_offset(self) -> int:
+        archived = self._around.archived_offset(self.topic_partition)
+        # An offset that this log never had was committed for another one of that name.
+        return archived if 0 <= archived <= self.end_offset else 0
+
+    # Appending.
+
+    def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
+        base = self.end_offset
+        self._stage(batch, header, base, epoch)
+        return base
+
+    def append_copied(self, batch: memoryview, header: BatchHeader) -> None:
+        if header.base_offset < self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: a batch with offset {header.base_offset} cannot follow {self.end_offset - 1}"
+            )
+        self._stage(batch, header, header.base_offset, header.leader_epoch)
+
+    def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        size = header.size_bytes
+        if not self._staged:
+            self._begin_turn(base)
+        elif self._staged_bytes + size > self._around.commit_log.file_bytes - FRAME_BYTES:
+            self._write_in_turn()
+            self._begin_turn(base)
+        elif base != self.end_offset:
+            self._end_run(base)
+            self._gap = True
+        elif self._staged_bytes >= self._next_run_at:
+            self._end_run(base)
+        _STAMP(batch, 0, base, size - 12, epoch)
+        self._staged.append(batch)
+        self._staged_bytes += size
+        self._run_ms = max(self._run_ms, header.max_timestamp_ms)
+        if epoch != self._epoch:
+            self.epochs.begin(epoch, base)
+            self._epoch = epoch
+        if header.producer_id >= 0:
+            self.producers.appended(header, base)
+        self.end_offset = base + header.last_offset_delta + 1
+
+    def _begin_turn(self, base: int) -> None:
+        """What could fail for lack of files is done here, before anything has changed."""
+        try:
+            self.producers.load()
+            self._epochs_before = len(self.epochs.entries)
+        except OSError as error:
+            raise self._refuse(error) from error
+        self._around.staged[self] = None
+        self._gap = base != self.end_offset
+        self._runs.append((0, base))
+        self._next_run_at = self.settings.index_interval_bytes
+
+    def _end_run(self, base: int) -> None:
+        """The batch about to be staged begins a run of its own."""
+        self._runs_ms.append(self._run_ms)
+        self._run_ms = NO_TIMESTAMP
+        self._runs.append((self._staged_bytes, base))
+        self._next_run_at = self._staged_bytes + self.settings.index_interval_bytes
+
+    def _write_in_turn(self) -> None:
+        error = self._around.write_now(self)
+        if error is not None:
+            self._refusal = self._refusal or error
+            raise error
+
+    @property
+    def staged_bytes(self) -> int:
+        """What a write of the log takes, headers of frames included."""
+        marks = FRAME_BYTES if self.bounds_untold else 0
+        return self._staged_bytes + FRAME_BYTES + marks if self._staged else marks
+
+    def told(self) -> HeadraceError | None:
+        """Why nothing is staged, if that was refused; says it once, unless the log is offline."""
+        error, self._refusal = self._refusal, self.offline
+        return error
+
+    def prepare(self) -> HeadraceError | None:
+        """Make sure that what was staged can be written and found; or take it back and answer why."""
+        if not self._staged:
+            return self.told()
+        if self.offline is not None:
+            self._roll_back()
+            return self.offline
+        runs = self._runs
+        self._runs_ms.append(self._run_ms)
+        try:
+            # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
+            if len(self.epochs.entries) != self._epochs_before:
+                self.beside.save_epochs()
+            greatest_ms = self._run_ms if len(runs) == 1 else max(self._runs_ms)
+            more = len(runs) + self._gap
+            fits = self.queue.ready(more, self.written_offset, self._runs_ms[0], runs[-1][1], greatest_ms)
+            if not fits and not self._gap:
+                self._runs, self._runs_ms = runs[:1], [greatest_ms]
+        except OSError as error:
+            return self.take_back(error)
+        return None
+
+    def frames(self, parts: list[Buffer]) -> int:
+        """Put the log's frames into a write; answers how many bytes of them come before the batches."""
+        count = 0
+        partition = self.topic_partition.partition
+        if self.bounds_untold:
+            parts.append(self.bounds_frame())
+            count = FRAME_BYTES
+        if self._staged:
+            kind = frames.REPLACE if self._gap else frames.APPEND
+            size, first = self._staged_bytes, self.written_offset
+            parts.append(frames.pack(kind, size, self.topic_id, partition, first, self.end_offset))
+            parts += self._staged
+            count += FRAME_BYTES
+        return count
+
+    def bounds_frame(self) -> bytes:
+        partition, start = self.topic_partition.partition, min(self.start_offset, self.written_offset)
+        return frames.pack(frames.BOUNDS, 0, self.topic_id, partition, start, self.written_offset)
+
+    def wrote(self, number: int, byte: int) -> None:
+        """The frames are in the commit log, the batches from this byte on."""
+        self.bounds_untold = False
+        if not self._staged:
+            return
+        runs, queue, total = self._runs, self.queue, self._staged_bytes
+        if len(runs) == 1 and not self._gap:
+            queue.add(Run(number, byte, total, runs[0][1], self._runs_ms[0]), self.end_offset)
+        else:
+            if self._gap and runs[0][1] > self.written_offset:
+                queue.add_roomy(Run(number, byte - FRAME_BYTES, GONE, self.written_offset, NO_TIMESTAMP), runs[0][1])
+            ends = [*runs[1:], (total, self.end_offset)]
+            for (at, base), (end, next_base), run_ms in zip(runs, ends, self._runs_ms, strict=True):
+                queue.add_roomy(Run(number, byte + at, end - at, base, run_ms), next_base)
+        self.snapshot_bytes += total
+        self.written_offset = self.end_offset
+        self._forget_staged()
+        self.producers.settled()
+        if self._shortage.lasts:
+            self._shortage.ended()
+
+    def _forget_staged(self) -> None:
+        self._staged = []
+        self._staged_bytes = 0
+        self._runs = []
+        self._runs_ms = []
+        self._run_ms = NO_TIMESTAMP
+
+    def take_back(self, error: OSError) -> HeadraceError:
+        """Go back to where the turn began; appends are refused until the store has reported it."""
+        self._roll_back()
+        reason = self._refuse(error)
+        self._refusal = self.offline
+        return reason
+
+    def _roll_back(self) -> None:
+        if self._staged:
+            self.epochs.cut(self._epochs_before)
+            self.end_offset = self.written_offset
+            self._epoch = None
+            self.producers.take_back()
+            self._forget_staged()
+
+    def _refuse(self, error: OSError) -> HeadraceError:
+        path = self._around.commit_log.path(self._around.commit_log.number)
+        return self._shortage.met(error.filename or path, error) if refusal.passes(error) else self.fail(error)
+
+    def fail(self, error: OSError) -> HeadraceError:
+        """The commit log is not known any more to hold what it should: all logs go offline."""
+        self._around.failed(error)
+        assert self.offline is not None
+        return self.offline
+
+    def go_offline(self, reason: HeadraceError) -> None:
+        if self.offline is None:
+            self.offline = self._refusal = reason
+
+    # Reading.
+
+    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
+        limit = min(limit_offset, self.written_offset)
+        if offset < self.start_offset or offset > self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is not in the log, which holds "
+                f"{self.start_offset} to {self.end_offset - 1}"
+            )
+        if offset >= limit:
+            return NOTHING
+        self._refuse_if_deleted()
+        try:
+            return self._reader.read(offset, max_bytes, limit, warm=warm)
+        except OSError as error:
+            raise refusal.unreadable(self.topic_partition, error) from error
+
+    def _refuse_if_deleted(self) -> None:
+        if isinstance(self.offline, UnknownPartition):
+            raise self.offline
+
+    def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        return search.headers(self.queue, self._around.commit_log, from_offset, from_offset)
+
+    def sound_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        """The same, but known damage is left out."""
+        return search.headers(self.queue, self._around.commit_log, from_offset, NEVER)
+
+    def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
+        with refusal.reading(self.topic_partition):
+            return search.offset_for_time(
+                self.queue, self._around.commit_log, timestamp_ms, self.start_offset, self.written_offset
+            )
+
+    def greatest_timestamp(self) -> TimedOffset | None:
+        with refusal.reading(self.topic_partition):
+            return search.greatest_timestamp(
+                self.queue, self._around.commit_log, self.start_offset, self.written_offset
+            )
+
+    def last_epoch(self) -> int:
+        return self.epochs.last_epoch()
+
+    def epoch_end(self, epoch: int) -> EpochEnd | None:
+        return self.epochs.end_of(epoch, self.start_offset, self.end_offset)
+
+    # Cutting.
+
+    def truncate(self, offset: int) -> None:
+        self._flush_staged()
+        if offset >= self.end_offset:
+            return
+        if offset <= self.start_offset:
+            self.restart_at(offset)
+            return
+        with refusal.reading(self.topic_partition):
+            end = self.queue.cut(offset)
+        self.start_offset = min(self.start_offset, end)
+        self._cut_to(end)
+
+    def restart_at(self, offset: int) -> None:
+        self._flush_staged()
+        self.start_offset = offset
+        self.queue.drop_all(offset)
+        self._cut_to(offset)
+
+    def _flush_staged(self) -> None:
+        if self._staged and (error := self._around.write_now(self)) is not None:
+            log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
+        if self.offline is not None:
+            raise self.offline
+
+    def _cut_to(self, end_offset: int) -> None:
+        self.end_offset = self.written_offset = end_offset
+        self.durable_offset = min(self.durable_offset, end_offset)
+        self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
+        self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self.truncations += 1
+        self._epoch = None
+        self._reader.forget()
+        self._reader.checked.cut(end_offset)
+        self.epochs.truncate(end_offset)
+        self.beside.save_epochs()
+        self.beside.remove_snapshots_above(end_offset)
+        self.producers.forget()
+        self._tell_bounds()
+        self._around.sync_soon(self)
+        self._around.checkpoint_soon(None)
+        self._around.emptied()
+
+    def _tell_bounds(self) -> None:
+        self.bounds_untold = True
+        self._around.write_now(self)
+
+    def delete_before(self, offset: int, done: Done | None = None) -> None:
+        if self.offline is not None:
+            raise self.offline
+        offset = min(offset, self.written_offset)
+        if offset > self.start_offset:
+            self.start_offset = offset
+            self.queue.drop_before(offset)
+            self._reader.forget()
+            self._tell_bounds()
+            self._around.emptied()
+        elif done is None:
+            return
+        self._around.checkpoint_soon(done)
+
+    def replaced(self, first_offset: int, next_offset: int, runs: Sequence[Run]) -> None:
+        """The commit log holds a replace frame with these runs, and it is synced: let the queue lead to them."""
+        self.queue.splice(first_offset, next_offset, runs)
+        self.queue.drop_before(self.start_offset)
+        self._reader.forget()
+        self._around.checkpoint_soon(None)
+        self._around.emptied()
+
+    def _load_producers(self) -> dict[int, producers.ProducerState]:
+        """From the newest whole snapshot, and the headers behind it."""
+        with refusal.reading(self.topic_partition):
+            from_offset, states = self.beside.snapshots.newest(self.written_offset) or (self.start_offset, {})
+            if from_offset < self.written_offset:
+                now_ms = self._around.clock.wall_ms()
+                producers.replay(states, (header for header, _ in self.sound_headers(from_offset)), now_ms)
+        return states
+
+    def write_snapshot(self) -> None:
+        if self.producers.loaded and self.snapshot_bytes:  # else nothing was appended since the last one
+            self.beside.write_snapshot(self.written_offset, self.producers.states)
+            self.snapshot_bytes = 0
+
+    def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
+        for header, _ in self.sound_headers(self.start_offset):
+            yield header.leader_epoch, header.base_offset
+
+    # Syncing.
+
+    def take_unsynced(self) -> list[File]:
+        """Files to sync so that everything written is safe; it counts as asked for from now on."""
+        self.sync_asked_offset = self.written_offset
+        return self._around.commit_log.ask()
+
+    def synced_upto(self, offset: int) -> None:
+        """The sync that `take_unsynced` was called for has come back."""
+        self._around.commit_log.answered()
+        self.durable_offset = max(self.durable_offset, offset)
+
+    def take_beside(self) -> list[File]:
+        """What a checkpoint syncs: the files that could be derived from the commit log."""
+        return self.queue.unsynced() + self.beside.take_unsynced()
+
+    def doubt_beside(self) -> None:
+        """What was written beside the commit log may not be on disk."""
+        self.queue.doubt()
+        self.beside.doubt()
+
+    def stop(self) -> None:
+        """Write what a start without a scan needs; syncing it is the caller's."""
+        self.write_snapshot()
+        self.beside.save_epochs()
+
+    def delete(self) -> None:
+        """Take nothing more: the partition is going away."""
+        self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
+        self._forget_staged()
+
+    def close_files(self) -> None:
+        self.queue.close()

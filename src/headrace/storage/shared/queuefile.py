@@ -1,0 +1,291 @@
+"""One file of a partition's queue: `<20-digit first offset>.queue`, mapped into memory.
+
+    header   24 bytes, big-endian: "HRQ1", first offset int64, base ms int64, CRC-32C of those uint32
+    entries  20 bytes each, five little-endian uint32: number of the commit file, byte in it, size, offset relative to
+             the first offset, greatest timestamp since the file's first entry, its own run's included, relative to
+             base ms
+
+An entry is a run of neighbouring batches without a gap between their offsets. It speaks for all offsets up to the
+next entry's; those behind its batches are gone (compacted). Size 0: all of them are gone, and the replace frame at the
+byte says so. Size 0xffffffff: they are damaged, and the byte says where the damage was found.
+
+An active file is given its blocks before it is written, so that a mapped write cannot meet a full disk. A closed one is
+cut to its size and ends with four times 0xffffffff and the CRC-32C of its entries. How many entries of an active one
+count, and their CRC, is told by the checkpoint. A file that does not agree is dropped, with all the partition's others,
+and built anew from the commit log.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from headrace.ports.disk import Disk, File, read_whole
+
+QUEUE: Final = ".queue"
+ENTRY_BYTES: Final = 20
+HEAD_BYTES: Final = 24
+FIRST_BYTES: Final = 4096
+GROWTH: Final = 4
+ENTRIES_MAX: Final = 1 << 18
+U32_MAX: Final = 0xFFFFFFFF
+GONE: Final = 0
+DAMAGED: Final = U32_MAX
+NO_TIMESTAMP: Final = -1
+
+_HEAD = struct.Struct(">4sqqI")
+_HEAD_BODY = struct.Struct(">4sqq")
+_MAGIC: Final = b"HRQ1"
+_ENTRY = struct.Struct("<5I")
+
+
+class Entry(NamedTuple):
+    """An entry, and the offset that the next one begins with."""
+
+    number: int
+    byte: int
+    size: int
+    offset: int
+    next_offset: int
+    greatest_ms: int
+
+    @property
+    def has_batches(self) -> bool:
+        return self.size not in (GONE, DAMAGED)
+
+
+class OpenQueues:
+    """Bounds how many queue files are open: the longest open is dropped first, and comes back at next use."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: deque[QueueFile] = deque()
+
+    def opened(self, file: QueueFile) -> None:
+        self._open.append(file)
+        if len(self._open) > self._most:
+            self._open.popleft().release()
+
+    def closed(self, file: QueueFile) -> None:
+        if file in self._open:
+            self._open.remove(file)
+
+
+class QueueFile:
+    """Entries are in order of their offsets; `count` of them count."""
+
+    __slots__ = (
+        "_base_ms",
+        "_crc",
+        "_crc_count",
+        "_disk",
+        "_entries",
+        "_file",
+        "_open_queues",
+        "_view",
+        "closed",
+        "count",
+        "first_offset",
+        "greatest_ms",
+        "numbers",
+        "offsets",
+        "path",
+        "room",
+        "synced",
+        "times",
+    )
+
+    def __init__(self, disk: Disk, open_queues: OpenQueues, folder: str, first_offset: int) -> None:
+        self._disk = disk
+        self._open_queues = open_queues
+        self.path = f"{folder}/{first_offset:020d}{QUEUE}"
+        self.first_offset = first_offset
+        self._base_ms = 0
+        self.greatest_ms = NO_TIMESTAMP
+        self.count = 0
+        self.closed = False
+        self.synced = False
+        """Whether the file is on disk as it is in memory."""
+        self._crc = self._crc_count = 0
+        self._file: File | None = None
+        self._drop_views()
+
+    def _drop_views(self) -> None:
+        self.room = 0
+        self._view: memoryview | None = None
+        self._entries: memoryview | None = None
+        self.numbers: memoryview | None = None
+        self.offsets: memoryview | None = None
+        self.times: memoryview | None = None
+
+    # On disk.
+
+    def begin(self, first_ms: int) -> None:
+        """Create the file, with room for some entries; the first will have this timestamp."""
+        self._base_ms = first_ms
+        self.greatest_ms = NO_TIMESTAMP
+        self._file = self._disk.open(self.path, create=True, writable=True)
+        self._file.truncate(0)
+        self._open_queues.opened(self)
+        self.make_room(1)
+        assert self._view is not None
+        body = _HEAD_BODY.pack(_MAGIC, self.first_offset, first_ms)
+        self._view[:HEAD_BYTES] = body + crc32c(body).to_bytes(4, "big")
+
+    def make_room(self, more: int) -> None:
+        """Room for so many entries more. OSError when the disk has none; nothing has changed then."""
+        if self.count + more <= self.room:
+            return
+        used = HEAD_BYTES + (self.count + more) * ENTRY_BYTES
+        wanted = FIRST_BYTES
+        while wanted < used:
+            wanted *= GROWTH
+        wanted = max(used, min(wanted, HEAD_BYTES + ENTRIES_MAX * ENTRY_BYTES))
+        file = self.file
+        self._drop_views()
+        file.allocate(wanted)
+        self._take(file.map(wanted, writable=True, populate=True))
+        self.room = (wanted - HEAD_BYTES) // ENTRY_BYTES
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path, writable=not self.closed)
+            self._open_queues.opened(self)
+        return self._file
+
+    def _take(self, view: memoryview) -> None:
+        entries = view[HEAD_BYTES : HEAD_BYTES + (len(view) - HEAD_BYTES) // ENTRY_BYTES * ENTRY_BYTES].cast("I")
+        self._view, self._entries = view, entries
+        self.numbers, self.offsets, self.times = entries[0::5], entries[3::5], entries[4::5]
+
+    def _mapped(self) -> memoryview:
+        if self._view is None:
+            if self.closed:
+                size = HEAD_BYTES + self.count * ENTRY_BYTES
+                self._take(self.file.map(size, writable=False, populate=False))
+            else:
+                size = self.file.size()
+                self._take(self.file.map(size, writable=True, populate=True))
+                self.room = (size - HEAD_BYTES) // ENTRY_BYTES
+        assert self._view is not None
+        return self._view
+
+    def load(self, count: int | None, crc: int = 0) -> bool:
+        """Take what is on disk: a closed file, or the first entries of an active one. False if it does not agree."""
+        if not self._disk.exists(self.path):
+            return False
+        data = read_whole(self._disk, self.path)
+        if len(data) < HEAD_BYTES:
+            return False
+        magic, first_offset, base_ms, head_crc = _HEAD.unpack_from(data)
+        if (magic, first_offset) != (_MAGIC, self.first_offset) or crc32c(data[: _HEAD_BODY.size]) != head_crc:
+            return False
+        self.closed = count is None
+        if count is None:
+            count, rest = divmod(len(data) - HEAD_BYTES - ENTRY_BYTES, ENTRY_BYTES)
+            if rest or count < 0:
+                return False
+            *ones, crc = _ENTRY.unpack_from(data, HEAD_BYTES + count * ENTRY_BYTES)
+            if ones != [U32_MAX] * 4:
+                return False
+        end = HEAD_BYTES + count * ENTRY_BYTES
+        if len(data) < end or crc32c(data[HEAD_BYTES:end]) != crc:
+            return False
+        self._base_ms, self.count = base_ms, count
+        self._crc, self._crc_count = crc, count
+        if count:
+            self.greatest_ms = base_ms + int.from_bytes(data[end - 4 : end], "little")
+        self.synced = True
+        return True
+
+    def crc(self) -> int:
+        """Of the entries that count."""
+        if self._crc_count < self.count:
+            start, end = (HEAD_BYTES + n * ENTRY_BYTES for n in (self._crc_count, self.count))
+            self._crc = crc32c(self._mapped()[start:end], self._crc)
+            self._crc_count = self.count
+        return self._crc
+
+    def close(self) -> None:
+        """Nothing is added any more: cut to its size and signed."""
+        crc = self.crc()
+        self._drop_views()
+        end = HEAD_BYTES + self.count * ENTRY_BYTES
+        self.file.truncate(end)
+        self.file.pwritev([_ENTRY.pack(U32_MAX, U32_MAX, U32_MAX, U32_MAX, crc)], end)
+        self.closed, self.synced = True, False
+
+    def reopen(self) -> None:
+        """A closed file becomes the active one again."""
+        if self.closed:
+            self.release()
+            self.closed = False
+            self.file.truncate(HEAD_BYTES + self.count * ENTRY_BYTES)
+
+    def release(self) -> None:
+        self._drop_views()
+        self._file = None
+
+    def remove(self) -> None:
+        self._open_queues.closed(self)
+        self.release()
+        if self._disk.exists(self.path):
+            self._disk.remove(self.path)
+
+    # Entries.
+
+    def fits(self, offset: int, greatest_ms: int, more: int) -> bool:
+        """Whether so many entries, the last of them with this offset and timestamp, can be said in this file."""
+        return (
+            self.count + more <= ENTRIES_MAX
+            and offset - self.first_offset <= U32_MAX
+            and greatest_ms - self._base_ms <= U32_MAX
+        )
+
+    def add(self, number: int, byte: int, size: int, offset: int, run_ms: int) -> None:
+        """There is room. A run's own greatest timestamp is enough: what came before is known."""
+        if run_ms > self.greatest_ms or not self.count:
+            self.greatest_ms = max(run_ms, self._base_ms)
+        view = self._view
+        if view is None or not self.room:
+            view = self._mapped()
+        at = HEAD_BYTES + self.count * ENTRY_BYTES
+        _ENTRY.pack_into(view, at, number, byte, size, offset - self.first_offset, self.greatest_ms - self._base_ms)
+        self.count += 1
+        self.synced = False
+
+    def raw(self, at: int) -> tuple[int, int, int, int, int]:
+        number, byte, size, relative, since_ms = _ENTRY.unpack_from(self._mapped(), HEAD_BYTES + at * ENTRY_BYTES)
+        return number, byte, size, self.first_offset + relative, self._base_ms + since_ms
+
+    def offset_at(self, at: int) -> int:
+        if self.offsets is None:
+            self._mapped()
+            assert self.offsets is not None
+        return self.first_offset + int(self.offsets[at])
+
+    def at_or_before(self, offset: int) -> int:
+        """The last entry that does not begin above the offset; -1 if there is none."""
+        if self.offsets is None:
+            self._mapped()
+            assert self.offsets is not None
+        return bisect_right(self.offsets, offset - self.first_offset, 0, self.count) - 1
+
+    def first_with_time(self, timestamp_ms: int) -> int:
+        """The first entry by which a timestamp not below this one was seen; the count if none."""
+        self._mapped()
+        assert self.times is not None
+        return bisect_left(self.times, timestamp_ms - self._base_ms, 0, self.count)
+
+    def cut(self, count: int) -> None:
+        """Keep the first entries only, of an active file."""
+        self.count = count
+        self.greatest_ms = self.raw(count - 1)[4] if count else NO_TIMESTAMP
+        if self._crc_count > count:
+            self._crc = self._crc_count = 0
+        self.synced = False

@@ -1,0 +1,248 @@
+"""Opening a data folder of the shared layout: checkpoint, then queues, then the commit log.
+
+After a clean stop the checkpoint says where the commit log ends; if it does, and the queues agree with their CRCs,
+nothing is read. After a crash the commit log is read from the checkpoint's position on. A partition whose queue is lost
+or damaged is built from the whole commit log, all such partitions in one pass. Frames of partitions that are not
+expected any more are passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.ports.disk import Disk, read_whole
+from headrace.settings import LogSettings
+from headrace.storage import folder, producers
+from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.folder import Stray
+from headrace.storage.log import TopicPartition
+from headrace.storage.segment import SNAPSHOT, stem
+from headrace.storage.shared import frames
+from headrace.storage.shared.checkpoint import Checkpoint, LogPoint
+from headrace.storage.shared.frames import Key
+from headrace.storage.shared.log import SharedLog
+from headrace.storage.shared.replay import Replay, State
+from headrace.storage.shared.surroundings import Found, Surroundings
+
+log = logging.getLogger(__name__)
+
+Expected = Mapping[TopicPartition, tuple[bytes, LogSettings]]
+
+DIGITS = 20
+
+
+@dataclass(slots=True)
+class Opened:
+    logs: dict[TopicPartition, SharedLog] = field(default_factory=dict)
+    strays: list[Stray] = field(default_factory=list)
+    was_clean: bool = True
+    """Whether the commit log ends where a clean stop left it."""
+
+
+class Opening:
+    """One start of a store."""
+
+    def __init__(self, around: Surroundings, data: str, expected: Expected, checkpoint: Checkpoint | None) -> None:
+        self._around = around
+        self._disk = around.disk
+        self._data = data
+        self._expected = expected
+        self._checkpoint = checkpoint or Checkpoint()
+        self._folders: dict[TopicPartition, str] = {}
+        self._states: dict[TopicPartition, State] = {}
+        self._rebuilt: set[TopicPartition] = set()
+
+    def run(self) -> Opened:
+        opened = Opened(strays=self._set_strays_aside())
+        commit_log, point = self._around.commit_log, self._checkpoint
+        commit_log.find_files()
+        whole = commit_log.end >= point.position
+        if not whole:
+            log.error(
+                "%s had been synced to position %d, but ends at %d: every queue is built anew",
+                commit_log.folder,
+                point.position,
+                commit_log.end,
+            )
+        for where in self._expected:
+            self._states[where] = self._state(where, believed=whole)
+        opened.was_clean = commit_log.end == point.position and (point.clean or commit_log.end == 0)
+        if self._rebuilt or not opened.was_clean:
+            self._replay()
+        for where, state in self._states.items():
+            opened.logs[where] = self._open(where, state)
+        return opened
+
+    # Folders.
+
+    def _set_strays_aside(self) -> list[Stray]:
+        strays: list[Stray] = []
+        for where, path in list(folder.partitions(self._disk, self._data)):
+            reason = self._why_stray(path, self._expected.get(where))
+            if reason is None:
+                self._folders[where] = path
+                continue
+            strays.append(Stray(folder.set_aside(self._disk, path, folder.STRAY), reason))
+            log.warning("%s set aside as %s: %s", path, strays[-1].path, reason)
+        return strays
+
+    def _why_stray(self, path: str, expected: tuple[bytes, LogSettings] | None) -> str | None:
+        if expected is None:
+            return "no topic of this cluster has this partition here"
+        topic_id = folder.read_topic_id(self._disk, path)
+        if isinstance(topic_id, str):
+            return topic_id
+        if topic_id != expected[0]:
+            return f"it belongs to the topic with id {topic_id.hex()}, not to {expected[0].hex()} of the same name"
+        return None
+
+    def _folder(self, where: TopicPartition) -> str:
+        path = self._folders.get(where)
+        if path is None:
+            path = self._folders[where] = make_folder(self._disk, self._data, where, self._expected[where][0])
+        return path
+
+    # Queues.
+
+    def _state(self, where: TopicPartition, *, believed: bool) -> State:
+        topic_id, settings = self._expected[where]
+        path = self._folder(where)
+        state = State(where, self._around.new_queue(path), settings.index_interval_bytes)
+        point = self._checkpoint.logs.get(where)
+        if point is not None and point.topic_id != topic_id.hex():
+            point = None  # of a topic that had the same name
+        if point is None:
+            # Created after the checkpoint, so there is nothing of it before that.
+            state.queue.clear_files()
+            state.from_position = self._checkpoint.position
+            return state
+        if not believed or not self._load(state, path, point):
+            self._begin_anew(where, state)
+        return state
+
+    def _load(self, state: State, path: str, point: LogPoint) -> bool:
+        queue = state.queue
+        if point.end_offset and not self._disk.exists(f"{path}/{EPOCHS_FILE}"):
+            log.warning("%s: its leader epochs are missing: built from the commit log", path)
+            return False
+        if not queue.load(point.queue_first, point.queue_count, point.queue_crc):
+            log.warning("%s: its queue is missing or damaged: built from the commit log", path)
+            return False
+        queue.end_offset, queue.size_bytes, queue.live = point.end_offset, point.size_bytes, dict(point.live)
+        queue.find_front(point.start_offset)
+        state.start_offset, state.known = point.start_offset, True
+        state.from_position = self._checkpoint.position
+        state.lowest_end = state.checked_from = point.end_offset
+        return True
+
+    def _begin_anew(self, where: TopicPartition, state: State) -> None:
+        queue = self._around.new_queue(state.queue.folder)
+        queue.clear_files()
+        self._states[where] = state
+        state.queue, state.from_position, state.known = queue, 0, False
+        state.start_offset, state.lowest_end, state.checked_from = 0, 1 << 62, 0
+        state.epochs, state.last_epoch, state.seen = {}, -1, -1
+        state.missing = []
+        self._rebuilt.add(where)
+
+    # The commit log.
+
+    def _replay(self) -> None:
+        commit_log, position = self._around.commit_log, self._checkpoint.position
+        for where, state in self._states.items():
+            if where not in self._rebuilt and state.known:
+                history = EpochHistory(self._disk, state.queue.folder)
+                state.last_epoch = max(
+                    (epoch for epoch, offset in history.entries if offset < state.queue.end_offset), default=-1
+                )
+        replay = Replay(commit_log, self._by_key(self._states), position)
+        replay.run(0 if self._rebuilt else position)
+        there = commit_log.sizes.keys()
+        missing = {where: state for where, state in self._states.items() if not state.queue.live.keys() <= there}
+        if missing:
+            for where, state in missing.items():
+                log.warning("%s: its queue leads to files that are gone: built from the commit log", state.queue.folder)
+                self._begin_anew(where, state)
+            Replay(commit_log, self._by_key(missing), frames.position(commit_log.number + 1, 0)).run(0)
+        for state in self._states.values():
+            state.settle(commit_log)
+        commit_log.doubt(min(position, commit_log.end))
+
+    def _by_key(self, states: Mapping[TopicPartition, State]) -> dict[Key, State]:
+        return {(self._expected[where][0], where.partition): state for where, state in states.items()}
+
+    # Logs.
+
+    def _open(self, where: TopicPartition, state: State) -> SharedLog:
+        topic_id, settings = self._expected[where]
+        path, queue = state.queue.folder, state.queue
+        point = self._checkpoint.logs.get(where)
+        found = Found(queue, state.start_offset, snapshots=self._snapshots(path, state))
+        if point is not None and point.topic_id == topic_id.hex():
+            found.cleanings = [(min(cleaned_to, queue.end_offset), at_ms) for cleaned_to, at_ms in point.cleanings]
+            if queue.end_offset < point.end_offset and not state.touched:
+                log.error("%s: offsets from %d on had been synced, and are gone", path, queue.end_offset)
+        if state.touched:
+            found.checked_from = min(state.checked_from, queue.end_offset)
+            found.epochs = self._epochs(path, state)
+        opened = SharedLog(self._around, path, where, topic_id, settings, found)
+        opened.doubt_beside()
+        if not state.known:
+            # Whatever the commit log holds of it from before is not its own.
+            opened.bounds_untold = True
+            self._around.staged[opened] = None
+        return opened
+
+    def _epochs(self, path: str, state: State) -> EpochHistory:
+        """What the file says, as far as it still holds, and what the commit log does."""
+        history = EpochHistory(self._disk, path)
+        kept: list[tuple[int, int]] = []
+        before = min(state.lowest_end, state.queue.end_offset)
+        found = dict(state.epochs)
+        for epoch, offset in history.entries:
+            if offset < before:
+                found[epoch] = min(offset, found.get(epoch, offset))
+        for epoch, offset in sorted(found.items(), reverse=True):
+            if not kept or offset <= kept[-1][1]:
+                kept.append((epoch, offset))
+        kept.reverse()
+        same = 0
+        while same < min(len(kept), len(history.entries)) and kept[same] == history.entries[same]:
+            same += 1
+        history.cut(same)
+        for epoch, offset in kept[same:]:
+            history.begin(epoch, offset)
+        file = history.save()
+        if file is not None:
+            file.close()
+        return history
+
+    def _snapshots(self, path: str, state: State) -> list[int]:
+        """Those that are torn, or speak of what was cut, go."""
+        names = self._disk.list(path)
+        offsets = sorted(int(name[:DIGITS]) for name in names if name.endswith(SNAPSHOT) and name[:DIGITS].isdigit())
+        if not state.touched:
+            return offsets
+        whole: list[int] = []
+        for offset in offsets:
+            file = stem(path, offset) + SNAPSHOT
+            known = offset <= min(state.lowest_end, state.queue.end_offset)
+            if known and producers.decode(read_whole(self._disk, file)) is not None:
+                whole.append(offset)
+            else:
+                self._disk.remove(file)
+        return whole
+
+
+def make_folder(disk: Disk, data: str, where: TopicPartition, topic_id: bytes) -> str:
+    """A new folder for a partition; what stands in its place is set aside."""
+    path = folder.partition_folder(data, where)
+    if disk.exists(path):
+        aside = folder.set_aside(disk, path, folder.STRAY)
+        log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
+    disk.make_folder(path)
+    folder.write_partition_file(disk, path, topic_id)
+    return path

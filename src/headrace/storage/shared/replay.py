@@ -1,0 +1,228 @@
+"""Bringing queues up to date with the commit log, frame by frame, at start.
+
+Bytes that are no whole frame, or a frame whose batches are not whole, are judged by where they lie:
+
+- above everything known to be synced they are a torn tail: cut, with all that follows, of every partition;
+- below it they were synced and have been damaged since: they stay, are never served, and what is whole before and after
+  them is. A partition misses the offsets that were in them; its queue says so.
+
+What is known to be synced is what the checkpoint says, or a synced frame anywhere in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.storage.log import TopicPartition
+from headrace.storage.shared import frames
+from headrace.storage.shared.commitlog import CommitLog
+from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, SYNCED, Frame, Key
+from headrace.storage.shared.queue import Queue, Run
+from headrace.storage.shared.queuefile import DAMAGED, GONE, NO_TIMESTAMP
+from headrace.storage.shared.scanning import Batches, BrokenBytes, Scanner, read_batches, read_damaged
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class State:
+    """One partition on its way from what the checkpoint says to what the commit log does."""
+
+    topic_partition: TopicPartition
+    queue: Queue
+    interval_bytes: int
+    start_offset: int = 0
+    from_position: int = 0
+    """Frames before it are in the queue already."""
+    known: bool = False
+    """Whether anything was heard of the partition."""
+    touched: bool = False
+    epochs: dict[int, int] = field(default_factory=dict)
+    """First offset of every epoch that was seen."""
+    last_epoch: int = -1
+    lowest_end: int = 1 << 62
+    """Nothing that was known of higher offsets before counts."""
+    checked_from: int = 1 << 62
+    seen: int = -1
+    """Position of the last frame."""
+    missing: list[tuple[int, int, BrokenBytes | None]] = field(default_factory=list)
+    """Offsets that no whole frame held, and the broken bytes that they may have been in."""
+
+    def apply(self, frame: Frame, found: Batches | None, broken: BrokenBytes | None) -> None:
+        self.touched = True
+        if not self.known:
+            self.known = True
+            self.start_offset = self.queue.end_offset = frame.first_offset
+        if frame.kind == BOUNDS:
+            self._bounds(frame, broken)
+            return
+        assert found is not None
+        end = self.queue.end_offset
+        if frame.first_offset > end:
+            self._miss(end, frame.first_offset, frame, broken)
+        elif frame.first_offset < end and frame.kind == APPEND:
+            self._cut(frame.first_offset)
+        self.checked_from = min(self.checked_from, frame.first_offset)
+        for epoch, base in found.epochs:
+            self.epochs[epoch] = min(base, self.epochs.get(epoch, base))
+        if frame.kind == APPEND:
+            self.last_epoch = found.epoch
+            for nth, run in enumerate(found.runs):
+                following = found.runs[nth + 1].offset if nth + 1 < len(found.runs) else frame.next_offset
+                self.queue.add_roomy(run, following)
+            self.queue.end_offset = frame.next_offset
+        else:
+            self._replace(frame, found.runs)
+
+    def _replace(self, frame: Frame, runs: list[Run]) -> None:
+        if not runs or runs[0].offset > frame.first_offset:
+            gone = Run(frame.number, frame.byte - FRAME_BYTES, GONE, frame.first_offset, NO_TIMESTAMP)
+            runs = [gone, *runs]
+        if frame.next_offset > frame.first_offset:
+            self.queue.splice(frame.first_offset, frame.next_offset, runs)
+            self.queue.drop_before(self.start_offset)
+
+    def _bounds(self, frame: Frame, broken: BrokenBytes | None) -> None:
+        first, following, end = frame.first_offset, frame.next_offset, self.queue.end_offset
+        if following < end:
+            self._cut(following)
+        elif first == following:
+            self.queue.drop_all(following)
+        elif following > end:
+            self._miss(end, following, frame, broken)
+        self.start_offset = first
+        self.queue.drop_before(first)
+
+    def _cut(self, offset: int) -> None:
+        self.queue.cut(offset)
+        self.queue.end_offset = offset
+        self.lowest_end = min(self.lowest_end, offset)
+        self.checked_from = min(self.checked_from, offset)
+        self.epochs = {epoch: base for epoch, base in self.epochs.items() if base < offset}
+        self.last_epoch = max(self.epochs, default=-1)
+
+    def _miss(self, first_offset: int, next_offset: int, frame: Frame, broken: BrokenBytes | None) -> None:
+        self.missing.append((first_offset, next_offset, broken))
+        number, byte = (broken.number, broken.byte) if broken else (frame.number, frame.byte - FRAME_BYTES)
+        self.queue.add_roomy(Run(number, byte, DAMAGED, first_offset, NO_TIMESTAMP), next_offset)
+
+    def settle(self, commit_log: CommitLog) -> None:
+        """Say what is missing. Offsets that lie before everything else and were in no broken bytes were in files that
+        are gone: they had been deleted."""
+        if not self.missing:
+            return
+        for entry in list(self.queue.entries(self.start_offset)):
+            if entry.size != DAMAGED or entry.offset >= entry.next_offset:
+                continue
+            holes = [hole for hole in self.missing if hole[0] < entry.next_offset and entry.offset < hole[1]]
+            if not holes:
+                continue  # known for long
+            where = next((broken for _, _, broken in holes if broken is not None), None)
+            if where is None and entry.offset <= self.start_offset:
+                self.start_offset = entry.next_offset
+                self.queue.drop_before(entry.next_offset)
+                continue
+            log.error(
+                "%s: offsets %d to %d are missing: %s at byte %d is damaged (%s); what is whole around them is served",
+                self.topic_partition,
+                max(entry.offset, self.start_offset),
+                entry.next_offset - 1,
+                commit_log.path(entry.number),
+                entry.byte,
+                where.reason if where else "no frame holds them",
+            )
+
+
+class Replay:
+    """One pass over the commit log from a position on."""
+
+    def __init__(self, commit_log: CommitLog, states: Mapping[Key, State], synced: int) -> None:
+        self._commit_log = commit_log
+        self._states = states
+        self._synced = synced
+        self._scanner = Scanner(commit_log)
+        self._broken: BrokenBytes | None = None
+        self.torn = False
+
+    def run(self, from_position: int) -> None:
+        tail: BrokenBytes | None = None
+        for found in self._scanner.frames(from_position):
+            tail = found if isinstance(found, BrokenBytes) else None
+            if isinstance(found, BrokenBytes):
+                if self._is_torn(found.number, found.byte):
+                    self._cut(found)
+                    return
+                self._damaged(found)
+            elif found.kind == SYNCED:
+                self._synced = max(self._synced, found.first_offset)
+            else:
+                torn = self._take(found)
+                if torn is not None:
+                    self._cut(torn)
+                    return
+        if tail is not None:  # nothing follows it: the log goes on from there
+            self._cut(tail)
+
+    def _take(self, frame: Frame) -> BrokenBytes | None:
+        """Give a frame to its partition; if it is torn, it is answered instead."""
+        state = self._states.get(frame.key)
+        start = frame.byte - FRAME_BYTES
+        position = frames.position(frame.number, start)
+        if state is None or position < state.from_position:
+            return None
+        broken = self._broken
+        if broken is not None and frames.position(broken.number, broken.byte) < state.seen:
+            broken = None  # the partition went on behind it
+        state.seen = position
+        if frame.kind == BOUNDS:
+            state.apply(frame, None, broken)
+            return None
+        found = read_batches(self._scanner.payload(frame), frame, state.interval_bytes, self._epoch_floor(state, frame))
+        if isinstance(found, str):
+            if self._is_torn(frame.number, start):
+                return BrokenBytes(frame.number, start, frame.end, found)
+            found = read_damaged(self._commit_log.file(frame.number), frame, self._epoch_floor(state, frame))
+            for part in found.damage:
+                last = frame.next_offset if part.next_offset is None else part.next_offset
+                where = BrokenBytes(frame.number, part.position, part.end, part.reason)
+                state.missing.append((part.expected_offset, last, where))
+        state.apply(frame, found, broken)
+        return None
+
+    def _epoch_floor(self, state: State, frame: Frame) -> int:
+        return state.last_epoch if frame.kind == APPEND and frame.first_offset >= state.queue.end_offset else -1
+
+    def _is_torn(self, number: int, byte: int) -> bool:
+        where = frames.position(number, byte)
+        if where >= self._synced:
+            for found in Scanner(self._commit_log).frames(where + 1):
+                if isinstance(found, Frame) and found.kind == SYNCED:
+                    self._synced = max(self._synced, found.first_offset)
+        return where >= self._synced
+
+    def _damaged(self, found: BrokenBytes) -> None:
+        self._broken = found
+        log.error(
+            "%s at byte %d: %d bytes are damaged (%s); the partitions that they belonged to are named below",
+            self._commit_log.path(found.number),
+            found.byte,
+            found.end - found.byte,
+            found.reason,
+        )
+
+    def _cut(self, found: BrokenBytes) -> None:
+        self.torn = True
+        lost = sum(size for number, size in self._commit_log.sizes.items() if number >= found.number) - found.byte
+        synced = frames.position(found.number, found.byte) < self._synced
+        say = log.error if synced else log.warning
+        say(
+            "%s is cut at byte %d: %d bytes from there on are not whole, and %s (%s)",
+            self._commit_log.path(found.number),
+            found.byte,
+            lost,
+            "had been synced" if synced else "were not synced",
+            found.reason,
+        )
+        self._commit_log.cut(found.number, found.byte)

@@ -1,0 +1,393 @@
+"""All logs of one data folder in the `shared` layout, and the work that they need from time to time.
+
+The store holds the folder's lock from its construction to `close`. `open` is called once, with the partitions that the
+cluster's metadata gives this broker; folders of others are set aside.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk, File
+from headrace.settings import LogSettings
+from headrace.storage import folder
+from headrace.storage.checked import CheckBudget
+from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
+from headrace.storage.checkpointing import CheckpointWriter
+from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
+from headrace.storage.folder import Stray
+from headrace.storage.log import Log, TopicPartition
+from headrace.storage.shared import checkpoint, retention
+from headrace.storage.shared.checkpoint import LogPoint
+from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
+from headrace.storage.shared.log import SharedLog
+from headrace.storage.shared.queuefile import OpenQueues
+from headrace.storage.shared.recovery import Expected, Opening, make_folder
+from headrace.storage.shared.surroundings import Found, Surroundings
+from headrace.storage.shared.writing import FrameWriter
+
+log = logging.getLogger(__name__)
+
+LOGS_PER_TICK: Final = 200
+OPEN_QUEUES_MAX: Final = 2000
+SNAPSHOT_BYTES: Final = 64 << 20
+
+
+class SharedStore:
+    """See `storage.log.LogStore`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        data: str,
+        *,
+        retention_check_ms: int = 300_000,
+        checkpoint_ms: int = 60_000,
+        producer_expire_ms: int = 86_400_000,
+        archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
+        open_segments_max: int = OPEN_QUEUES_MAX,
+        sync_files_max: int = FILES_MAX,
+        file_bytes: int = FILE_BYTES,
+        rewrite_share: float = 0.5,
+    ) -> None:
+        self.data = data
+        self._disk = disk
+        self._clock = clock
+        self._retention_check_ms = retention_check_ms
+        self._producer_expire_ms = producer_expire_ms
+        self._rewrite_share = rewrite_share
+        self._lock = folder.lock(disk, data, folder.SHARED)
+        self._logs: dict[TopicPartition, SharedLog] = {}
+        self._staged: dict[SharedLog, None] = {}
+        self.commit_log = CommitLog(disk, data, file_bytes)
+        self.commit = GroupCommit(disk, clock, sync_files_max)
+        self._writer = FrameWriter(self.commit_log, self._logs.values)
+        self._checkpoints = CheckpointWriter(disk, clock, data, self, checkpoint_ms)
+        self._checkpoint_position = 0
+        self._commit_files: Sequence[File] = ()
+        self._around = Surroundings(
+            disk=disk,
+            clock=clock,
+            commit_log=self.commit_log,
+            open_queues=OpenQueues(max(8, open_segments_max)),
+            check_budget=CheckBudget(clock),
+            staged=self._staged,
+            checkpoint_soon=self._checkpoints.soon,
+            sync_soon=self._sync_soon,
+            write_now=self._write_now,
+            failed=self._failed,
+            emptied=self._emptied,
+            archived_offset=archived_offset,
+        )
+        self._flushes: list[tuple[float, int, SharedLog]] = []
+        self._flush_due: set[SharedLog] = set()
+        self._trash: list[tuple[float, int, list[str]]] = []
+        self._order = 0
+        self._checking: deque[SharedLog] = deque()
+        self._next_check = clock.now() + retention_check_ms / 1000
+        self._perhaps_empty = False
+        self._opened = self._closed = self._clean = False
+        self.was_clean = True
+        """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
+
+    def open(self, expected: Expected) -> list[Stray]:
+        """Open the logs of the expected partitions; answers the folders that were set aside."""
+        found = checkpoint.read(self._disk, self.data)
+        if found is None:
+            log.error("%s/%s is damaged: the whole commit log is read", self.data, CHECKPOINT_FILE)
+        self._opened = True
+        opened = Opening(self._around, self.data, expected, found).run()
+        self._logs.update(opened.logs)
+        self.was_clean = opened.was_clean and found is not None
+        if self.was_clean:
+            self.commit_log.synced_to(self.commit_log.end)
+        for staged, error in self._writer.write(list(self._staged)):
+            log.warning("%s: %s", staged.topic_partition, error)
+        self._staged.clear()
+        self._sync_now()
+        # From here on the folder is in use: a crash must not look like a clean stop.
+        self._checkpoints.write_now()
+        self._perhaps_empty = True
+        return opened.strays
+
+    def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
+        assert topic_partition not in self._logs, f"{topic_partition} is there"
+        path = make_folder(self._disk, self.data, topic_partition, topic_id)
+        found = Found(self._around.new_queue(path))
+        created = SharedLog(self._around, path, topic_partition, topic_id, settings, found)
+        created.doubt_beside()
+        # The partition may have been here before, under the same id; nothing of that counts.
+        created.bounds_untold = True
+        self._staged[created] = None
+        self._logs[topic_partition] = created
+        return created
+
+    def get(self, topic_partition: TopicPartition) -> SharedLog | None:
+        return self._logs.get(topic_partition)
+
+    def logs(self) -> Iterator[SharedLog]:
+        return iter(self._logs.values())
+
+    def delete(self, topic_partition: TopicPartition) -> None:
+        deleted = self._logs.pop(topic_partition, None)
+        if deleted is None:
+            return
+        self._staged.pop(deleted, None)
+        deleted.delete()
+        deleted.close_files()
+        aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
+        self._discard_later([aside], deleted.settings.file_delete_delay_ms)
+        self._perhaps_empty = True
+        self._checkpoints.soon()
+
+    # Every turn of the loop.
+
+    def write_staged(self) -> list[tuple[Log, HeadraceError]]:
+        staged = self._staged
+        if not staged:
+            return []
+        failures = self._writer.write(staged)
+        failed = {each for each, _ in failures} if failures else ()
+        for written in staged:
+            if written in failed:
+                continue
+            settings = written.settings
+            if (
+                settings.durability == "disk"
+                or written.written_offset - written.sync_asked_offset >= settings.flush_messages
+            ):
+                self.commit.ask(written)
+            elif settings.durability == "os" and written not in self._flush_due:
+                self._flush_due.add(written)
+                self._order += 1
+                due = self._clock.now() + settings.flush_ms / 1000
+                heapq.heappush(self._flushes, (due, self._order, written))
+        staged.clear()
+        self.commit.start()
+        return [(each, error) for each, error in failures]
+
+    def _write_now(self, one: SharedLog) -> HeadraceError | None:
+        failures = self._writer.write([one])
+        return failures[0][1] if failures else None
+
+    @property
+    def compacting(self) -> bool:
+        return False
+
+    def on_durable(self, listener: Callable[[Log], None]) -> None:
+        self.commit.listeners.append(listener)
+
+    def on_sync(self, timer: Callable[[float], None]) -> None:
+        """`timer(seconds)` runs after each group commit, with the time that it took."""
+        self.commit.timers.append(timer)
+
+    def _failed(self, error: OSError) -> None:
+        """Nobody knows any more what the commit log holds."""
+        path = error.filename or self.commit_log.folder
+        reason = StorageFailed(
+            f"{path}: {error.strerror}: every log of this broker is offline; mend the disk and restart the broker"
+        )
+        log.error("%s", reason)
+        for each in self._logs.values():
+            if each.offline is None:
+                each.go_offline(reason)
+                self._clock.call_soon(lambda each=each: self._tell(each))  # type: ignore[misc]
+
+    def _tell(self, one: SharedLog) -> None:
+        for listener in self.commit.listeners:
+            listener(one)
+
+    # From time to time.
+
+    def tick(self) -> None:
+        now, now_ms = self._clock.now(), self._clock.wall_ms()
+        self._flush(now)
+        self._empty_trash(now)
+        if now >= self._next_check:
+            self._next_check = now + self._retention_check_ms / 1000
+            self._checking = deque(self._logs.values())
+        self._check_some(now_ms)
+        if self._perhaps_empty:
+            self._remove_empty_files()
+        self._checkpoints.tick(now)
+
+    def _flush(self, now: float) -> None:
+        while self._flushes and self._flushes[0][0] <= now:
+            due = heapq.heappop(self._flushes)[2]
+            self._flush_due.discard(due)
+            if due.durable_offset < due.written_offset:
+                self.commit.ask(due)
+        self.commit.start()
+
+    def _check_some(self, now_ms: int) -> None:
+        for _ in range(min(LOGS_PER_TICK, len(self._checking))):
+            checked = self._checking.popleft()
+            if checked.offline is None and self._logs.get(checked.topic_partition) is checked:
+                checked.producers.expire(now_ms - self._producer_expire_ms)
+                self._check(checked, now_ms)
+
+    def _check(self, checked: SharedLog, now_ms: int) -> None:
+        try:
+            if checked.snapshot_bytes >= SNAPSHOT_BYTES and checked not in self._staged:
+                checked.write_snapshot()
+            if retention.apply(checked, now_ms, self._disk, self.commit_log):
+                self._checking.append(checked)
+        except CorruptBatch as error:
+            log.error("%s is not shortened: %s", checked.topic_partition, error)
+        except OSError as error:
+            log.error("%s: %s", checked.topic_partition, error)
+
+    def _sync_soon(self, one: SharedLog) -> None:
+        self.commit.ask(one)
+        self._clock.call_soon(self.commit.start)
+
+    # Commit files without anything wanted.
+
+    def live_bytes(self) -> dict[int, int]:
+        """Wanted bytes in each commit file, by its number."""
+        live = dict.fromkeys(self.commit_log.sizes, 0)
+        for each in self._logs.values():
+            for number, count in each.queue.live.items():
+                live[number] = live.get(number, 0) + count
+        return live
+
+    def _emptied(self) -> None:
+        self._perhaps_empty = True
+
+    def _remove_empty_files(self) -> None:
+        """What made them empty is told by frames: those must be safe first, unless there is no room to write any."""
+        self._perhaps_empty = False
+        active = self.commit_log.number
+        empty = [number for number, live in self.live_bytes().items() if not live and number != active]
+        if not empty or self._offline:
+            return
+        if self.commit_log.synced < self.commit_log.end and not self._writer.short_of_room:
+            self._perhaps_empty = True
+            self._checkpoints.soon()
+            return
+        delay_ms = max((each.settings.file_delete_delay_ms for each in self._logs.values()), default=0)
+        try:
+            self._discard_later(self.commit_log.set_aside(empty), delay_ms)
+        except OSError as error:
+            log.error("a commit file without anything wanted cannot be set aside: %s", error)
+
+    @property
+    def _offline(self) -> bool:
+        return any(isinstance(each.offline, StorageFailed) for each in self._logs.values())
+
+    def _discard_later(self, paths: list[str], delay_ms: int) -> None:
+        if paths:
+            self._order += 1
+            heapq.heappush(self._trash, (self._clock.now() + delay_ms / 1000, self._order, paths))
+
+    def _empty_trash(self, now: float) -> None:
+        while self._trash and self._trash[0][0] <= now:
+            for path in heapq.heappop(self._trash)[2]:
+                try:
+                    if folder.DELETED in path:
+                        self._disk.remove_folder(path)
+                    else:
+                        self._disk.remove(path)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    log.error("%s cannot be removed: %s", path, error.strerror)
+
+    # The checkpoint (see `checkpointing.Contents`).
+
+    def encode(self) -> bytes:
+        self._checkpoint_position = self.commit_log.end
+        return checkpoint.encode(self._clean, self._checkpoint_position, self._points())
+
+    def _points(self) -> Iterator[LogPoint]:
+        for each in self._logs.values():
+            where, queue = each.topic_partition, each.queue
+            yield LogPoint(
+                where.topic,
+                where.partition,
+                each.topic_id.hex(),
+                each.start_offset,
+                each.written_offset,
+                queue.size_bytes,
+                *queue.active_point(),
+                list(queue.live.items()),
+                each.cleanings,
+            )
+
+    def beside(self) -> Sequence[File]:
+        self._commit_files = self.commit_log.unsynced()
+        files = list(self._commit_files)
+        for each in self._logs.values():
+            files += each.take_beside()
+        return files
+
+    def synced(self, error: OSError | None) -> None:
+        if error is None:
+            self.commit_log.synced_to(self._checkpoint_position)
+            return
+        if concerns(error, self._commit_files):
+            self._failed(error)
+        for each in self._logs.values():
+            each.doubt_beside()
+
+    # Stopping.
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self.write_staged()
+        self.commit.close()
+        for each in self._logs.values():
+            self._stop_log(each)
+        self._sync_now()
+        self._clean = not self._offline
+        self._closed = True
+        self._checkpoints.close()
+        try:
+            if self._opened and not self._offline:
+                self._checkpoints.write_now()
+        except OSError as error:
+            log.error("no clean checkpoint, the next start reads the commit log: %s", error)
+        self._let_go()
+
+    def abandon(self) -> None:
+        """Let go of the folder as a dying process does: nothing is written."""
+        self._closed = True
+        self._checkpoints.close()
+        self.commit.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for each in self._logs.values():
+            each.close_files()
+        self.commit_log.close()
+        self._lock.close()
+
+    def _stop_log(self, stopping: SharedLog) -> None:
+        if stopping.offline is None:
+            try:
+                stopping.stop()
+            except OSError as error:
+                log.warning("%s: the next start reads more of it: %s", stopping.topic_partition, error)
+
+    def _sync_now(self) -> None:
+        """Make everything that is written durable."""
+        if not self._offline:
+            self._checkpoint_position = self.commit_log.end
+            files = self.beside()
+            failure: OSError | None = None
+            try:
+                self._disk.sync_now(files)
+            except OSError as error:
+                failure = error
+            self.synced(failure)
+            if not self._offline:
+                for each in self._logs.values():
+                    each.synced_upto(each.written_offset)

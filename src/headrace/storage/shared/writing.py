@@ -1,0 +1,83 @@
+"""Writing what all logs have staged: one frame a log, one vectored write for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from headrace.errors import HeadraceError
+from headrace.ports.disk import Buffer
+from headrace.storage import refusal
+from headrace.storage.shared import frames
+from headrace.storage.shared.commitlog import CommitLog
+from headrace.storage.shared.frames import FRAME_BYTES
+from headrace.storage.shared.log import SharedLog
+
+MARK_BYTES: Final = 1 << 20
+
+Failure = tuple[SharedLog, HeadraceError]
+
+
+class FrameWriter:
+    def __init__(self, commit_log: CommitLog, logs: Callable[[], Iterable[SharedLog]]) -> None:
+        self._commit_log = commit_log
+        self._logs = logs
+        self._marked = 0
+        self.short_of_room = False
+        """Whether the last write found no room."""
+
+    def write(self, logs: Iterable[SharedLog]) -> list[Failure]:
+        """Write the frames of these logs; those that could not be written are rolled back and named."""
+        failures: list[Failure] = []
+        ready: list[SharedLog] = []
+        count, commit_log = 0, self._commit_log
+        for log in logs:
+            error = log.prepare()
+            if error is not None:
+                failures.append((log, error))
+                continue
+            more = log.staged_bytes
+            if not more:
+                continue
+            if count and commit_log.is_full(count + more + FRAME_BYTES):
+                failures += self._write_some(ready, count)
+                ready, count = [], 0
+            ready.append(log)
+            count += more
+        if ready:
+            failures += self._write_some(ready, count)
+        return failures
+
+    def _write_some(self, logs: list[SharedLog], count: int) -> list[Failure]:
+        commit_log = self._commit_log
+        parts: list[Buffer] = []
+        payloads: list[int] = []
+        at, synced = 0, commit_log.synced
+        try:
+            if commit_log.is_full(count + FRAME_BYTES):
+                self._roll()
+            if synced - self._marked >= MARK_BYTES:
+                parts.append(frames.synced(synced))
+                at, count = FRAME_BYTES, count + FRAME_BYTES
+            for log in logs:
+                whole = log.staged_bytes
+                payloads.append(at + log.frames(parts))
+                at += whole
+            byte = commit_log.write(parts, count)
+        except OSError as error:
+            self.short_of_room = error.errno in refusal.NO_ROOM
+            return [(log, log.take_back(error)) for log in logs]
+        self.short_of_room = False
+        if synced - self._marked >= MARK_BYTES:
+            self._marked = synced
+        number = commit_log.number
+        for log, payload in zip(logs, payloads, strict=True):
+            log.wrote(number, byte + payload)
+        return []
+
+    def _roll(self) -> None:
+        """The next file begins with what was synced and the bounds of all logs."""
+        synced = self._commit_log.synced
+        parts = [frames.synced(synced), *(log.bounds_frame() for log in self._logs())]
+        self._commit_log.roll(parts, len(parts) * FRAME_BYTES)
+        self._marked = synced
