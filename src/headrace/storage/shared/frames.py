@@ -13,7 +13,8 @@ A header of 48 bytes, big-endian, then the payload:
     B  bounds    the partition now holds first to next and nothing else; no payload. So a truncation, a raised start
                  and a new beginning are told. Every file begins with the bounds of all partitions, so that what a
                  removed file told of them is not missed
-    S  synced    `first` is a position of the commit log: everything below it had been synced when this was written
+    S  synced    `first` is a position of the commit log: everything below it had been synced when this was written.
+                 At the beginning of a file `next` is the position where the file before it ended; else 0
 
 A payload's integrity is told by its batches' own CRCs. A position is a file's number and a byte in it, number << 32 |
 byte, and rises through the whole log.
@@ -76,8 +77,8 @@ def pack(kind: bytes, size: int, topic_id: bytes, partition: int, first_offset: 
     return body + crc32c(body).to_bytes(4, "big")
 
 
-def synced(upto: int) -> bytes:
-    return pack(SYNCED, 0, NO_TOPIC, -1, upto, 0)
+def synced(upto: int, previous_end: int = 0) -> bytes:
+    return pack(SYNCED, 0, NO_TOPIC, -1, upto, previous_end)
 
 
 def unpack(window: bytes, at: int, number: int, byte: int) -> Frame | None:

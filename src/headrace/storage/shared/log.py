@@ -31,9 +31,9 @@ from headrace.storage.shared import frames, search
 from headrace.storage.shared.beside import Beside
 from headrace.storage.shared.frames import FRAME_BYTES
 from headrace.storage.shared.queue import Run
-from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP
 from headrace.storage.shared.reader import Reader
 from headrace.storage.shared.surroundings import Found, Surroundings
+from headrace.storage.shared.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +71,7 @@ class SharedLog:
         self.snapshot_bytes = 0
         """Bytes appended since the last snapshot."""
         self._around = around
-        self._staged: list[Buffer] = []
-        self._staged_bytes = 0
-        self._runs: list[tuple[int, int]] = []
-        self._runs_ms: list[int] = []
-        self._next_run_at = 0
-        self._run_ms = NO_TIMESTAMP
-        self._gap = False
-        self._epochs_before = 0
+        self._turn = Turn()
         self._refusal: HeadraceError | None = None
         self._shortage = refusal.Shortage(topic_partition)
         self.epochs = found.epochs or EpochHistory(around.disk, folder)
@@ -124,21 +117,21 @@ class SharedLog:
     def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
         if self._refusal is not None:
             raise self._refusal
-        size = header.size_bytes
-        if not self._staged:
+        turn, size = self._turn, header.size_bytes
+        if not turn.batches:
             self._begin_turn(base)
-        elif self._staged_bytes + size > self._around.commit_log.file_bytes - FRAME_BYTES:
+        elif turn.size + size > self._around.commit_log.file_bytes - FRAME_BYTES:
             self._write_in_turn()
             self._begin_turn(base)
         elif base != self.end_offset:
-            self._end_run(base)
-            self._gap = True
-        elif self._staged_bytes >= self._next_run_at:
-            self._end_run(base)
+            turn.next_run(base, self.settings.index_interval_bytes)
+            turn.gap = True
+        elif turn.size >= turn.next_run_at:
+            turn.next_run(base, self.settings.index_interval_bytes)
         _STAMP(batch, 0, base, size - 12, epoch)
-        self._staged.append(batch)
-        self._staged_bytes += size
-        self._run_ms = max(self._run_ms, header.max_timestamp_ms)
+        turn.batches.append(batch)
+        turn.size += size
+        turn.run_ms = max(turn.run_ms, header.max_timestamp_ms)
         if epoch != self._epoch:
             self.epochs.begin(epoch, base)
             self._epoch = epoch
@@ -150,20 +143,11 @@ class SharedLog:
         """What could fail for lack of files is done here, before anything has changed."""
         try:
             self.producers.load()
-            self._epochs_before = len(self.epochs.entries)
+            self._turn.epochs_before = len(self.epochs.entries)
         except OSError as error:
             raise self._refuse(error) from error
         self._around.staged[self] = None
-        self._gap = base != self.end_offset
-        self._runs.append((0, base))
-        self._next_run_at = self.settings.index_interval_bytes
-
-    def _end_run(self, base: int) -> None:
-        """The batch about to be staged begins a run of its own."""
-        self._runs_ms.append(self._run_ms)
-        self._run_ms = NO_TIMESTAMP
-        self._runs.append((self._staged_bytes, base))
-        self._next_run_at = self._staged_bytes + self.settings.index_interval_bytes
+        self._turn.begin(base, self.settings.index_interval_bytes, gap=base != self.end_offset)
 
     def _write_in_turn(self) -> None:
         error = self._around.write_now(self)
@@ -175,7 +159,7 @@ class SharedLog:
     def staged_bytes(self) -> int:
         """What a write of the log takes, headers of frames included."""
         marks = FRAME_BYTES if self.bounds_untold else 0
-        return self._staged_bytes + FRAME_BYTES + marks if self._staged else marks
+        return self._turn.size + FRAME_BYTES + marks if self._turn.batches else marks
 
     def told(self) -> HeadraceError | None:
         """Why nothing is staged, if that was refused; says it once, unless the log is offline."""
@@ -184,22 +168,17 @@ class SharedLog:
 
     def prepare(self) -> HeadraceError | None:
         """Make sure that what was staged can be written and found; or take it back and answer why."""
-        if not self._staged:
+        turn = self._turn
+        if not turn.batches:
             return self.told()
         if self.offline is not None:
             self._roll_back()
             return self.offline
-        runs = self._runs
-        self._runs_ms.append(self._run_ms)
         try:
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
-            if len(self.epochs.entries) != self._epochs_before:
+            if len(self.epochs.entries) != turn.epochs_before:
                 self.beside.save_epochs()
-            greatest_ms = self._run_ms if len(runs) == 1 else max(self._runs_ms)
-            more = len(runs) + self._gap
-            fits = self.queue.ready(more, self.written_offset, self._runs_ms[0], runs[-1][1], greatest_ms)
-            if not fits and not self._gap:
-                self._runs, self._runs_ms = runs[:1], [greatest_ms]
+            turn.prepare(self.queue, self.written_offset)
         except OSError as error:
             return self.take_back(error)
         return None
@@ -207,15 +186,15 @@ class SharedLog:
     def frames(self, parts: list[Buffer]) -> int:
         """Put the log's frames into a write; answers how many bytes of them come before the batches."""
         count = 0
-        partition = self.topic_partition.partition
         if self.bounds_untold:
             parts.append(self.bounds_frame())
             count = FRAME_BYTES
-        if self._staged:
-            kind = frames.REPLACE if self._gap else frames.APPEND
-            size, first = self._staged_bytes, self.written_offset
-            parts.append(frames.pack(kind, size, self.topic_id, partition, first, self.end_offset))
-            parts += self._staged
+        turn = self._turn
+        if turn.batches:
+            kind = frames.REPLACE if turn.gap else frames.APPEND
+            partition, first = self.topic_partition.partition, self.written_offset
+            parts.append(frames.pack(kind, turn.size, self.topic_id, partition, first, self.end_offset))
+            parts += turn.batches
             count += FRAME_BYTES
         return count
 
@@ -226,30 +205,15 @@ class SharedLog:
     def wrote(self, number: int, byte: int) -> None:
         """The frames are in the commit log, the batches from this byte on."""
         self.bounds_untold = False
-        if not self._staged:
-            return
-        runs, queue, total = self._runs, self.queue, self._staged_bytes
-        if len(runs) == 1 and not self._gap:
-            queue.add(Run(number, byte, total, runs[0][1], self._runs_ms[0]), self.end_offset)
-        else:
-            if self._gap and runs[0][1] > self.written_offset:
-                queue.add_roomy(Run(number, byte - FRAME_BYTES, GONE, self.written_offset, NO_TIMESTAMP), runs[0][1])
-            ends = [*runs[1:], (total, self.end_offset)]
-            for (at, base), (end, next_base), run_ms in zip(runs, ends, self._runs_ms, strict=True):
-                queue.add_roomy(Run(number, byte + at, end - at, base, run_ms), next_base)
-        self.snapshot_bytes += total
-        self.written_offset = self.end_offset
-        self._forget_staged()
-        self.producers.settled()
+        turn = self._turn
+        if turn.batches:
+            turn.enter(self.queue, number, byte, self.written_offset, self.end_offset)
+            self.snapshot_bytes += turn.size
+            self.written_offset = self.end_offset
+            turn.clear()
+            self.producers.settled()
         if self._shortage.lasts:
             self._shortage.ended()
-
-    def _forget_staged(self) -> None:
-        self._staged = []
-        self._staged_bytes = 0
-        self._runs = []
-        self._runs_ms = []
-        self._run_ms = NO_TIMESTAMP
 
     def take_back(self, error: OSError) -> HeadraceError:
         """Go back to where the turn began; appends are refused until the store has reported it."""
@@ -259,12 +223,12 @@ class SharedLog:
         return reason
 
     def _roll_back(self) -> None:
-        if self._staged:
-            self.epochs.cut(self._epochs_before)
+        if self._turn.batches:
+            self.epochs.cut(self._turn.epochs_before)
             self.end_offset = self.written_offset
             self._epoch = None
             self.producers.take_back()
-            self._forget_staged()
+            self._turn.clear()
 
     def _refuse(self, error: OSError) -> HeadraceError:
         path = self._around.commit_log.path(self._around.commit_log.number)
@@ -347,7 +311,7 @@ class SharedLog:
         self._cut_to(offset)
 
     def _flush_staged(self) -> None:
-        if self._staged and (error := self._around.write_now(self)) is not None:
+        if self._turn.batches and (error := self._around.write_now(self)) is not None:
             log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
         if self.offline is not None:
             raise self.offline
@@ -379,6 +343,7 @@ class SharedLog:
             raise self.offline
         offset = min(offset, self.written_offset)
         if offset > self.start_offset:
+            self._remember_producers(offset)
             self.start_offset = offset
             self.queue.drop_before(offset)
             self._reader.forget()
@@ -400,10 +365,24 @@ class SharedLog:
         """From the newest whole snapshot, and the headers behind it."""
         with refusal.reading(self.topic_partition):
             from_offset, states = self.beside.snapshots.newest(self.written_offset) or (self.start_offset, {})
+            if from_offset < self.start_offset:  # what came in between is gone, so it says nothing of now
+                from_offset, states = self.start_offset, {}
             if from_offset < self.written_offset:
                 now_ms = self._around.clock.wall_ms()
                 producers.replay(states, (header for header, _ in self.sound_headers(from_offset)), now_ms)
         return states
+
+    def _remember_producers(self, start_offset: int) -> None:
+        """Have a snapshot that speaks for everything below a new start."""
+        newest = self.beside.snapshots.newest_offset
+        if self._turn.batches:
+            return  # what is staged may be taken back
+        try:
+            if (newest is None or newest < start_offset) and (self.producers.states or newest is not None):
+                self.beside.write_snapshot(self.written_offset, self.producers.states)
+                self.snapshot_bytes = 0
+        except (OSError, HeadraceError) as error:
+            log.warning("%s: its producers may be forgotten by a crash: %s", self.topic_partition, error)
 
     def write_snapshot(self) -> None:
         if self.producers.loaded and self.snapshot_bytes:  # else nothing was appended since the last one
@@ -443,7 +422,7 @@ class SharedLog:
     def delete(self) -> None:
         """Take nothing more: the partition is going away."""
         self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
-        self._forget_staged()
+        self._turn.clear()
 
     def close_files(self) -> None:
         self.queue.close()

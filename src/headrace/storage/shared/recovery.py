@@ -70,6 +70,8 @@ class Opening:
         for where in self._expected:
             self._states[where] = self._state(where, believed=whole)
         opened.was_clean = commit_log.end == point.position and (point.clean or commit_log.end == 0)
+        if opened.was_clean:
+            self._begin_anew_without_files()
         if self._rebuilt or not opened.was_clean:
             self._replay()
         for where, state in self._states.items():
@@ -148,6 +150,15 @@ class Opening:
         state.missing = []
         self._rebuilt.add(where)
 
+    def _begin_anew_without_files(self) -> dict[TopicPartition, State]:
+        """Queues that lead to commit files that are gone are built anew; answers them."""
+        there = self._around.commit_log.sizes.keys()
+        missing = {where: state for where, state in self._states.items() if not state.queue.live.keys() <= there}
+        for where, state in missing.items():
+            log.warning("%s: its queue leads to files that are gone: built from the commit log", state.queue.folder)
+            self._begin_anew(where, state)
+        return missing
+
     # The commit log.
 
     def _replay(self) -> None:
@@ -160,12 +171,8 @@ class Opening:
                 )
         replay = Replay(commit_log, self._by_key(self._states), position)
         replay.run(0 if self._rebuilt else position)
-        there = commit_log.sizes.keys()
-        missing = {where: state for where, state in self._states.items() if not state.queue.live.keys() <= there}
+        missing = self._begin_anew_without_files()
         if missing:
-            for where, state in missing.items():
-                log.warning("%s: its queue leads to files that are gone: built from the commit log", state.queue.folder)
-                self._begin_anew(where, state)
             Replay(commit_log, self._by_key(missing), frames.position(commit_log.number + 1, 0)).run(0)
         for state in self._states.values():
             state.settle(commit_log)

@@ -268,10 +268,12 @@ class SharedStore:
         empty = [number for number, live in self.live_bytes().items() if not live and number != active]
         if not empty or self._offline:
             return
-        if self.commit_log.synced < self.commit_log.end and not self._writer.short_of_room:
+        if self.commit_log.synced < self.commit_log.end:
             self._perhaps_empty = True
             self._checkpoints.soon()
-            return
+            if not self._writer.short_of_room:
+                return
+            empty = [number for number in empty if number < self.commit_log.synced >> 32]
         delay_ms = max((each.settings.file_delete_delay_ms for each in self._logs.values()), default=0)
         try:
             self._discard_later(self.commit_log.set_aside(empty), delay_ms)

@@ -78,6 +78,6 @@ class FrameWriter:
     def _roll(self) -> None:
         """The next file begins with what was synced and the bounds of all logs."""
         synced = self._commit_log.synced
-        parts = [frames.synced(synced), *(log.bounds_frame() for log in self._logs())]
+        parts = [frames.synced(synced, self._commit_log.end), *(log.bounds_frame() for log in self._logs())]
         self._commit_log.roll(parts, len(parts) * FRAME_BYTES)
         self._marked = synced
