@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import DeltaError
@@ -93,34 +94,45 @@ def _nullable(field: StructField) -> StructField:
 
 
 def next_offsets(table: DeltaTable, topics: Iterable[str] | None = None) -> Offsets:
-    """One more than the last offset that the table has, for each partition it has anything of."""
-    wanted = None if topics is None else set(topics)
+    """One more than the last offset that the table has, for each partition it has anything of.
+
+    From the statistics in the log, in columns: a table may have tens of thousands of files, and every commit asks. A
+    file of several partitions, as compaction may make them, is looked into.
+    """
+    files = pa.table(table.get_add_actions(flatten=True))
+    topic, last_topic = _column(files, "partition.topic", "min.topic"), _column(files, "partition.topic", "max.topic")
+    partition, last_offset = _column(files, "min.partition"), _column(files, "max.offset")
+    single = pc.and_(pc.equal(topic, last_topic), pc.equal(partition, _column(files, "max.partition")))
+    single = pc.and_(pc.fill_null(single, False), pc.is_valid(last_offset))
+    known = pa.table({"topic": topic, "partition": partition, "offset": last_offset}).filter(single)
+    if topics is not None:
+        known = known.filter(pc.is_in(known["topic"], pa.array(list(topics), pa.string())))
     found: Offsets = {}
-    for place, last in _last_offsets(table, wanted):
-        found[place] = max(found.get(place, 0), last + 1)
+    mixed = pa.table({"path": files["path"], "topic": _column(files, "partition.topic")}).filter(pc.invert(single))
+    for rows in (known, *_looked_into(table, mixed)):
+        for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            place = (row["topic"], row["partition"])
+            found[place] = max(found.get(place, 0), row["offset_max"] + 1)
     return found
 
 
-def _last_offsets(table: DeltaTable, topics: set[str] | None) -> Iterator[tuple[tuple[str, int], int]]:
-    """From the statistics in the log; a file of several partitions, as compaction makes them, is looked into."""
-    for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        topic = file.get("partition.topic") or file.get("min.topic")
-        single = topic is not None and topic == (file.get("partition.topic") or file.get("max.topic"))
-        if single and topics is not None and topic not in topics:
-            continue
-        partition, last = file.get("min.partition"), file.get("max.offset")
-        if single and partition is not None and partition == file.get("max.partition") and last is not None:
-            yield (topic, partition), last
-            continue
-        columns = ["partition", "offset"] if topic in _known(file) else ["topic", "partition", "offset"]
-        rows = pq.read_table(delta.folder(table) / file["path"], columns=columns, partitioning=None)
-        keys = [name for name in columns if name != "offset"]
-        for row in rows.group_by(keys).aggregate([("offset", "max")]).to_pylist():
-            yield (row.get("topic", topic), row["partition"]), row["offset_max"]
+def _column(files: pa.Table, *names: str) -> pa.ChunkedArray:
+    """The first of these columns that is there; nulls if none is, as in a table without statistics."""
+    for name in names:
+        if name in files.column_names:
+            column = files[name]
+            return column.cast(pa.string()) if name.endswith("topic") else column
+    return pa.chunked_array([pa.nulls(len(files), pa.string() if names[0].endswith("topic") else pa.int64())])
 
 
-def _known(file: dict[str, object]) -> tuple[object, ...]:
-    return () if file.get("partition.topic") is None else (file["partition.topic"],)
+def _looked_into(table: DeltaTable, files: pa.Table) -> Iterator[pa.Table]:
+    """The places of all records of some files; `topic` is null where the files have it inside."""
+    for file in files.to_pylist():
+        inside = ["partition", "offset"] if file["topic"] is not None else ["topic", "partition", "offset"]
+        rows = pq.read_table(delta.folder(table) / file["path"], columns=inside, partitioning=None)
+        if file["topic"] is not None:
+            rows = rows.append_column("topic", pa.repeat(file["topic"], len(rows)))
+        yield rows
 
 
 def refuse_repeats(table: DeltaTable, files: Iterable[DataFile]) -> None:
