@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,31 @@ def test_a_batch_is_added_once_and_its_second_run_leaves_nothing(archive: Archiv
     assert archive.offsets() == list(range(10))
     assert archive.files() == 1
     assert DeltaTable(str(archive.folder / RECORDS)).version() == 1
+
+
+@proves("S4")
+def test_a_loss_of_power_takes_nothing_that_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the table names is synced before it is named: files, the folders they are in, and the names of these."""
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", note)
+    archive = Archive(tmp_path / "new" / "archive")
+    records = archive.folder / RECORDS
+    log = records / delta.LOG_FOLDER
+    assert {tmp_path, tmp_path / "new", archive.folder, records, log, log / f"{0:020}.json"} <= set(synced)
+    synced.clear()
+    written = archive.written(0, rows(0, 10, days=2, bad=1))
+    files = sorted(records.rglob("*.parquet"))
+    assert len(files) == 2
+    assert {*files, *(file.parent for file in files), records / "topic=t", records} <= set(synced)
+    synced.clear()
+    archive.writer().commit(written, 0)
+    assert {log, log / f"{1:020}.json"} <= set(synced)
 
 
 @proves("S4")

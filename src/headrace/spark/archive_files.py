@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from headrace.spark import delta
+from headrace.spark import durable
 
 ROW_GROUP_BYTES: Final = 32 << 20
 ROW_GROUP_ROWS: Final = 1 << 18
@@ -124,6 +124,7 @@ class FileSet:
         self._open: dict[Place, _Open] = {}
         self._done: list[DataFile] = []
         self._started: list[Path] = []
+        self._synced: set[Path] = set()
 
     def add(self, rows: pa.RecordBatch) -> None:
         for place, some in places(rows, self._by_date):
@@ -198,7 +199,9 @@ class FileSet:
             return
         file.writer.close()
         target = self._table / file.path
-        delta.sync(target)
+        # The folders may be new; those of a file before this one are on disk already.
+        durable.sync(target, None if target.parent in self._synced else self._table)
+        self._synced.add(target.parent)
         firsts, lasts, earliest, latest = zip(*file.bounds, strict=True)
         self._done.append(
             DataFile(

@@ -13,9 +13,7 @@ topic mean nothing in one of the same name that was made later.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import DataFolderError, OperatorError
-from headrace.spark import archive_tables, delta
+from headrace.spark import archive_tables, delta, durable
 from headrace.spark.archive_tables import RECORDS
 from headrace.spark.progress import Position
 
@@ -61,24 +59,17 @@ def locked(archive: Path) -> Iterator[None]:
         # deltalake takes %20 in a path for a blank.
         raise DataFolderError(f"{archive} has a % in its name, which Delta tables do not bear; give another --to")
     try:
-        archive.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(archive)
         if not any((archive / name).exists() for name in OURS) and any(archive.iterdir()):
             raise DataFolderError(f"{archive} holds something else than an archive; give another folder with --to")
-        file = (archive / LOCK).open("a+")
+        (archive / LOCK).touch()
     except OSError as error:
         raise DataFolderError(f"{archive} cannot be written: {error.strerror}; give another folder with --to") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise DataFolderError(
-                f"{archive} is being written by another archive, process {file.read().strip() or 'unknown'}; "
-                "wait for it, or stop it"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+
+    def taken(by: str) -> DataFolderError:
+        return DataFolderError(f"{archive} is being written by another archive, process {by}; wait for it, or stop it")
+
+    with durable.locked(archive / LOCK, taken):
         yield
 
 
@@ -105,7 +96,7 @@ def origin(archive: Path) -> Origin:
 
 def remember(archive: Path, known: Origin) -> None:
     """On disk when this returns."""
-    _write(archive / ORIGIN, {"id": known.id, "topics": known.topics})
+    durable.save_json(archive / ORIGIN, {"id": known.id, "topics": known.topics})
 
 
 def _checkpoint_ids(archive: Path) -> dict[str, str]:
@@ -175,13 +166,4 @@ def _load(archive: Path) -> Query | None:
 
 
 def _save(archive: Path, query: Query) -> None:
-    _write(archive / CHECKPOINT / STATE, {"query": query.name, "identity": query.identity})
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value) + "\n")
-    delta.sync(temporary)
-    temporary.rename(path)
-    delta.sync(path)
+    durable.save_json(archive / CHECKPOINT / STATE, {"query": query.name, "identity": query.identity})

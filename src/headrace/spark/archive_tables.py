@@ -68,6 +68,7 @@ def make_records(path: Path, decoded: Iterable[StructField] = ()) -> None:
             )
     if missing:
         table.alter.add_columns(missing)
+        delta.sync_version(path, table.version())
 
 
 def make_dead_letters(path: Path) -> None:
@@ -81,7 +82,7 @@ def _make(path: Path, schema: pa.Schema, partitioned_by: list[str]) -> None:
         what = "a Parquet archive" if (path / "_spark_metadata").exists() else "something that is no Delta table"
         raise OperatorError(f"{path} holds {what}; give another --to, or --format parquet for a Parquet archive")
     try:
-        DeltaTable.create(str(path), Schema.from_arrow(schema), partition_by=partitioned_by)
+        delta.create(path, Schema.from_arrow(schema), partitioned_by)
     except (DeltaError, OSError) as error:
         raise OperatorError(f"no table can be made in {path}: {error}") from None
 

@@ -6,7 +6,6 @@ No Delta jar is needed. Files that no version of the table names, left by a writ
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.arrow.archive import root_of
 from headrace.errors import OperatorError
+from headrace.spark import durable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 READER_VERSION_MAX: Final = 1
 COMMIT_TRIES: Final = 50
 LOG_FOLDER: Final = "_delta_log"
+LAST_CHECKPOINT: Final = "_last_checkpoint"
 WRITER: Final = "headrace.writer"
 
 
@@ -75,6 +76,23 @@ def read(spark: SparkSession, path: str | Path) -> DataFrame:
     return spark.read.schema(schema).option("basePath", str(base)).parquet(*files).select(*schema.fieldNames())
 
 
+def create(path: str | Path, schema: Schema | pa.Schema, partition_by: Sequence[str]) -> None:
+    """A table without rows; nothing is done if it is there. On disk when this returns."""
+    durable.make_folder(Path(path))
+    DeltaTable.create(str(path), schema, mode="ignore", partition_by=list(partition_by))
+    sync_version(path, 0)
+
+
+def sync_version(path: str | Path, version: int) -> None:
+    """Bring a version to the disk: its entry in the log, a checkpoint that came with it, the names of the folders."""
+    log, above = Path(path) / LOG_FOLDER, Path(path).parent
+    checkpoint = log / f"{version:020}.checkpoint.parquet"
+    if checkpoint.exists():
+        durable.sync(checkpoint)
+        durable.sync(log / LAST_CHECKPOINT)
+    durable.sync(log / f"{version:020}.json", above)
+
+
 def append(
     path: str | Path,
     files: Sequence[AddAction],
@@ -110,7 +128,7 @@ def append(
             continue
         except (DeltaError, OSError) as error:
             raise OperatorError(f"the Delta table {path} did not take a commit: {error}") from None
-        sync(Path(path) / LOG_FOLDER / f"{table.version() + 1:020}.json")
+        sync_version(path, table.version() + 1)
         return True
     raise OperatorError(f"the Delta table {path} did not take a commit in {COMMIT_TRIES} tries: {failure}")
 
@@ -122,16 +140,6 @@ def last_writer(table: DeltaTable) -> tuple[str, int] | None:
             app_id, _, version = str(commit[WRITER]).rpartition(" ")
             return app_id, int(version)
     return None
-
-
-def sync(file: Path) -> None:
-    """Bring a file and its name to the disk."""
-    for each in (file, file.parent):
-        descriptor = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def to_spark(schema: pa.Schema) -> StructType:

@@ -29,7 +29,7 @@ from deltalake.transaction import AddAction
 
 from headrace.arrow.archive import root_of
 from headrace.errors import OperatorError
-from headrace.spark import delta
+from headrace.spark import delta, durable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -135,6 +135,7 @@ class _File:
         self._layout = layout
         folder = Path(*(f"{name}={values[name]}" for name in layout.partition_by))
         self._name = folder / f"part-{uuid.uuid4().hex}.parquet"
+        self._table = table
         self._path = table / self._name
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Delta's columns may all be null, whatever Spark knows of these rows.
@@ -165,7 +166,7 @@ class _File:
     def close(self) -> dict[str, Any]:
         self._end_row_group()
         self._writer.close()
-        delta.sync(self._path)
+        durable.sync(self._path, self._table)
         metadata = pq.read_metadata(self._path)
         return {
             "path": str(self._name),
@@ -241,7 +242,7 @@ def replace(
         except CommitFailedError:
             continue
         table.update_incremental()
-        delta.sync(root_of(table) / delta.LOG_FOLDER / f"{version:020}.json")
+        delta.sync_version(root_of(table), version)
         return version
     raise OperatorError(f"{table.table_uri} is written to so often that {COMMIT_ATTEMPTS} commits failed; try again")
 

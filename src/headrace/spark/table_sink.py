@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
 
 from headrace.errors import OperatorError
-from headrace.spark import delta, faults
+from headrace.spark import delta, durable, faults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +88,7 @@ class TableSink:
         elif self.path.exists() and any(self.path.iterdir()):
             raise OperatorError(f"{self.path} holds something that is no Delta table; choose another folder")
         else:
-            DeltaTable.create(str(self.path), Schema.from_json(schema.json()), partition_by=list(self.partition_by))
+            delta.create(self.path, Schema.from_json(schema.json()), self.partition_by)
         self._sweep()
 
     def write(self, rows: DataFrame, batch: int) -> None:
@@ -115,7 +115,7 @@ class TableSink:
         target = self.path / folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         file.rename(target)
-        delta.sync(target)
+        durable.sync(target, self.path)
         values = {key: _value(text) for key, _, text in (part.partition("=") for part in folder.parts)}
         about = target.stat()
         stats = {"numRecords": pq.read_metadata(target).num_rows}

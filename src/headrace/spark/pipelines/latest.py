@@ -98,7 +98,7 @@ def _open_latest(archive: Path, records: DeltaTable) -> DeltaTable:
     path = archive / "latest"
     fields = [field for field in records.schema().fields if field.name != "date"]
     if not delta.exists(path):
-        DeltaTable.create(str(path), Schema(fields), mode="ignore", partition_by=list(LAYOUT.partition_by))
+        delta.create(path, Schema(fields), LAYOUT.partition_by)
     table = delta.open_table(path)
     known = {field.name for field in table.schema().fields}
     if missing := [field for field in fields if field.name not in known]:
