@@ -10,11 +10,10 @@ not archived, and the group's offsets say that it is not waited for.
 from __future__ import annotations
 
 import json
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +29,7 @@ from headrace.spark import (
     archive_group,
     archive_state,
     archive_tables,
-    faults,
+    formats,
     json_columns,
     planning,
 )
@@ -38,6 +37,8 @@ from headrace.spark.archive_format import FORMAT, ArchiveSink
 from headrace.spark.archive_state import CHECKPOINT, Origin, Query
 from headrace.spark.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
 from headrace.spark.options import Topics
+from headrace.spark.pipelines import following
+from headrace.spark.pipelines.following import Batches
 from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
 from headrace.spark.progress import Position
 from headrace.spark.source import HeadraceSource
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
 
 DEFAULT_GROUP: Final = "headrace-archive"
 DEFAULT_MAX_OFFSETS: Final = 2_000_000
-POLL_S: Final = 0.2
-# How long a stop waits for the batch that runs; the batch is run again later if it takes longer.
-STOP_WITHIN_S: Final = 60.0
 # Spark runs a task again whose Python process died, but not a query whose planning or committing one did, or did not
 # start within 10 s on a busy machine.
 WORKER_LOST: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
@@ -120,7 +118,7 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
         ids, starts = _starts(options, archived, origin, is_new=query.is_new)
         origin = replace(origin, topics={**origin.topics, **ids})
         archive_state.remember(options.folder, origin)
-        with _signals() as stopping:
+        with following.signals() as stopping:
             # A query that is new begins at `starts`, and what is before them is not waited for.
             passed = query.is_new and options.starting == "latest"
             has = starts if passed else {place: archived[place] for place in starts if place in archived}
@@ -190,7 +188,7 @@ def _starts(options: Options, archived: Offsets, origin: Origin, *, is_new: bool
 
 
 def _rows(spark: SparkSession, options: Options, schema: StructType | None, starts: Offsets) -> DataFrame:
-    spark.dataSource.register(HeadraceSource)
+    formats.register(spark, HeadraceSource)
     subscribed = {"subscribePattern": options.pattern} if options.pattern else {"subscribe": ",".join(options.topics)}
     rows = (
         spark.readStream.format("headrace")
@@ -219,7 +217,7 @@ def _as_json(offsets: Mapping[tuple[str, int], int]) -> str:
 
 def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
     if options.format == "delta":
-        rows.sparkSession.dataSource.register(ArchiveSink)
+        formats.register(rows.sparkSession, ArchiveSink)
         writer = rows.writeStream.format(FORMAT).option("path", str(options.folder)).option("query", query.name)
     else:
         dated = rows.withColumn("date", F.to_date("timestamp"))
@@ -238,7 +236,7 @@ class _Followed:
         self._options = options
         self._progress = progress
         self._origin = origin
-        self._batch = -1
+        self._batches = Batches()
         self.records = 0
         self.reached = reached
         self.ends: Offsets = {}
@@ -253,14 +251,9 @@ class _Followed:
 
     def see(self, running: StreamingQuery) -> None:
         """Take in the batches that Spark has finished since the last look."""
-        last = running.lastProgress
-        recent = running.recentProgress if last and last["batchId"] > self._batch else []
-        # A trigger that finds nothing bears the number of the batch to come.
-        fresh = [each for each in recent if each["batchId"] > self._batch and "addBatch" in each["durationMs"]]
+        fresh = self._batches.fresh(running)
         for each in fresh:
             self.records += each["numInputRows"]
-            self._batch = each["batchId"]
-            faults.reached("batch-done", self._batch)
             end = each["sources"][0]["endOffset"]
             if end:
                 self.reached = Position.from_json(end)
@@ -304,57 +297,12 @@ def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: thr
     """Run the query to its end, and again where it failed for want of a Python process. True if interrupted."""
     for left in reversed(range(RESTARTS + 1)):
         try:
-            return _follow(start(), followed, stopping)
+            query = start()
+            return following.follow([query], partial(followed.see, query), stopping)
         except StreamingQueryException as error:
             if not left or not any(text in str(error) for text in WORKER_LOST):
                 raise
     raise AssertionError("the last try returns or raises")
-
-
-def _follow(running: StreamingQuery, followed: _Followed, stopping: threading.Event) -> bool:
-    """Wait for the query's end; on a signal let the batch that runs come to its end first. True if interrupted."""
-    while not _ended(running):
-        followed.see(running)
-        if stopping.is_set():
-            _stop(running)
-            followed.see(running)
-            return True
-    followed.see(running)
-    return False
-
-
-def _ended(running: StreamingQuery) -> bool:
-    """Wait a little for the end; an error of the query is raised here."""
-    return bool(running.awaitTermination(POLL_S))  # type: ignore[arg-type]
-
-
-def _stop(running: StreamingQuery) -> None:
-    patience = Progress()
-    while running.status["isTriggerActive"] and patience.elapsed_s < STOP_WITHIN_S:
-        if _ended(running):
-            return
-    running.stop()
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM ask for an end; a second SIGINT interrupts."""
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-
-    def asked(number: int, _: object) -> None:
-        if stopping.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stopping.set()
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _summary(

@@ -12,12 +12,8 @@ by a signal has finished its batches.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,8 +26,9 @@ from pyspark.sql.types import StructType
 from headrace.client import admin
 from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.errors import DataFolderError, OperatorError
-from headrace.spark import delta, faults
-from headrace.spark.pipelines import job
+from headrace.spark import durable
+from headrace.spark.pipelines import following, job
+from headrace.spark.pipelines.following import Batches
 from headrace.spark.pipelines.job import Output, Topics
 from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
 from headrace.spark.table_sink import TableSink
@@ -44,10 +41,7 @@ if TYPE_CHECKING:
 CHECKPOINTS: Final = Path(".headrace") / "checkpoints"
 STATE: Final = "job.json"
 LOCK: Final = "job.lock"
-POLL_S: Final = 0.2
 START_WITHIN_S: Final = 60.0
-# How long a stop waits for batches that run; they are run again later if they take longer.
-STOP_WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +77,14 @@ class Running:
 
     output: Output
     query: StreamingQuery
-    batch: int = -1
+    seen: Batches = field(default_factory=Batches)
     batches: int = 0
     records: int = 0
 
     def see(self) -> None:
-        for each in self.query.recentProgress:
-            # A query without news reports too, under the number of the batch to come.
-            if each["batchId"] > self.batch and "addBatch" in each["durationMs"]:
-                self.batch = each["batchId"]
-                self.records += max(0, each["numInputRows"])
-                self.batches += 1
-                faults.reached("batch-done", self.batch)
+        for each in self.seen.fresh(self.query):
+            self.records += max(0, each["numInputRows"])
+            self.batches += 1
 
     def row(self) -> dict[str, Any]:
         return {
@@ -119,9 +109,10 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
             schemas = {topic: schema.jsonValue() for topic, schema in views.sampled.items()}
             _save(options.folder, State(state.id, print_of_job, schemas))
             made = _make_topics(options.bootstrap, topics.outputs)
-            with _signals() as stopping:
+            with following.signals() as stopping:
                 running = _start_all(spark, topics.outputs, options, state)
-                interrupted = _follow(running, progress, stopping)
+                queries = [each.query for each in running]
+                interrupted = following.follow(queries, partial(_look, running, progress), stopping)
         finally:
             views.close()
         progress.done()
@@ -161,12 +152,7 @@ def _load(folder: Path) -> State | None:
 
 
 def _save(folder: Path, state: State) -> None:
-    temporary = folder / f"{STATE}.tmp"
-    content = {"id": state.id, "fingerprint": state.fingerprint, "schemas": state.schemas}
-    temporary.write_text(json.dumps(content) + "\n")
-    delta.sync(temporary)
-    temporary.rename(folder / STATE)
-    delta.sync(folder / STATE)
+    durable.save_json(folder / STATE, {"id": state.id, "fingerprint": state.fingerprint, "schemas": state.schemas})
 
 
 def _make_topics(bootstrap: str, outputs: Sequence[Output]) -> list[str]:
@@ -200,7 +186,7 @@ def _wait_until_reading(query: StreamingQuery) -> None:
     """Queries that start together start their Python workers together, and Spark gives each only ten seconds."""
     patience = Progress()
     while query.status["message"].startswith("Initializing") and patience.elapsed_s < START_WITHIN_S:
-        if _ended(query):
+        if following.ended(query):
             return
 
 
@@ -226,28 +212,7 @@ def _send(options: Mapping[str, str], rows: DataFrame, batch: int) -> None:
     rows.write.format("headrace").options(**options).mode("append").save()
 
 
-def _follow(running: Sequence[Running], progress: Progress, stopping: threading.Event) -> bool:
-    """Wait until all queries have ended; one that fails ends the others. True if a signal came first."""
-    try:
-        waiting = list(running)
-        while waiting:
-            waiting = [each for each in waiting if not _ended(each.query)]
-            _say(running, progress)
-            if stopping.is_set() and waiting:
-                for each in waiting:
-                    _stop(each.query)
-                return True
-        return False
-    except BaseException:
-        for each in running:
-            each.query.stop()
-        raise
-    finally:
-        for each in running:
-            each.see()
-
-
-def _say(running: Sequence[Running], progress: Progress) -> None:
+def _look(running: Sequence[Running], progress: Progress) -> None:
     for each in running:
         each.see()
     records = sum(each.records for each in running)
@@ -255,58 +220,17 @@ def _say(running: Sequence[Running], progress: Progress) -> None:
     progress.say(f"read {records:,} records in {batches:,} batches, {rate(records, progress.elapsed_s)}")
 
 
-def _ended(query: StreamingQuery) -> bool:
-    """Wait a little for the end; an error of the query is raised here."""
-    return bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
-
-
-def _stop(query: StreamingQuery) -> None:
-    """Let the batch that runs come to its end first."""
-    patience = Progress()
-    while query.status["isTriggerActive"] and patience.elapsed_s < STOP_WITHIN_S:
-        if _ended(query):
-            return
-    query.stop()
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM ask for an end; a second SIGINT interrupts."""
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-
-    def asked(number: int, _: object) -> None:
-        if stopping.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stopping.set()
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One run of a checkpoint at a time. The lock goes with the process, however that ends."""
+    """One run of a checkpoint at a time."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")
+        durable.make_folder(folder)
+        (folder / LOCK).touch()
     except OSError as error:
         raise DataFolderError(f"{folder} cannot be written: {error.strerror}; give another --checkpoint") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise DataFolderError(
-                f"the job runs already, as process {file.read().strip() or 'unknown'}: it holds {folder}"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+
+    def taken(by: str) -> DataFolderError:
+        return DataFolderError(f"the job runs already, as process {by}: it holds {folder}")
+
+    with durable.locked(folder / LOCK, taken):
         yield
