@@ -54,6 +54,7 @@ class Opening:
         self._folders: dict[TopicPartition, str] = {}
         self._states: dict[TopicPartition, State] = {}
         self._rebuilt: set[TopicPartition] = set()
+        self._clean = False
 
     def run(self) -> Opened:
         opened = Opened(strays=self._set_strays_aside())
@@ -74,6 +75,7 @@ class Opening:
             self._begin_anew_without_files()
         if self._rebuilt or not opened.was_clean:
             self._replay()
+        self._clean = opened.was_clean
         for where, state in self._states.items():
             opened.logs[where] = self._open(where, state)
         return opened
@@ -192,7 +194,7 @@ class Opening:
             found.cleanings = [(min(cleaned_to, queue.end_offset), at_ms) for cleaned_to, at_ms in point.cleanings]
             if queue.end_offset < point.end_offset and not state.touched:
                 log.error("%s: offsets from %d on had been synced, and are gone", path, queue.end_offset)
-        if state.touched:
+        if state.touched or not self._clean:
             found.checked_from = min(state.checked_from, queue.end_offset)
             found.epochs = self._epochs(path, state)
         opened = SharedLog(self._around, path, where, topic_id, settings, found)
@@ -231,7 +233,7 @@ class Opening:
         """Those that are torn, or speak of what was cut, go."""
         names = self._disk.list(path)
         offsets = sorted(int(name[:DIGITS]) for name in names if name.endswith(SNAPSHOT) and name[:DIGITS].isdigit())
-        if not state.touched:
+        if self._clean and not state.touched:
             return offsets
         whole: list[int] = []
         for offset in offsets:

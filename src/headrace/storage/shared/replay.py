@@ -159,10 +159,8 @@ class Replay:
                 self._synced = max(self._synced, found.first_offset)
                 lost = self._lost_before(found) if found.next_offset else None
                 if lost is not None:
-                    if self._is_torn(lost.number, lost.byte):
-                        self._cut(lost)
-                        return
-                    self._damaged(lost)
+                    self._cut(lost)
+                    return
             else:
                 torn = self._take(found)
                 if torn is not None:
@@ -172,14 +170,20 @@ class Replay:
             self._cut(tail)
 
     def _lost_before(self, frame: Frame) -> BrokenBytes | None:
-        """What is missing between a file and the one that was written before it. One that is not there at all was
-        removed, unless it cannot have been: before that it is synced."""
+        """Where the log is torn because of what is missing between a file and the one that was written before it. A
+        file that is not there at all was removed if it had been synced: nothing else is removed."""
         number, end = frame.next_offset >> 32, frame.next_offset & frames.BYTE_MASK
         size = self._commit_log.sizes.get(number)
         if size is None:
-            lost = frame.next_offset > self._synced
-            return BrokenBytes(frame.number, 0, 0, "the file before it is missing") if lost else None
-        return BrokenBytes(number, size, size, "the end of the file is missing") if size < end else None
+            torn = self._is_torn(number, end - 1)
+            return BrokenBytes(frame.number, 0, 0, "the file before it is missing") if torn else None
+        if size >= end:
+            return None
+        lost = BrokenBytes(number, size, size, "the end of the file is missing")
+        if self._is_torn(number, size):
+            return lost
+        self._damaged(lost)
+        return None
 
     def _take(self, frame: Frame) -> BrokenBytes | None:
         """Give a frame to its partition; if it is torn, it is answered instead."""

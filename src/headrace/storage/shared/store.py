@@ -93,6 +93,8 @@ class SharedStore:
         self._checking: deque[SharedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
         self._perhaps_empty = False
+        self._empty_at: dict[int, int] = {}
+        self._sync_wanted = 0
         self._opened = self._closed = self._clean = False
         self.was_clean = True
         """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
@@ -262,21 +264,32 @@ class SharedStore:
         self._perhaps_empty = True
 
     def _remove_empty_files(self) -> None:
-        """What made them empty is told by frames: those must be safe first, unless there is no room to write any."""
+        """What made them empty is told by frames: those must be safe first, unless there is no room to write any. That
+        the files had been synced must be told too, or else a start would take them for lost in a crash."""
         self._perhaps_empty = False
-        active = self.commit_log.number
-        empty = [number for number, live in self.live_bytes().items() if not live and number != active]
+        commit_log, writer = self.commit_log, self._writer
+        live = self.live_bytes()
+        empty = [number for number, count in live.items() if not count and number != commit_log.number]
         if not empty or self._offline:
             return
-        if self.commit_log.synced < self.commit_log.end:
+        self._empty_at = {number: self._empty_at.get(number, commit_log.end) for number in empty}
+        ready = [n for n in empty if self._empty_at[n] <= commit_log.synced or writer.short_of_room]
+        if ready and writer.marked >> 32 <= ready[-1]:
+            writer.mark()
+        told = writer.marked >> 32 if writer.mark_end <= commit_log.synced else 0
+        gone = [number for number in ready if number < told]
+        self._set_aside(gone)
+        if len(gone) < len(empty):
             self._perhaps_empty = True
-            self._checkpoints.soon()
-            if not self._writer.short_of_room:
-                return
-            empty = [number for number in empty if number < self.commit_log.synced >> 32]
+            wanted = max(writer.mark_end, *self._empty_at.values())
+            if wanted > self._sync_wanted:
+                self._sync_wanted = wanted
+                self._checkpoints.soon()
+
+    def _set_aside(self, numbers: list[int]) -> None:
         delay_ms = max((each.settings.file_delete_delay_ms for each in self._logs.values()), default=0)
         try:
-            self._discard_later(self.commit_log.set_aside(empty), delay_ms)
+            self._discard_later(self.commit_log.set_aside(numbers), delay_ms)
         except OSError as error:
             log.error("a commit file without anything wanted cannot be set aside: %s", error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -13,6 +14,8 @@ from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES
 from headrace.storage.shared.log import SharedLog
 
+log = logging.getLogger(__name__)
+
 MARK_BYTES: Final = 1 << 20
 
 Failure = tuple[SharedLog, HeadraceError]
@@ -22,7 +25,10 @@ class FrameWriter:
     def __init__(self, commit_log: CommitLog, logs: Callable[[], Iterable[SharedLog]]) -> None:
         self._commit_log = commit_log
         self._logs = logs
-        self._marked = 0
+        self.marked = 0
+        """The commit log itself says that everything below this position is synced..."""
+        self.mark_end = 0
+        """...in a frame that ends before this position."""
         self.short_of_room = False
         """Whether the last write found no room."""
 
@@ -31,18 +37,18 @@ class FrameWriter:
         failures: list[Failure] = []
         ready: list[SharedLog] = []
         count, commit_log = 0, self._commit_log
-        for log in logs:
-            error = log.prepare()
+        for each in logs:
+            error = each.prepare()
             if error is not None:
-                failures.append((log, error))
+                failures.append((each, error))
                 continue
-            more = log.staged_bytes
+            more = each.staged_bytes
             if not more:
                 continue
             if count and commit_log.is_full(count + more + FRAME_BYTES):
                 failures += self._write_some(ready, count)
                 ready, count = [], 0
-            ready.append(log)
+            ready.append(each)
             count += more
         if ready:
             failures += self._write_some(ready, count)
@@ -56,28 +62,40 @@ class FrameWriter:
         try:
             if commit_log.is_full(count + FRAME_BYTES):
                 self._roll()
-            if synced - self._marked >= MARK_BYTES:
+            marking = synced - self.marked >= MARK_BYTES
+            if marking:
                 parts.append(frames.synced(synced))
                 at, count = FRAME_BYTES, count + FRAME_BYTES
-            for log in logs:
-                whole = log.staged_bytes
-                payloads.append(at + log.frames(parts))
+            for each in logs:
+                whole = each.staged_bytes
+                payloads.append(at + each.frames(parts))
                 at += whole
             byte = commit_log.write(parts, count)
         except OSError as error:
             self.short_of_room = error.errno in refusal.NO_ROOM
-            return [(log, log.take_back(error)) for log in logs]
+            return [(each, each.take_back(error)) for each in logs]
         self.short_of_room = False
-        if synced - self._marked >= MARK_BYTES:
-            self._marked = synced
+        if marking:
+            self.marked, self.mark_end = synced, commit_log.end
         number = commit_log.number
-        for log, payload in zip(logs, payloads, strict=True):
-            log.wrote(number, byte + payload)
+        for each, payload in zip(logs, payloads, strict=True):
+            each.wrote(number, byte + payload)
         return []
 
     def _roll(self) -> None:
         """The next file begins with what was synced and the bounds of all logs."""
         synced = self._commit_log.synced
-        parts = [frames.synced(synced, self._commit_log.end), *(log.bounds_frame() for log in self._logs())]
+        parts = [frames.synced(synced, self._commit_log.end), *(each.bounds_frame() for each in self._logs())]
         self._commit_log.roll(parts, len(parts) * FRAME_BYTES)
-        self._marked = synced
+        self.marked, self.mark_end = synced, self._commit_log.end
+
+    def mark(self) -> None:
+        """Have the commit log say what is synced, if there is room."""
+        synced = self._commit_log.synced
+        if synced > self.marked:
+            try:
+                self._commit_log.write([frames.synced(synced)], FRAME_BYTES)
+            except OSError as error:
+                log.warning("%s", error)
+                return
+            self.marked, self.mark_end = synced, self._commit_log.end
