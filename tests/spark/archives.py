@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from deltalake import DeltaTable
 
 from headrace.client import groups
@@ -63,25 +63,22 @@ def values(count: int, seed: int = 0) -> list[bytes | None]:
 
 
 def topic_rows(bootstrap: str, topic: str) -> list[Row]:
-    """All records of a topic, by partition and offset."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False})
-    numbers = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-    waiting = {}
-    for number in numbers:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30)
-        if high > low:
-            waiting[number] = high
+    """All records of a topic, by partition and offset; retention may be at work meanwhile."""
+    chosen = {"group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True}
+    consumer = Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **chosen})
+    waiting = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in waiting])
     rows = []
     deadline = time.monotonic() + READ_WITHIN_S
     while waiting:
-        assert time.monotonic() < deadline, f"{waiting} still wanted"
+        assert time.monotonic() < deadline, f"the ends of {waiting} do not come"
         # It returns when so many records are there or the time is up, and not before.
         for message in consumer.consume(10_000, timeout=0.1):
-            assert message.error() is None
-            rows.append(row := _row(message))
-            if row.offset + 1 >= waiting.get(row.partition, 1 << 62):
-                del waiting[row.partition]
+            if (error := message.error()) is None:
+                rows.append(_row(message))
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF
+                waiting.discard(message.partition())
     consumer.close()
     return sorted(rows, key=lambda row: row[:3])
 
@@ -107,10 +104,23 @@ def archive_rows(table: pa.Table, topic: str | None = None) -> list[Row]:
     """By topic, partition and offset, with the date checked."""
     if topic is not None:
         table = table.filter(pc.equal(table["topic"], topic))
+    listed = table.to_pylist()
+    assert all(each["timestamp"].date() == each["date"] for each in listed)
+    return _sorted_rows(listed)
+
+
+def dead_rows(archive: Path) -> list[Row]:
+    """By topic, partition and offset; a dead letter's timestamp is taken for its sender's."""
+    if not DeltaTable.is_deltatable(str(archive / "dead_letters")):
+        return []
+    dead = DeltaTable(str(archive / "dead_letters")).to_pyarrow_table().to_pylist()
+    return _sorted_rows([{**each, "timestampType": 0} for each in dead])
+
+
+def _sorted_rows(listed: list[dict[str, Any]]) -> list[Row]:
     rows = []
-    for each in table.to_pylist():
+    for each in listed:
         at: datetime.datetime = each["timestamp"]
-        assert at.date() == each["date"]
         headers = each["headers"]
         rows.append(
             Row(

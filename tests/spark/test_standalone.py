@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
-from brokers import DIES_WITH_PARENT, Broker, wait_for
+from brokers import DIES_WITH_PARENT, Broker
 from headrace.client import admin
 from headrace.client.cluster import Cluster
 from headrace.client.produce import Outgoing, produce
@@ -25,65 +22,21 @@ from headrace.records.arrow import digest
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
 from proving import proves
+from spark.standalone import LOOPBACK, SPARK, START_DEADLINE_S, Standalone
 
-SPARK = Path(pyspark.__file__).parent
 SOURCE = Path(__file__).parent.parent.parent / "src"
 DRIVER = Path(__file__).parent / "standalone_driver.py"
 TOPIC = "standalone"
 PARTITIONS = 3
-START_DEADLINE_S = 120.0
 DRIVER_DEADLINE_S = 300.0
-LOOPBACK = {
-    **os.environ,
-    "SPARK_LOCAL_IP": "127.0.0.1",
-    "SPARK_DAEMON_MEMORY": "256m",
-    "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
 pytestmark = pytest.mark.timeout(START_DEADLINE_S + DRIVER_DEADLINE_S)
-
-
-class Daemon:
-    """A master or a worker; it dies with the test process."""
-
-    def __init__(self, folder: Path, name: str, class_name: str, arguments: Sequence[str]) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        command = [*DIES_WITH_PARENT, str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{class_name}"]
-        ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, *ports, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=LOOPBACK
-            )
-
-    def wait_for_line(self, pattern: str) -> str:
-        def look() -> str | None:
-            assert self.process.poll() is None, f"{self.name} has ended:\n{self.log.read_text()[-2000:]}"
-            found = re.search(pattern, self.log.read_text())
-            return found[1] if found else None
-
-        return wait_for(f"{pattern!r} from {self.name}", look, START_DEADLINE_S)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
 
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a master with two workers, one core each."""
-    folder = tmp_path_factory.mktemp("standalone")
-    daemons = [Daemon(folder, "master", "master.Master", [])]
-    try:
-        address = daemons[0].wait_for_line(r"(spark://127\.0\.0\.1:[1-9]\d*)")
-        for name in ("one", "two"):
-            arguments = ["--cores", "1", "--memory", "700M", "--work-dir", str(folder / name), address]
-            daemons.append(Daemon(folder, name, "worker.Worker", arguments))
-        for worker in daemons[1:]:
-            worker.wait_for_line(r"(Successfully registered with master)")
-        yield address
-    finally:
-        for daemon in reversed(daemons):
-            daemon.stop()
+    cluster = Standalone(tmp_path_factory.mktemp("standalone"))
+    yield cluster.address
+    cluster.stop()
 
 
 @pytest.fixture
