@@ -1,16 +1,17 @@
-"""Runs compactions one after the other, a few milliseconds at a time, so that the loop serves clients in between."""
+"""Runs maintenance work one job after the other, a few milliseconds at a time, so that the loop serves clients between.
+
+A job is a generator that hands back after every short step, or with a function that tells when to go on.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Hashable
 from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Disk
-from headrace.storage import compaction
-from headrace.storage.partitioned import PartitionedLog
+from headrace.ports.disk import Disk, File
 
 logger = logging.getLogger(__name__)
 
@@ -18,29 +19,46 @@ SLICE_SECONDS: Final = 0.004
 SLICE_STEPS_MAX: Final = 500
 PAUSE_SECONDS: Final = 0.012
 
+Ready = Callable[[], bool]
+Steps = Generator[Ready | None, None, None]
+
+
+def wait_for_sync(disk: Disk, files: list[File]) -> Steps:
+    """Goes on when the files are synced; raises why they are not."""
+    answers: list[OSError | None] = []
+    disk.request_sync(files, answers.append)
+    while not answers:
+        yield lambda: bool(answers)
+    if answers[0] is not None:
+        raise answers[0]
+
 
 class Cleaner:
-    def __init__(self, disk: Disk, clock: Clock, finished: Callable[[], None]) -> None:
-        self._disk = disk
+    """Jobs are known by their subject, a log or something else that is worked on."""
+
+    def __init__(self, clock: Clock, finished: Callable[[], None]) -> None:
         self._clock = clock
         self._finished = finished
-        self._waiting: dict[PartitionedLog, None] = {}
-        self._current: PartitionedLog | None = None
-        self._steps: compaction.Steps | None = None
-        self._ready: compaction.Ready | None = None
+        self._waiting: dict[Hashable, Callable[[], Steps]] = {}
+        self._current: Hashable | None = None
+        self._steps: Steps | None = None
+        self._ready: Ready | None = None
         self._closed = False
 
-    def consider(self, log: PartitionedLog, now_ms: int) -> None:
-        """Have the log compacted if it is time to."""
-        if log is not self._current and log not in self._waiting and compaction.due(log, now_ms):
-            self._waiting[log] = None
+    def has(self, subject: Hashable) -> bool:
+        return subject == self._current or subject in self._waiting
+
+    def add(self, subject: Hashable, job: Callable[[], Steps]) -> None:
+        """Have the job done, unless there is one for the subject."""
+        if not self.has(subject):
+            self._waiting[subject] = job
             if self._steps is None:
                 self._begin()
 
-    def drop(self, log: PartitionedLog) -> None:
-        """The log is going away."""
-        self._waiting.pop(log, None)
-        if self._current is log and self._steps is not None:
+    def drop(self, subject: Hashable) -> None:
+        """The subject is going away."""
+        self._waiting.pop(subject, None)
+        if self._current == subject and self._steps is not None:
             self._steps.close()
             self._end()
 
@@ -56,10 +74,10 @@ class Cleaner:
 
     def _begin(self) -> None:
         if self._waiting and not self._closed:
-            log = next(iter(self._waiting))
-            del self._waiting[log]
-            self._current, self._ready = log, None
-            self._steps = compaction.steps(log, self._disk, self._clock.wall_ms())
+            subject = next(iter(self._waiting))
+            job = self._waiting.pop(subject)
+            self._current, self._ready = subject, None
+            self._steps = job()
             self._clock.call_later(PAUSE_SECONDS, self._slice)
 
     def _end(self) -> None:
@@ -81,7 +99,7 @@ class Cleaner:
                 self._finished()
                 return
             except (OSError, HeadraceError) as error:
-                # The log stays due, so the next retention check asks for it again.
+                # What was to be done still is, so the next check asks for it again.
                 logger.warning("%r: compaction stopped, tried again later: %s", self._current, error)
                 self._end()
                 return

@@ -16,7 +16,7 @@ from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings import FOREVER_MS, LogSettings
-from headrace.storage import checkpoint, folder, recovery, retention
+from headrace.storage import checkpoint, compaction, folder, recovery, retention
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.checkpointing import CheckpointWriter
@@ -74,7 +74,7 @@ class PartitionedStore:
             discarded=self._discard_later,
             archived_offset=archived_offset,
         )
-        self._cleaner = Cleaner(disk, clock, self._checkpoints.soon)
+        self._cleaner = Cleaner(clock, self._checkpoints.soon)
         self._flushes: list[tuple[float, int, PartitionedLog]] = []
         self._flush_due: set[PartitionedLog] = set()
         self._rolls: list[tuple[int, int, PartitionedLog, int]] = []
@@ -269,7 +269,8 @@ class PartitionedStore:
             self.roll(checked)
         try:
             retention.apply(checked, now_ms, self.roll)
-            self._cleaner.consider(checked, now_ms)
+            if not self._cleaner.has(checked) and compaction.due(checked, now_ms):
+                self._cleaner.add(checked, lambda: compaction.steps(checked, self._disk, self._clock.wall_ms()))
         except CorruptBatch as error:
             log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
         except OSError as error:
