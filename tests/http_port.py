@@ -26,6 +26,7 @@ from headrace.ports.disk import Disk
 from headrace.ports.network import Address
 from headrace.settings import load, log_settings
 from headrace.sim.disk import SimDisk
+from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.log import TopicPartition
 from headrace.storage.store import PartitionedStore
 from headrace.system.clock import LoopClock
@@ -81,6 +82,7 @@ class HttpPort:
         self.store = PartitionedStore(self.disk, self.clock, str(self._folder))
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, BROKER)
+        self.key_indexes = KeyIndexes(self.store, self.disk, self.clock, str(self._folder))
         self.image = replace(self.image, brokers={BROKER: Broker(BROKER, {}, "", self.clock.wall_ms() - 90_061_000)})
         services = HttpServices(
             settings=self._settings,
@@ -90,6 +92,7 @@ class HttpPort:
             broker_id=BROKER,
             cluster_id="test-cluster",
             partitions=self.partitions,
+            key_indexes=self.key_indexes,
             image=lambda: self.image,
             ensure_topic=self._ensure_topic,
             group_lags=lambda: self.lags,
@@ -163,6 +166,7 @@ class HttpPort:
 
     def close(self) -> None:
         self.on_loop(self.server.close)
+        self.on_loop(self.key_indexes.close)
         self.on_loop(self.store.close)
         self.on_loop(self.disk.close)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -49,6 +49,8 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
 from headrace.settings import BrokerSettings, Value
+from headrace.storage.keys.builder import KeyIndexes
+from headrace.storage.keys.index import KeyLimits
 from headrace.storage.log import TopicPartition
 from headrace.storage.store import PartitionedStore
 from headrace.system import descriptors
@@ -132,6 +134,7 @@ class Node:
             configs=Configs(tasks, self.effective_settings),
             creation=creation,
             partitions=self.partitions,
+            key_indexes=self.key_indexes,
             groups=self.groups,
             producer_ids=ProducerIds(self.coordination, prefix),
             spawn=self.spawn,
@@ -185,6 +188,7 @@ class Node:
             broker_id=self._broker_id,
             cluster_id=self.cluster_id,
             partitions=self.partitions,
+            key_indexes=self.key_indexes,
             image=lambda: self.view.image,
             ensure_topic=self.services.creation.ensure,
             group_lags=lambda: self.groups.lags(self._end_offset),
@@ -224,6 +228,9 @@ class Node:
             self._broker_id, self.store, self.partitions, self._topic_defaults, self._serving, self._dropping
         )
         self.store.open(self.assignment.expected(self.view.image))
+        limits = KeyLimits(self.settings["key.index.entries"], self.settings["key.index.slots"])
+        self.key_indexes = KeyIndexes(self.store, self.disk, self.clock, self._folder, limits)
+        self._built.callback(self.key_indexes.close)
 
     def _serve_partitions(self) -> None:
         self.group_log = GroupLog(self.partitions)
@@ -275,6 +282,7 @@ class Node:
     def _tick(self) -> None:
         self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
         self.store.tick()
+        self.key_indexes.tick()
         self.assignment.retry()
         if self.http is not None:
             self.http.close_idle()

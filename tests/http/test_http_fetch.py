@@ -249,7 +249,7 @@ def test_a_batch_whose_inside_is_malformed_is_named_with_the_way_around_it(port:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("?offset=x", "offset: 'x' is not a whole number from 0 to 9223372036854775807, earliest or latest"),
+        ("?offset=x", "offset: 'x' is not a whole number from 0 to 9223372036854775807, earliest, latest or @"),
         ("?offset=-1", "is not a whole number"),
         ("?offset=99999999999999999999", "is not a whole number"),
         ("?count=0", "count: '0' is not a whole number from 1 to 10000"),

@@ -18,6 +18,7 @@ from headrace.metrics import Metrics
 from headrace.ports.network import Address
 from headrace.settings import load
 from headrace.sim.network import MemoryNetwork
+from headrace.storage.keys.builder import KeyIndexes
 from partitions.led import BROKER, Led
 from system.joined import Recorder
 
@@ -53,6 +54,7 @@ class Port:
             broker_id=BROKER,
             cluster_id="c",
             partitions=self.led.partitions,
+            key_indexes=KeyIndexes(self.led.store, self.led.disk, self.led.clock, "/data"),
             image=lambda: self._image,
             ensure_topic=self._ensure_topic,
             group_lags=lambda: (),

@@ -1,8 +1,9 @@
-"""`headrace query`: records of an archive by key, by partition and offset, or by time. Starts no Spark.
+"""`headrace query`: records by key, by partition and offset, or by time, in brokers or an archive. Starts no Spark.
 
-Finds what the broker has deleted, as long as it was archived. By key it needs no more than the key index and the row
-groups it names; what was archived after the last `headrace pipeline index` is searched, and a line on standard error
-says how much that was. Standard error also names matching dead letters, and says when an archive keeps no values.
+In the brokers a search by key needs a topic with a key index. An archive also has what the brokers have deleted, as
+long as it was archived. By key it needs no more than the key index and the row groups it names; what was archived after
+the last `headrace pipeline index` is searched, and a line on standard error says how much that was. Standard error also
+names matching dead letters, and says when an archive keeps no values.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from headrace.cli.formats import make_format
-from headrace.cli.options import BOOTSTRAP_VARIABLE
+from headrace.cli.formats import Format, make_format
+from headrace.cli.options import with_connect
 from headrace.cli.times import EXPECTED, parse_time_ms
+from headrace.client.cluster import Cluster
+from headrace.client.query import Wanted, find
 from headrace.errors import OperatorError
 
 if TYPE_CHECKING:
-    from headrace.arrow.archive import Wanted, Work
+    from headrace.arrow.archive import Work
 
 SHOWN: Final = "%p:%o %T %k %v"
 DEAD_SHOWN: Final = 5
@@ -35,8 +39,9 @@ DEAD_SHOWN: Final = 5
 @click.option("--offset", "ids", multiple=True, metavar="P:O", help="The record at offset O of partition P; repeat.")
 @click.option("--from", "from_time", metavar="TIME", help=f"Records from this time on: {EXPECTED}.")
 @click.option("--to", "to_time", metavar="TIME", help="Records before this time.")
-@click.option("--archive", "folder", type=click.Path(path_type=Path), metavar="DIR", help="The archive to look in.")
-@click.option("--bootstrap", envvar=BOOTSTRAP_VARIABLE, metavar="HOST:PORT,...", help="Not yet: see --archive.")
+@click.option(
+    "--archive", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Look in this archive, not in brokers."
+)
 @click.option(
     "--order", type=click.Choice(["newest", "offset"]), default="newest", show_default=True,
     help="By timestamp, newest first, or by partition and offset.",
@@ -44,6 +49,7 @@ DEAD_SHOWN: Final = 5
 @click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Stop after N records.  [default: all]")
 @click.option("--format", "format_name", default=SHOWN, show_default=True, help="As of `headrace consume`.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@with_connect
 def query(
     topic: str,
     key: str | None,
@@ -52,44 +58,53 @@ def query(
     from_time: str | None,
     to_time: str | None,
     folder: Path | None,
-    bootstrap: str | None,
+    connect: Callable[[], Cluster],
     order: str,
     limit: int | None,
     format_name: str,
     as_json: bool,
 ) -> None:
-    """Find records in an archive, also those that the broker has deleted.
+    """Find records in the brokers, or in an archive: there also those that the brokers have deleted.
 
     \b
-    headrace query --archive DIR --topic orders --key 4711
-    headrace query --archive DIR --topic orders --offset 3:1200 --json
+    headrace query --topic orders --key 4711
+    headrace query --topic orders --offset 3:1200 --json
     headrace query --archive DIR --topic orders --from '2h ago' --to '1h ago' --limit 10
     """
-    if folder is None:
-        where = (
-            f"a lookup by key in the broker {bootstrap} is not there yet" if bootstrap else "there is nothing to search"
-        )
-        raise click.UsageError(f"{where}; give --archive DIR, a folder that `headrace pipeline archive` has made")
     if key is None and hex_key is None and not ids and from_time is None and to_time is None:
         raise click.UsageError("give --key, --hex-key, --offset, --from or --to; --from @0 is everything")
     try:
         form = make_format("json" if as_json else format_name)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from None
+    wanted = Wanted(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
+    if folder is not None:
+        _in_archive(folder, wanted, form, order == "newest", limit)
+        return
+    with connect() as cluster:
+        count, began = 0, time.monotonic()
+        for partition, record in find(cluster, wanted, newest_first=order == "newest", limit=limit):
+            sys.stdout.buffer.write(form(topic, partition, record))
+            count += 1
+    sys.stdout.buffer.flush()
+    click.echo(f"{count} records, found in {(time.monotonic() - began) * 1000:.0f} ms", err=True)
+
+
+def _in_archive(folder: Path, asked: Wanted, form: Format, newest_first: bool, limit: int | None) -> None:
     try:
-        from headrace.arrow.archive import Archive, Wanted, Work
+        from headrace.arrow import archive as archives
     except ImportError:
         raise OperatorError("pyarrow and deltalake are not installed: pip install 'headrace[spark]'") from None
     began = time.monotonic()
-    wanted = Wanted(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
-    work, count, nulls = Work(), 0, 0
-    archive = Archive(folder)
-    for partition, record in itertools.islice(archive.find(wanted, order == "newest", work), limit):
-        sys.stdout.buffer.write(form(topic, partition, record))
+    wanted = archives.Wanted(asked.topic, asked.key, asked.ids, asked.from_ms, asked.to_ms)
+    work, count, nulls = archives.Work(), 0, 0
+    archive = archives.Archive(folder)
+    for partition, record in itertools.islice(archive.find(wanted, newest_first, work), limit):
+        sys.stdout.buffer.write(form(asked.topic, partition, record))
         count += 1
         nulls += record.value is None
     sys.stdout.buffer.flush()
-    click.echo(_told(count, wanted, work, time.monotonic() - began), err=True)
+    click.echo(_told(count, asked, work, time.monotonic() - began), err=True)
     if nulls and archive.drops_values():
         click.echo(
             f"headrace: {nulls} records have no value because the archive keeps none (--drop-value), not because none "

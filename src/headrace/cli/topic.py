@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
-from headrace.client import admin, offsets
+from headrace.client import admin, offsets, query
 from headrace.client.cluster import Cluster
 from headrace.client.topology import Topic
 
@@ -69,16 +69,21 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     """Show the partitions of topic NAME and the settings that are its own."""
     found = cluster.topic(name)
     rows = _partition_rows(cluster, found)
-    own = {
-        entry.name: entry.value for entry in admin.describe_configs(cluster, "topic", name) if entry.source == "topic"
-    }
+    configs = admin.describe_configs(cluster, "topic", name)
+    own = {entry.name: entry.value for entry in configs if entry.source == "topic"}
+    indexed = any(entry.name == "key.index" and entry.value == "true" for entry in configs)
+    if indexed:
+        positions = {position.partition: position.behind for position in query.index_positions(cluster, found)}
+        for row in rows:
+            row["key_index_behind"] = positions.get(row["partition"])
     if as_json:
         show_json({"topic": name, "topic_id": found.topic_id.hex(), "settings": own, "partitions": rows})
         return
     click.echo(f"topic {name}, {len(rows)} partitions, id {found.topic_id.hex()}")
     for setting, value in own.items():
         click.echo(f"  {setting} = {value}")
-    show_table(rows, ("partition", "leader", "epoch", "replicas", "in_sync", "start", "end"))
+    shown = ("partition", "leader", "epoch", "replicas", "in_sync", "start", "end")
+    show_table(rows, (*shown, "key_index_behind") if indexed else shown)
 
 
 def _partition_rows(cluster: Cluster, found: Topic) -> list[dict[str, Any]]:

@@ -98,8 +98,8 @@ class Connection:
     def version(self, api_key: int) -> int:
         """The highest version of an API that both sides speak."""
         if api_key not in self._versions:
-            raise Unsupported(f"the broker at {self.address} does not serve {apis.API[api_key].name}")
-        api = apis.API[api_key]
+            raise Unsupported(f"the broker at {self.address} does not serve {apis.KNOWN[api_key].name}")
+        api = apis.KNOWN[api_key]
         lowest, highest = self._versions[api_key]
         lowest = max(lowest, api.min_version, _LEAST.get(api_key, 0))
         highest = min(highest, api.max_version, _MOST.get(api_key, api.max_version))

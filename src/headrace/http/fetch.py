@@ -1,6 +1,7 @@
 """GET /topics/{topic}/partitions/{partition}/records: records from an offset on, up to a count.
 
-    offset     where to begin: a number, `earliest` (default) or `latest`
+    offset     where to begin: a number, `earliest` (default), `latest`, or `@` and a time in ms: the first record that
+               is not older
     count      most records in the answer (100); `max_bytes` bounds the bytes of their keys and values (1 MiB)
     wait_ms    how long to wait for the first record (0)
     format     `json` (default): records unpacked, text as text, other bytes as base64.
@@ -119,7 +120,7 @@ class Fetching:
             {
                 "topic": self._topic,
                 "partition": self._index,
-                "records": [_shown(record) for record in records],
+                "records": [shown_record(record) for record in records],
                 "next_offset": next_offset,
                 "high_watermark": partition.high_watermark,
                 "start_offset": partition.log.start_offset,
@@ -164,10 +165,14 @@ def _first_offset(partition: Partition, given: str) -> int:
         return partition.log.start_offset
     if given == "latest":
         return partition.high_watermark
+    if given.startswith("@"):
+        at_ms = whole_number("the time in query parameter offset", given[1:], 0, OFFSET_MAX)
+        found = partition.log.offset_for_time(at_ms)
+        return partition.high_watermark if found is None else min(found.offset, partition.high_watermark)
     try:
         return whole_number("query parameter offset", given, 0, OFFSET_MAX)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{error}, earliest or latest") from None
+        raise InvalidRequest(f"{error}, earliest, latest or @ and a time in ms") from None
 
 
 def _read(slices: Sequence[FileSlice]) -> bytes:
@@ -203,7 +208,7 @@ def _whole_batches(slices: Sequence[FileSlice], offset: int, max_records: int) -
     return whole, next_offset
 
 
-def _shown(record: Record) -> dict[str, Any]:
+def shown_record(record: Record) -> dict[str, Any]:
     shown: dict[str, Any] = {"offset": record.offset, "timestamp": record.timestamp_ms}
     shown |= _shown_bytes("key", record.key)
     shown |= _shown_bytes("value", record.value)

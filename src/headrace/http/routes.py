@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from headrace.errors import InvalidRequest
-from headrace.http import fetch, health, metrics, produce, status, topics
+from headrace.http import fetch, health, metrics, produce, query, status, topics
 from headrace.http.exchange import Handler
 from headrace.http.message import Request, Response, refusal
 
@@ -44,6 +44,7 @@ ROUTES: Final = (
     Route("GET", "/metrics", "http.metrics", metrics.exposition),
     Route("GET", "/topics", "http.topics", topics.list_topics),
     Route("GET", "/topics/{topic}", "http.topic", topics.describe_topic),
+    Route("GET", "/topics/{topic}/query", "http.query", query.handle, query.QUERY),
     Route("POST", "/topics/{topic}/records", "http.produce", produce.handle, produce.QUERY),
     Route("GET", "/topics/{topic}/partitions/{partition}/records", "http.fetch", fetch.handle, fetch.QUERY),
 )

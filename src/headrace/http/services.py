@@ -13,6 +13,7 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.settings import BrokerSettings
+from headrace.storage.keys.builder import KeyIndexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class HttpServices:
     broker_id: int
     cluster_id: str
     partitions: Partitions
+    key_indexes: KeyIndexes
     image: Callable[[], Image]
     """The newest image of the cluster's metadata."""
     ensure_topic: Callable[[str], Awaitable[object]]

@@ -104,6 +104,9 @@ def _topic_row(services: HttpServices, topic: Topic) -> Row:
     if logs:
         archived = sum(max(0, log.archived_offset() - log.start_offset) for log in logs)
         state += f", {archived:,} records archived, {_size(sum(log.held_bytes for log in logs))} held for the archive"
+    indexes = [services.key_indexes.get(partition.topic_partition) for partition in here]
+    if any(indexes):
+        state += f", key index {sum(keys.behind for keys in indexes if keys is not None):,} records behind"
     return topic.name, len(led), records, size, offsets, state
 
 

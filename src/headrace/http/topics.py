@@ -51,6 +51,14 @@ def _describe_partition(services: HttpServices, topic: Topic, state: PartitionSt
     partition = services.partitions.find(topic.name, state.index)
     if partition is not None:
         described |= _positions(partition)
+        keys = services.key_indexes.get(partition.topic_partition)
+        if keys is not None:
+            described["key_index"] = {
+                "next_offset": keys.next_offset,
+                "behind": keys.behind,
+                "size_bytes": keys.size_bytes,
+                "error": None if keys.error is None else str(keys.error),
+            }
     return described
 
 

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError, ProtocolError
 from headrace.kafka.request import Request, Slot
 from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
-from headrace.wire.api import API, API_VERSIONS, PRODUCE
+from headrace.wire.api import API, API_VERSIONS, KNOWN, PRODUCE
 from headrace.wire.codec import decode_request
 from headrace.wire.header import read_request_header
 from headrace.wire.message import Message
@@ -194,7 +194,7 @@ class Connection:
 
     def _any_frame(self, frame: memoryview, started: float) -> None:
         api_key, version, correlation_id, client_id, body = read_request_header(frame)
-        api = API.get(api_key)
+        api = KNOWN.get(api_key)
         if api is None:
             raise ProtocolError(f"API {api_key} is not served")
         slot = Slot(api.name, started)

@@ -22,6 +22,7 @@ from headrace.kafka.api import (
     heartbeat,
     init_producer_id,
     join_group,
+    key_query,
     leave_group,
     list_groups,
     list_offsets,
@@ -68,4 +69,5 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.OFFSET_DELETE: offset_delete.handle,
     api.DESCRIBE_CLUSTER: describe_cluster.handle,
     api.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.handle,
+    api.KEY_QUERY: key_query.handle,
 }

@@ -18,6 +18,7 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.settings import BrokerSettings
+from headrace.storage.keys.builder import KeyIndexes
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Services:
     configs: Configs
     creation: TopicCreation
     partitions: Partitions
+    key_indexes: KeyIndexes
     groups: GroupCoordinator
     producer_ids: ProducerIds
     spawn: Callable[[Coroutine[Any, Any, None]], None]

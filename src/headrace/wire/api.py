@@ -56,6 +56,7 @@ INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
+KEY_QUERY: Final = 20_000
 
 
 def _row(key: int, name: str, lowest: int, highest: int, flexible_from: int, advertised: int | None = None) -> Api:
@@ -94,3 +95,6 @@ _ROWS: Final = (
 )
 
 API: Final[dict[int, Api]] = {row.key: row for row in _ROWS}
+OWN: Final[dict[int, Api]] = {KEY_QUERY: _row(KEY_QUERY, "KeyQuery", 0, 0, 0)}
+"""Headrace's own, with keys far from Kafka's; only our own client is told of them (see `own_schema`)."""
+KNOWN: Final = {**API, **OWN}

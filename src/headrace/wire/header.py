@@ -17,7 +17,7 @@ import struct
 from typing import Final, NamedTuple
 
 from headrace.errors import ProtocolError
-from headrace.wire.api import API, API_VERSIONS, NEVER
+from headrace.wire.api import API_VERSIONS, KNOWN, NEVER
 from headrace.wire.varint import Refused, skip_tags
 
 _CONTROLLED_SHUTDOWN: Final = 7
@@ -35,7 +35,7 @@ _REQUEST_V1_BYTES: Final = 10
 _RESPONSE_V0_BYTES: Final = 4
 _RESPONSE_V1_BYTES: Final = 5
 
-FLEXIBLE_FROM: Final[dict[int, int]] = {api.key: api.flexible_from for api in API.values()}
+FLEXIBLE_FROM: Final[dict[int, int]] = {api.key: api.flexible_from for api in KNOWN.values()}
 RESPONSE_V1_FROM: Final[dict[int, int]] = {**FLEXIBLE_FROM, API_VERSIONS: NEVER}
 
 

@@ -28,6 +28,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.static.constants import EntityType
 
 from headrace.errors import Unsupported
+from headrace.wire.api import OWN
 
 Direction = Literal["request", "response"]
 
@@ -111,6 +112,8 @@ def api_name(api_key: int) -> str:
 @cache
 def api_versions_known(api_key: int) -> tuple[int, int]:
     """The lowest and highest version with a schema; no schema module is imported."""
+    if api_key in OWN:
+        return OWN[api_key].min_version, OWN[api_key].max_version
     if api_key not in api_key_map:
         raise Unsupported(f"API key {api_key} has no schema")
     versions = schema_name_map[api_key_map[api_key]]
@@ -125,6 +128,8 @@ def load(api_key: int, version: int, direction: Direction) -> Struct:
         raise Unsupported(
             f"{api_name(api_key)} version {version} has no schema: versions {lowest} to {highest} are known"
         )
+    if api_key in OWN:
+        return import_module("headrace.wire.own_schema").STRUCTS[api_key, version, direction]  # type: ignore[no-any-return]
     entity: Any = EntityType[direction]
     path = schema_name_map[api_key_map[api_key]][version][entity]
     module, _, name = path.partition(":")

@@ -1,24 +1,34 @@
 """ApiVersions, versions 0 to 4. 3: compact encoding, client's software name; 4: as 3.
 
+Headrace's own APIs are named to its own client only: others need not know what to make of them.
 A newer version than is known gets a version 0 answer with UNSUPPORTED_VERSION and what is served (KIP-511).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.errors import Code
 from headrace.kafka.request import Request
-from headrace.wire.api import API
+from headrace.wire.api import API, OWN, Api
 from headrace.wire.message import Message
 
-_SERVED = [
-    Message(api_key=api.key, min_version=api.advertised_min, max_version=api.max_version) for api in API.values()
-]
+OWN_CLIENT = "headrace"
+
+
+def _served(apis: Iterable[Api]) -> list[Message]:
+    return [Message(api_key=api.key, min_version=api.advertised_min, max_version=api.max_version) for api in apis]
+
+
+_SERVED = _served(API.values())
+_SERVED_OWN = _served((*API.values(), *OWN.values()))
 
 
 def handle(request: Request) -> Message:
     unsupported = "unsupported" in vars(request.body)
+    own = not unsupported and request.version >= 3 and request.body.client_software_name == OWN_CLIENT
     return Message(
         error_code=Code.UNSUPPORTED_VERSION if unsupported else Code.NONE,
-        api_keys=_SERVED,
+        api_keys=_SERVED_OWN if own else _SERVED,
         throttle_time_ms=0,
     )
