@@ -29,6 +29,7 @@ from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import OpenQueues
 from headrace.storage.shared.recovery import Expected, Opening, make_folder
+from headrace.storage.shared.replacing import Replacer
 from headrace.storage.shared.surroundings import Found, Surroundings
 from headrace.storage.shared.writing import FrameWriter
 
@@ -70,6 +71,7 @@ class SharedStore:
         self.commit = GroupCommit(disk, clock, sync_files_max)
         self._writer = FrameWriter(self.commit_log, self._logs.values)
         self._checkpoints = CheckpointWriter(disk, clock, data, self, checkpoint_ms)
+        self.replacer = Replacer(disk, self.commit_log, self._writer, self._failed)
         self._checkpoint_position = 0
         self._commit_files: Sequence[File] = ()
         self._around = Surroundings(
@@ -359,6 +361,7 @@ class SharedStore:
             return
         self.write_staged()
         self.commit.close()
+        self.replacer.close()
         for each in self._logs.values():
             self._stop_log(each)
         self._sync_now()
@@ -377,6 +380,7 @@ class SharedStore:
         self._closed = True
         self._checkpoints.close()
         self.commit.close()
+        self.replacer.close()
         self._let_go()
 
     def _let_go(self) -> None:

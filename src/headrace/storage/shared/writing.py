@@ -11,7 +11,7 @@ from headrace.ports.disk import Buffer
 from headrace.storage import refusal
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
-from headrace.storage.shared.frames import FRAME_BYTES
+from headrace.storage.shared.frames import FRAME_BYTES, Frame
 from headrace.storage.shared.log import SharedLog
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,16 @@ class FrameWriter:
         for each, payload in zip(logs, payloads, strict=True):
             each.wrote(number, byte + payload)
         return []
+
+    def write_frame(self, frame: Frame, payload: Buffer) -> int:
+        """One frame by itself; answers the byte where it begins."""
+        count = FRAME_BYTES + frame.size
+        if self._commit_log.is_full(count):
+            self._roll()
+        header = frames.pack(
+            frame.kind, frame.size, frame.topic_id, frame.partition, frame.first_offset, frame.next_offset
+        )
+        return self._commit_log.write([header, payload], count)
 
     def _roll(self) -> None:
         """The next file begins with what was synced and the bounds of all logs."""
