@@ -51,8 +51,8 @@ from headrace.ports.network import Address
 from headrace.settings import BrokerSettings, Value
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
+from headrace.storage.layouts import open_store
 from headrace.storage.log import TopicPartition
-from headrace.storage.store import PartitionedStore
 from headrace.system import descriptors
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
@@ -90,16 +90,19 @@ class Node:
         self.disk = SystemDisk(self._loop, sync_helper=settings["sync.helper"])
         self._descriptors = descriptors.allowed()
         built.callback(self.disk.close)
-        self.store = PartitionedStore(
+        self.store = open_store(
             self.disk,
             self.clock,
             self._folder,
+            settings["log.layout"],
             retention_check_ms=settings["retention.check.ms"],
             checkpoint_ms=settings["checkpoint.ms"],
             producer_expire_ms=settings["producer.expire.ms"],
             archived_offset=self._archived_offset,
             open_segments_max=self._descriptors.segments,
             sync_files_max=self._descriptors.sync_files,
+            commit_file_bytes=settings["commitlog.file.bytes"],
+            rewrite_share=settings["commitlog.rewrite.share"],
         )
         built.callback(self.store.close)
         self.coordination = EmbeddedCoordination(f"{self._folder}/coordination.sqlite", self.clock)
