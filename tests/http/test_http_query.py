@@ -12,8 +12,8 @@ from proving import proves
 START_MS = 1_750_000_000_000
 
 
-def produce(port: HttpPort, count: int = 30, partitions: int = 3, **overrides: object) -> None:
-    port.create("orders", partitions, key_index="true", **overrides)
+def produce(port: HttpPort, count: int = 30, partitions: int = 3) -> None:
+    port.create("orders", partitions, key_index="true")
     records = [
         {"key": f"k{n % 5}", "value": f"v{n}", "timestamp": START_MS + n * 1000, "partition": n % partitions}
         for n in range(count)
