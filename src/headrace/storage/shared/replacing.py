@@ -15,7 +15,8 @@ from headrace.storage.commit import concerns
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES, REPLACE, Frame
 from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP, Run
+from headrace.storage.shared.queue import Run
+from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP
 from headrace.storage.shared.scanning import read_batches
 from headrace.storage.shared.writing import FrameWriter
 
