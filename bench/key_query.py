@@ -130,11 +130,13 @@ def build(cluster: Cluster, pool: Pool, rounds: int) -> dict[str, Any]:
     }
 
 
-def ask(cluster: Cluster, pool: Pool, rounds: int, options: argparse.Namespace, *, exact: bool) -> dict[str, Any]:
+def ask(
+    cluster: Cluster, pool: Pool, rounds: int, options: argparse.Namespace, queries: int, *, exact: bool
+) -> dict[str, Any]:
     draw = random.Random(2)
     took: list[float] = []
     found_in_all = 0
-    for _ in range(options.queries):
+    for _ in range(queries):
         number = draw.randrange(options.keys)
         began = time.perf_counter()
         found = list(query.find(cluster, query.Wanted(KEYED, key(number))))
@@ -169,7 +171,7 @@ def ask_beside_appends(bootstrap: str, pool: Pool, rounds: int, options: argpars
     began = time.perf_counter()
     thread.start()
     with Cluster(bootstrap) as cluster:
-        figures = ask(cluster, pool, rounds, options, exact=False)
+        figures = ask(cluster, pool, rounds, options, max(100, options.queries // 10), exact=False)
         stop.set()
         thread.join()
     rate = appended * sum(pool.keys.values()) / (time.perf_counter() - began)
@@ -210,7 +212,7 @@ def main() -> None:
                 "size",
                 **{f"{name}_bytes_per_record": round(size / built["records"], 2) for name, size in sizes.items()},
             )
-            show("query", **ask(cluster, pool, rounds, options, exact=True))
+            show("query", **ask(cluster, pool, rounds, options, options.queries, exact=True))
         broker.stop()
         for path in folder.rglob("*.keys"):
             path.unlink()
@@ -218,7 +220,7 @@ def main() -> None:
         with Cluster(broker.bootstrap) as cluster:
             seconds = await_caught_up(cluster)
             show("rebuild", seconds=round(seconds, 2), records_per_s=round(built["records"] / seconds))
-            show("query after rebuild", **ask(cluster, pool, rounds, options, exact=True))
+            show("query after rebuild", **ask(cluster, pool, rounds, options, options.queries, exact=True))
         show("query beside appends", **ask_beside_appends(broker.bootstrap, pool, rounds, options))
     finally:
         broker.stop()

@@ -243,10 +243,13 @@ def filter_batch(
     found = decode(_payload(view, header, max_bytes), header)
     if len(keep) != header.record_count:
         raise ValueError(f"{len(keep)} choices for {header.record_count} records")
-    starts, payload = found.record_starts, memoryview(found.payload)
     kept = [nth for nth in range(header.record_count) if keep[nth]]
-    if not kept:
-        return None
+    return thin(header, found, kept) if kept else None
+
+
+def thin(header: BatchHeader, found: Columns, kept: Sequence[int]) -> bytearray:
+    """A batch that was decoded, with only the records at these places, which rise; see `filter_batch`."""
+    starts, payload = found.record_starts, memoryview(found.payload)
     max_ms = header.max_timestamp_ms if header.append_time else max(found.timestamps_ms[nth] for nth in kept)
     section = b"".join([payload[starts[nth] : starts[nth + 1]] for nth in kept])
     return assemble(header._replace(max_timestamp_ms=max_ms, record_count=len(kept)), section)

@@ -187,9 +187,7 @@ class Search:
     def _keep(self) -> None:
         """Take what was chosen of the batch at hand into the answer."""
         batch, self._batch = self._batch, None
-        if batch is not None and any(batch.chosen):
-            thinned = kernel.filter_batch(batch.view, bytes(batch.chosen))
-            assert thinned is not None
+        if batch is not None and (thinned := batch.thinned()) is not None:
             self.found.batches.append(thinned)
             self.found.size_bytes += len(thinned)
 
@@ -199,8 +197,7 @@ class _Batch:
 
     def __init__(self, header: BatchHeader, view: memoryview) -> None:
         self.header = header
-        self.view = view
-        self.chosen = bytearray(max(0, header.record_count))
+        self._chosen: list[int] = []
         self._columns: Columns | None = None
         if not header.is_control and header.record_count > 0:
             with contextlib.suppress(InvalidRecord):  # nobody can read such records, so nobody misses them
@@ -222,5 +219,11 @@ class _Batch:
             return False
         if not wanted.from_ms <= columns.timestamps_ms[nth] < wanted.to_ms:
             return False
-        self.chosen[nth] = 1
+        self._chosen.append(nth)
         return True
+
+    def thinned(self) -> bytearray | None:
+        """The batch with the chosen records alone, None if there are none."""
+        if self._columns is None or not self._chosen:
+            return None
+        return kernel.thin(self.header, self._columns, sorted(self._chosen))
