@@ -25,6 +25,7 @@ STOP_DEADLINE_S: Final = 60.0
 STDERR_SHOWN_BYTES: Final = 8000
 # The kernel kills such a child when the test process goes away.
 DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
+LAYOUT_VARIABLE: Final = "HEADRACE_LOG_LAYOUT"
 Found = TypeVar("Found")
 
 

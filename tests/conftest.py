@@ -2,6 +2,7 @@
 
 `--proven FILE` writes, per inventory id, the tests that passed, failed or were skipped (see tools/inventory.py).
 `--proof FILE` appends what long runs hand to the fixture `proof_report`, with commit, seed and command.
+`--layout shared` runs brokers on that layout of their data folders.
 `--apache-kafka DIR` runs the tests that need a broker against Apache Kafka's jars in DIR instead of Headrace,
 which shows that they expect what Kafka does.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers import Broker, Brokers
+from brokers import LAYOUT_VARIABLE, Broker, Brokers
 
 ROOT = Path(__file__).resolve().parent.parent
 proven: dict[str, dict[str, str]] = {}
@@ -31,12 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--proven", help="write what was proven to this JSON file")
     group.addoption("--proof", help="append the figures of long runs to this Markdown file")
     group.addoption("--seed", type=int, help="seed of the randomised tests; drawn and printed when not given")
+    group.addoption("--layout", choices=["partitioned", "shared"], help="layout of the brokers' data folders")
     group.addoption("--apache-kafka", metavar="DIR", help="test Apache Kafka from these jars instead of Headrace")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     seed: int | None = config.getoption("--seed")
     config.stash[SEED] = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    if layout := config.getoption("--layout"):
+        os.environ[LAYOUT_VARIABLE] = layout
     # kafka-python reads its schemas the old way; that is not ours to mend.
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
 

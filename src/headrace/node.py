@@ -51,6 +51,7 @@ from headrace.ports.network import Address
 from headrace.settings import BrokerSettings, Value
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
+from headrace.storage.folder import layout_of
 from headrace.storage.layouts import open_store
 from headrace.storage.log import TopicPartition
 from headrace.system import descriptors
@@ -105,6 +106,9 @@ class Node:
             rewrite_share=settings["commitlog.rewrite.share"],
         )
         built.callback(self.store.close)
+        # `auto` is settled now: whoever asks hears which layout it is.
+        settled = {**settings.values, "log.layout": layout_of(self.disk, self._folder)}
+        settings = self.settings = BrokerSettings(settled, settings.sources)
         self.coordination = EmbeddedCoordination(f"{self._folder}/coordination.sqlite", self.clock)
         built.push_async_callback(self.coordination.close)
         self.cluster_id = await settle_cluster_id(

@@ -11,7 +11,7 @@ import subprocess
 import termios
 from collections.abc import Callable
 
-from brokers import Broker
+from brokers import LAYOUT_VARIABLE, Broker
 from cli.conftest import COMMAND, Run, environment
 from proving import proves
 
@@ -84,6 +84,7 @@ def test_the_cluster_and_its_brokers_are_described(run: Run) -> None:
     described = json.loads(run("cluster", "describe", "--json").stdout)
     (broker,) = described["brokers"]
     assert broker["controller"] is True
+    assert broker["layout"] == os.environ.get(LAYOUT_VARIABLE, "partitioned")
     assert run("cluster", "describe").stdout.startswith(f"cluster {described['cluster_id']}\n")
     rows = json.loads(run("config", "describe", "broker", str(broker["broker"]), "--json").stdout)
     assert "node.id" in {row["setting"] for row in rows}

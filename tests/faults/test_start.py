@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def test_a_data_folder_in_use(fresh_broker: Callable[..., Broker]) -> None:
     line = refused("--data", str(broker.data), "--listen", "127.0.0.1:0")
     assert str(broker.data) in line
     assert str(broker.pid) in line
+
+
+@proves("R2")
+def test_a_folder_keeps_the_layout_it_was_given(fresh_broker: Callable[..., Broker]) -> None:
+    broker = fresh_broker(settings={"log.layout": "shared"})
+    broker.stop()
+    assert (broker.data / "@commitlog").is_dir()
+    line = refused("--data", str(broker.data), "--listen", "127.0.0.1:0", "--set", "log.layout=partitioned")
+    assert str(broker.data) in line
+    assert "headrace log convert --to partitioned" in line
+    broker.settings["log.layout"] = "auto"
+    broker.start()
+    with urllib.request.urlopen(broker.http, timeout=30) as page:
+        assert "<th>Layout</th><td>shared</td>" in page.read().decode()
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

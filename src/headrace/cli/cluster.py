@@ -33,6 +33,7 @@ def describe(cluster: Cluster, as_json: bool) -> None:
             "controller": broker.broker_id == described.controller_id,
             "leads": sum(part.leader_id == broker.broker_id for part in partitions),
             "replicas": sum(broker.broker_id in part.replicas for part in partitions),
+            "layout": _layout(cluster, broker.broker_id),
             "stored_bytes": stored.get(broker.broker_id, 0),
         }
         for broker in described.brokers
@@ -42,4 +43,10 @@ def describe(cluster: Cluster, as_json: bool) -> None:
         return
     click.echo(f"cluster {described.cluster_id}")
     shown = [{**row, "stored": format_bytes(stored.get(int(str(row["broker"])), 0))} for row in rows]
-    show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "stored"))
+    show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "layout", "stored"))
+
+
+def _layout(cluster: Cluster, broker_id: int) -> str | None:
+    """How the broker keeps its logs; brokers that are not Headrace do not say."""
+    settings = admin.describe_configs(cluster, "broker", str(broker_id))
+    return next((setting.value for setting in settings if setting.name == "log.layout"), None)

@@ -75,6 +75,7 @@ def _broker(services: HttpServices) -> str:
         ("Cluster", f"{escape(services.cluster_id)}, {len(image.brokers)} brokers"),
         ("Version", escape(__version__)),
         ("Uptime", uptime),
+        ("Layout", escape(str(services.settings["log.layout"]))),
         ("Partitions led here", f"{len(services.partitions):,}"),
         ("Connections", f"{metrics.connections_open:,} open, {metrics.paused_connections:,} held back"),
         ("Received, sent", f"{_size(metrics.bytes_in)}, {_size(metrics.bytes_out)}"),
