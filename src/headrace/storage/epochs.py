@@ -65,6 +65,10 @@ class EpochHistory:
             entries.append((epoch, offset))
             self._changed = True
 
+    def crc_below(self, offset: int) -> int:
+        """Of the epochs that began before the offset."""
+        return crc32c(b"".join(_encode(entry) for entry in self.entries if entry[1] < offset))
+
     def epoch_at(self, offset: int) -> int | None:
         entries = self.entries
         at = bisect_right(entries, offset, key=_start)

@@ -302,6 +302,7 @@ class SharedLog:
         with refusal.reading(self.topic_partition):
             end = self.queue.cut(offset)
         self.start_offset = min(self.start_offset, end)
+        self.queue.drop_before(self.start_offset)
         self._cut_to(end)
 
     def restart_at(self, offset: int) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
 from headrace.storage import folder, producers
-from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import Stray
 from headrace.storage.log import TopicPartition
@@ -129,8 +128,9 @@ class Opening:
 
     def _load(self, state: State, path: str, point: LogPoint) -> bool:
         queue = state.queue
-        if point.end_offset and not self._disk.exists(f"{path}/{EPOCHS_FILE}"):
-            log.warning("%s: its leader epochs are missing: built from the commit log", path)
+        state.history = EpochHistory(self._disk, path)
+        if state.history.crc_below(point.end_offset) != point.epochs_crc:
+            log.warning("%s: its leader epochs are missing or not those of its queue: built from the commit log", path)
             return False
         if not queue.load(point.queue_first, point.queue_count, point.queue_crc):
             log.warning("%s: its queue is missing or damaged: built from the commit log", path)
@@ -140,6 +140,7 @@ class Opening:
         state.start_offset, state.known = point.start_offset, True
         state.from_position = self._checkpoint.position
         state.lowest_end = state.checked_from = point.end_offset
+        state.last_epoch = state.history.epoch_at(point.end_offset - 1) or -1
         return True
 
     def _begin_anew(self, where: TopicPartition, state: State) -> None:
@@ -150,6 +151,7 @@ class Opening:
         state.start_offset, state.lowest_end, state.checked_from = 0, 1 << 62, 0
         state.epochs, state.last_epoch, state.seen = {}, -1, -1
         state.missing = []
+        state.rebuilt, state.history = True, None
         self._rebuilt.add(where)
 
     def _begin_anew_without_files(self) -> dict[TopicPartition, State]:
@@ -165,12 +167,6 @@ class Opening:
 
     def _replay(self) -> None:
         commit_log, position = self._around.commit_log, self._checkpoint.position
-        for where, state in self._states.items():
-            if where not in self._rebuilt and state.known:
-                history = EpochHistory(self._disk, state.queue.folder)
-                state.last_epoch = max(
-                    (epoch for epoch, offset in history.entries if offset < state.queue.end_offset), default=-1
-                )
         replay = Replay(commit_log, self._by_key(self._states), position)
         replay.run(0 if self._rebuilt else position)
         missing = self._begin_anew_without_files()
@@ -189,7 +185,7 @@ class Opening:
         topic_id, settings = self._expected[where]
         path, queue = state.queue.folder, state.queue
         point = self._checkpoint.logs.get(where)
-        found = Found(queue, state.start_offset, snapshots=self._snapshots(path, state))
+        found = Found(queue, state.start_offset, epochs=state.history, snapshots=self._snapshots(path, state))
         if point is not None and point.topic_id == topic_id.hex():
             found.cleanings = [(min(cleaned_to, queue.end_offset), at_ms) for cleaned_to, at_ms in point.cleanings]
             if queue.end_offset < point.end_offset and not state.touched:
@@ -206,18 +202,13 @@ class Opening:
         return opened
 
     def _epochs(self, path: str, state: State) -> EpochHistory:
-        """What the file says, as far as it still holds, and what the commit log does."""
-        history = EpochHistory(self._disk, path)
-        kept: list[tuple[int, int]] = []
+        """What the file says, as far as it still holds, and what the commit log does. For a partition that is built anew
+        the commit log alone counts: the file may tell of what was truncated."""
+        history = state.history or EpochHistory(self._disk, path)
         before = min(state.lowest_end, state.queue.end_offset)
-        found = dict(state.epochs)
-        for epoch, offset in history.entries:
-            if offset < before:
-                found[epoch] = min(offset, found.get(epoch, offset))
-        for epoch, offset in sorted(found.items(), reverse=True):
-            if not kept or offset <= kept[-1][1]:
-                kept.append((epoch, offset))
-        kept.reverse()
+        kept = [] if state.rebuilt else [entry for entry in history.entries if entry[1] < before]
+        known = kept[-1][0] if kept else -1
+        kept += [(epoch, offset) for epoch, offset in sorted(state.epochs.items()) if epoch > known]
         same = 0
         while same < min(len(kept), len(history.entries)) and kept[same] == history.entries[same]:
             same += 1

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import TopicPartition
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
@@ -39,6 +40,9 @@ class State:
     known: bool = False
     """Whether anything was heard of the partition."""
     touched: bool = False
+    rebuilt: bool = False
+    """Whether nothing but the commit log counts."""
+    history: EpochHistory | None = None
     epochs: dict[int, int] = field(default_factory=dict)
     """First offset of every epoch that was seen."""
     last_epoch: int = -1

@@ -334,6 +334,7 @@ class SharedStore:
                 each.written_offset,
                 queue.size_bytes,
                 *queue.active_point(),
+                each.epochs.crc_below(each.written_offset),
                 list(queue.live.items()),
                 each.cleanings,
             )
