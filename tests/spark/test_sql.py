@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,14 +16,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from brokers import DIES_WITH_PARENT, Broker
+from headrace.cli.main import main
 from headrace.cli.sql import show_rows
 from headrace.errors import HeadraceError, OperatorError
+from headrace.spark.pipelines import archive
 from headrace.spark.statements import split, substitute
 from headrace.spark.views import TopicView, Views, words
 from json_topics import create, fill, new_name
 from proving import proves
 
-COMMAND_DEADLINE_S = 150
+COMMAND_DEADLINE_S = 300
 SMALL = ("--master", "local[1]", "--spark-conf", "spark.driver.memory=512m")
 
 
@@ -207,6 +210,24 @@ def test_results_as_table_json_and_csv(spark: SparkSession, capsys: pytest.Captu
     assert "--limit 0" in shown.err
 
 
+@proves("S10")
+def test_a_plan_is_shown_instead_of_rows(
+    spark: SparkSession, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = new_name("planned")
+    create(broker.bootstrap, topic)
+    fill(broker.bootstrap, topic, [{"n": 4711}])
+    monkeypatch.setattr("headrace.cli.sql.spark_session", lambda *_: contextlib.nullcontext(spark))
+    monkeypatch.setattr("headrace.cli.sql.silence", lambda _: None)
+    told = ["sql", "--explain", f"select sum(n) from {topic}", "--bootstrap", broker.bootstrap]
+    assert main(told) == 0
+    out = capsys.readouterr().out
+    assert "== Physical Plan ==" in out
+    assert "headrace" in out
+    assert "4711" not in out
+    spark.catalog.dropTempView(topic)
+
+
 def test_statements_end_at_semicolons_that_are_no_part_of_strings_names_or_comments() -> None:
     text = "select ';' -- a;b\n;\n ; select `a;``b`, \"x;\" /* ; */ from stream t, STREAM(`u-v`) ;-- end"
     first, second = split(text)
@@ -220,21 +241,34 @@ def test_statements_end_at_semicolons_that_are_no_part_of_strings_names_or_comme
 
 
 @proves("S10")
-def test_the_command_answers_lines_for_scripts_and_one_message_for_people(broker: Broker, tmp_path: Path) -> None:
-    topic = new_name("cli") + "-dashed"
+def test_the_command_answers_lines_for_scripts_and_one_message_for_people(
+    spark: SparkSession, broker: Broker, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From a topic, and from an archive that keeps columns instead of values."""
+    topic, folder = new_name("cli") + "-dashed", tmp_path_factory.mktemp("archive")
     create(broker.bootstrap, topic)
-    fill(broker.bootstrap, topic, [{"n": 1}, {"n": 2}])
+    fill(broker.bootstrap, topic, [{"n": 1}, {"n": 2, "_key": 7}, b"no JSON"])
+    schema = {"decode": "json", "schema": "n bigint, _key int", "drop_value": True}
+    archive.run(spark, archive.Options(folder, broker.bootstrap, (topic,), group=topic, **schema))  # type: ignore[arg-type]
     query = tmp_path / "q.sql"
     query.write_text(
-        f"create temporary view twice as select 2 * n as n from `{topic}`;\nselect sum(n) as s from twice; boo"
+        f"create temporary view twice as select 2 * n as n from `{topic}`;\nselect sum(n) as s from twice;\n"
+        f"select n, __key, _offset, _value from archive.`{topic}` order by n;\n"
+        f"select topic, reason, _offset, _value from archive.dead_letters; boo"
     )
+    command = ["sql", "--json", "--archive", str(folder), "--file", str(query)]
     done = subprocess.run(
-        [*DIES_WITH_PARENT, sys.executable, "-m", "headrace.cli.main", "sql", "--json", "--file", str(query), *SMALL],
+        [*DIES_WITH_PARENT, sys.executable, "-m", "headrace.cli.main", *command, *SMALL],
         env={**os.environ, "HEADRACE_BOOTSTRAP": broker.bootstrap},
         cwd=tmp_path, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert json.loads(done.stdout) == {"s": 6}
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"s": 6},
+        {"n": 1, "__key": None, "_offset": 0, "_value": None},
+        {"n": 2, "__key": 7, "_offset": 1, "_value": None},
+        {"topic": topic, "reason": "the value is not JSON", "_offset": 2, "_value": "no JSON"},
+    ], done.stderr
     assert done.stderr.startswith("headrace: [PARSE_SYNTAX_ERROR]")
     assert "at org.apache" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.sql"]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TABLE_ROWS: Final = 1000
 CELL_WIDTH: Final = 60
+DEAD_LETTERS: Final = "dead_letters"
 
 
 @click.command()
@@ -39,7 +40,7 @@ CELL_WIDTH: Final = 60
 @click.option("--limit", type=click.IntRange(0), help="Rows to show; 0 is all, as for --json and --csv.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
 @click.option("--explain", is_flag=True, help="Show Spark's plan instead of the result.")
-@click.option("--archive", metavar="DIR", help="Also the topics of this archive, as archive.TOPIC.")
+@click.option("--archive", metavar="DIR", help="Also this archive, as archive.TOPIC and archive.dead_letters.")
 @spark_options
 @bootstrap_option
 def sql(
@@ -194,13 +195,18 @@ def _tell(text: str) -> None:
 
 
 def _archived(spark: SparkSession, folder: str) -> Archived:
+    """The topics of an archive; its dead letters become a view of their own."""
     from pyspark.sql import functions as F
 
     from headrace.spark import delta
+    from headrace.spark.views import columns_of
 
-    records = Path(folder) / "records"
+    records, dead = Path(folder) / "records", Path(folder) / DEAD_LETTERS
     if not records.is_dir():
         raise OperatorError(f"{folder} is not an archive: it has no folder records")
+    if delta.exists(dead) and not (records / f"topic={DEAD_LETTERS}").exists():
+        view = columns_of(delta.read(spark, dead), None, ("topic", "reason", "archived_at"))
+        view.createOrReplaceGlobalTempView(DEAD_LETTERS)
     rows = delta.read(spark, records) if delta.exists(records) else spark.read.parquet(str(records))
 
     def of_topic(topic: str) -> DataFrame | None:

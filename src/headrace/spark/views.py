@@ -19,8 +19,8 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Final
@@ -35,6 +35,8 @@ from headrace.client.offsets import EARLIEST, LATEST, list_offsets
 from headrace.client.topology import Topic
 from headrace.errors import OffsetOutOfRange, OperatorError
 from headrace.records.arrow import Decoder
+from headrace.spark import formats
+from headrace.spark.archive_tables import RECORDS_SCHEMA
 from headrace.spark.source import HeadraceSource
 from headrace.spark.statements import Statement
 
@@ -77,9 +79,7 @@ class Views:
         archived: Archived | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        # Known by class, the source needs no search through the path for its name. It may have been found already.
-        with suppress(AnalysisException):
-            spark.dataSource.register(HeadraceSource)
+        formats.register(spark, HeadraceSource)
         self.spark = spark
         self.bootstrap = bootstrap
         self.declared = dict(declared or {})
@@ -153,7 +153,10 @@ class Views:
             rows = self._archived(parts[1])
             if rows is None:
                 raise OperatorError(f"the archive has no topic {parts[1]!r}")
-            columns_of(rows, self._schema_of_rows(rows, parts[1])).createOrReplaceGlobalTempView(_quote(parts[1]))
+            # An archive without values has columns that were decoded from them.
+            decoded = [name for name in rows.columns if name not in RECORDS_SCHEMA.names]
+            view = columns_of(rows, self._schema_of_rows(rows, parts[1]), decoded)
+            view.createOrReplaceGlobalTempView(_quote(parts[1]))
             self._made_of_archive.append(parts[1])
             return
         name = parts[0] if len(parts) == 1 else self._unquoted(parts)
@@ -213,8 +216,8 @@ class Views:
         return infer(self.spark, [bytes(row[0]) for row in taken])
 
 
-def columns_of(rows: DataFrame, schema: StructType | None) -> DataFrame:
-    """The columns of a view, from rows with those of the source."""
+def columns_of(rows: DataFrame, schema: StructType | None, decoded: Sequence[str] = ()) -> DataFrame:
+    """The columns of a view, from rows with those of the source; without a schema those that are `decoded` already."""
     headers = F.transform("headers", lambda each: F.struct(each["key"], each["value"].cast("string").alias("value")))
     record = [
         F.col("key").cast("string").alias("_key"),
@@ -225,16 +228,17 @@ def columns_of(rows: DataFrame, schema: StructType | None) -> DataFrame:
         F.col("value").cast("string").alias("_value"),
     ]
     if schema is None or not schema.fields:
-        return rows.select(*record)
+        return rows.select(*(F.col(_quote(name)).alias(_field(name)) for name in decoded), *record)
     # Of names that differ only in case, which SQL does not tell apart, the last stays; samples sort small letters last.
     distinct = {each.name.lower(): each for each in schema.fields}
     fields = [each for each in schema.fields if distinct[each.name.lower()] is each]
     parsed = F.from_json(F.col("value").cast("string"), StructType(fields)).alias("json")
-    named = [
-        F.col("json").getField(each.name).alias(f"_{each.name}" if each.name.lower() in RECORD_COLUMNS else each.name)
-        for each in fields
-    ]
+    named = [F.col("json").getField(each.name).alias(_field(each.name)) for each in fields]
     return rows.select(parsed, *record).select(*named, *RECORD_COLUMNS)
+
+
+def _field(name: str) -> str:
+    return f"_{name}" if name.lower() in RECORD_COLUMNS else name
 
 
 def sample(cluster: Cluster, topic: str, records: int) -> list[bytes]:
