@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +236,36 @@ def test_a_second_archive_does_not_speak_for_the_first(
     assert archive.run(spark, own).facts["records"] == 0
     assert committed(broker.bootstrap, own.group)[topic, 0] == 120
     assert committed(broker.bootstrap)[topic, 0] == 20
+
+
+@proves("S4")
+def test_ctrl_c_ends_an_archive_with_the_batch_that_runs(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """To the user who waits for all of it that is a failure, to the one who follows it is the end."""
+    produce(broker.bootstrap, topic, values(3000), partitions=3)
+    small = {"max_offsets_per_trigger": 150, "trigger_s": 0.1}
+
+    def version() -> int:
+        there = DeltaTable.is_deltatable(str(tmp_path / "a" / "records"))
+        return DeltaTable(str(tmp_path / "a" / "records")).version() if there else 0
+
+    def press_ctrl_c(after: int) -> None:
+        wait_for("a batch", lambda: version() > after, 300)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    held = 0
+    for follow in (False, True):
+        presser = threading.Thread(target=press_ctrl_c, args=(version(),))
+        presser.start()
+        summary = archive.run(spark, options(broker, tmp_path / "a", topic, follow=follow, **small))
+        presser.join()
+        assert summary.ok == follow
+        held += summary.facts["records"]
+        assert len(records_table(tmp_path / "a")) == held < 3000
+        assert sum(at for place, at in committed(broker.bootstrap).items() if place[0] == topic) <= held
+    assert archive.run(spark, options(broker, tmp_path / "a", topic)).facts["records"] == 3000 - held
+    assert archive_rows(records_table(tmp_path / "a")) == topic_rows(broker.bootstrap, topic)
 
 
 @proves("S4")

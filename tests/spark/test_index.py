@@ -24,6 +24,7 @@ from headrace.client.offsets import EARLIEST, list_offsets
 from headrace.spark.pipelines import archive, compact, index
 from headrace.spark.pipelines.index import Generation
 from headrace.spark.pipelines.summary import Progress
+from json_topics import fill, new_name
 from proving import proves
 from spark.archives import produce, values
 
@@ -161,6 +162,32 @@ def test_finds_what_the_broker_has_deleted(
     assert work.files_not_indexed == 1
     assert main(["query", "--archive", str(tmp_path), "--topic", topic, "--key", "key 7", "--format", "%o"]) == 0
     assert "6" in capfd.readouterr().out.split()
+
+
+@proves("S7", "S4")
+def test_columns_and_dead_letters_are_no_hindrance(
+    tmp_path: Path, spark: SparkSession, build: Build, broker: Broker
+) -> None:
+    """Records are found by their key as they came, merged or not; what did not decode is in a table of its own."""
+    topic = create_topic(broker, new_name("decoded"), retention_ms=-1)
+    options = archive.Options(
+        tmp_path, broker.bootstrap, (topic,), decode="json", schema="n int, name string", group=topic
+    )
+    for first in (0, 20):
+        sent = [{"n": n, "name": "even" if n % 2 == 0 else n} if n % 5 else b"bad" for n in range(first, first + 20)]
+        fill(broker.bootstrap, topic, sent, key="name")
+        archive.run(spark, options)
+    assert build(tmp_path)["records_indexed"] == 32
+    before = found(tmp_path, Wanted(topic, b"even"))
+    assert [row.offset for row in before] == [n for n in range(40) if n % 2 == 0 and n % 5]
+    assert compact.run(spark, compact.Options(tmp_path), Progress()).facts["files_merged"] == 2
+    work = Work()
+    assert found(tmp_path, Wanted(topic, b"even"), work) == before
+    assert work.files_not_indexed == 0
+    kept = DeltaTable(str(tmp_path / "records")).to_pyarrow_table(columns=["offset", "n", "name"]).sort_by("offset")
+    assert kept["n"].to_pylist() == kept["offset"].to_pylist() == [n for n in range(40) if n % 5]
+    dead = DeltaTable(str(tmp_path / "dead_letters")).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()
+    assert sorted(dead) == list(range(0, 40, 5))
 
 
 def first_offset(bootstrap: str, topic: str) -> int:
