@@ -87,11 +87,24 @@ class Ledger:
         """One acknowledged batch: its records have offsets from `base_offset` on."""
         rows = len(sequences)
         offsets = pa.nulls(rows, pa.int64()) if base_offset is None else counting_from(base_offset, rows)
+        self.add_rows(topic, pa.repeat(pa.scalar(partition, pa.int32()), rows), offsets, sequences, timestamps, digests)
+
+    def add_rows(
+        self,
+        topic: str,
+        partitions: pa.Array,
+        offsets: pa.Array,
+        sequences: pa.Array,
+        timestamps: pa.Array,
+        digests: pa.Array,
+    ) -> None:
+        """Acknowledged records, each with its own place."""
+        rows = len(sequences)
         columns = [
             pa.repeat(self.producer, rows),
             sequences,
             pa.repeat(topic, rows),
-            pa.repeat(pa.scalar(partition, pa.int32()), rows),
+            partitions,
             offsets,
             timestamps.cast(TIMESTAMP_TYPE),
             digests,

@@ -1,7 +1,6 @@
 """Sending made-up traffic: one producer with its pace, its ledger and its trace. Rows stay in columns throughout.
 
-Batches carry a producer id and sequence numbers, so that a batch sent twice is kept once, and in its order. A round is
-sent and acknowledged before the next one leaves.
+A round is sent and acknowledged before the next one leaves. All its records have the latency of the round.
 """
 
 from __future__ import annotations
@@ -17,23 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.arrow import traces
-from headrace.arrow.ledger import Ledger
+from headrace.arrow.ledger import Ledger, counting_from
 from headrace.arrow.rolling import RollingFiles
 from headrace.arrow.traffic import Traffic
-from headrace.client.cluster import Cluster
-from headrace.client.produce import ACKS_ALL, Outgoing, Produced, ProducerId, init_producer_id, produce
-from headrace.errors import HeadraceError
-from headrace.records.arrow import TIMESTAMP_TYPE, build, digests
-from headrace.records.codecs import Codec
+from headrace.arrow.write import WriteFailed, Writer
+from headrace.records.arrow import TIMESTAMP_TYPE, digests
 
 ROUND_BYTES: Final = 4 << 20
-BATCH_BYTES: Final = 512 << 10
-BATCH_ROWS: Final = 10_000
 FIRST_ROWS: Final = 200
 PACED_ROUNDS_PER_S: Final = 100
 FAILURES_KEPT: Final = 5
-
-_SEQUENCE_MASK: Final = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,43 +45,43 @@ class Tally:
     failed: int = 0
     bytes: int = 0
     latencies_us: list[int] = field(default_factory=list)
-    """One per acknowledged batch, beside `batch_records`."""
-    batch_records: list[int] = field(default_factory=list)
+    """One per round, beside `round_records`."""
+    round_records: list[int] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    partition: int
-    sequences: Any
+class _Sent:
+    """A round and its answers, row by row; `offsets` are null where there was none."""
+
     rows: pa.RecordBatch
-    bytes: int
+    sizes: pa.Array
+    offsets: pa.Array
+    failure: WriteFailed | None
+    sent_us: int
+    done_us: int
 
 
 class LoadProducer:
-    """Sends to one topic, until it has sent its amount or is stopped."""
+    """Sends through a writer, until it has sent its amount or is stopped."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        writer: Writer,
         topic: str,
         traffic: Traffic,
         *,
         name: str,
-        codec: int = Codec.NONE,
         ledger: Ledger | None = None,
         trace: RollingFiles | None = None,
     ) -> None:
         self.tally = Tally()
-        self._cluster = cluster
+        self._writer = writer
         self._topic = topic
         self._traffic = traffic
         self._name = name
-        self._codec = codec
         self._ledger = ledger
         self._trace = trace
-        self._identity: ProducerId | None = None
-        self._sequences: dict[int, int] = {}
         self._sent = 0
         self._row_bytes = 0.0
 
@@ -117,83 +109,64 @@ class LoadProducer:
 
     def _round(self, count: int, from_s: float, to_s: float, due_s: float | None) -> None:
         chunk = self._traffic.chunk(count, int(from_s * 1e6), int(to_s * 1e6))
-        batches = self._batches(chunk.rows, chunk.partitions)
+        rows = chunk.rows.append_column("partition", pa.array(chunk.partitions, pa.int32()))
+        sizes = _sizes(rows)
+        self._row_bytes = max(1.0, pc.mean(sizes).as_py())
+        sequences = counting_from(self._sent, count)
         self._sent += count
-        outgoing = [Outgoing(self._topic, batch.partition, self._packed(batch, int(to_s * 1000))) for batch in batches]
         sent_us = int((time.time() if due_s is None else due_s) * 1e6)
-        results = produce(self._cluster, outgoing, acks=ACKS_ALL)
-        done_us = int(time.time() * 1e6)
-        for batch, result in zip(batches, results, strict=True):
-            self._note(batch, result, done_us - sent_us)
+        pending = self._writer.submit(rows)
+        content = None if self._ledger is None else digests(rows)
+        failure: WriteFailed | None = None
+        try:
+            written = pending.result()
+        except WriteFailed as error:
+            written, failure = error.written, error
+        sent = _Sent(rows, sizes, written["offset"], failure, sent_us, int(time.time() * 1e6))
+        self._count(sent)
+        if self._ledger is not None:
+            claims = [rows["partition"], sent.offsets, sequences, rows["timestamp"], content]
+            if failure is not None:
+                claims = [each.filter(pc.is_valid(sent.offsets)) for each in claims]
+            self._ledger.add_rows(self._topic, *claims)
         if self._trace is not None:
-            self._trace.add(self._traced(batches, results, sent_us, done_us))
+            self._trace.add(self._traced(sent))
 
-    def _batches(self, rows: pa.RecordBatch, partitions: Any) -> list[_Batch]:
-        """The rows by partition, cut to size; within a partition they stay in their order."""
-        order = np.argsort(partitions, kind="stable")
-        sorted_rows, sequences = rows.take(pa.array(order)), pa.array(order + self._sent)
-        numbers, starts = np.unique(partitions[order], return_index=True)
-        sizes = pc.binary_length(sorted_rows["value"]).to_numpy(zero_copy_only=False).astype(np.int64)
-        if "key" in rows.schema.names:
-            sizes = sizes + pc.binary_length(sorted_rows["key"]).to_numpy(zero_copy_only=False)
-        self._row_bytes = max(1.0, float(sizes.mean()))
-        step = min(BATCH_ROWS, max(1, int(BATCH_BYTES / self._row_bytes)))
-        found = []
-        for number, start, end in zip(numbers, starts, [*starts[1:], len(order)], strict=True):
-            for at in range(start, end, step):
-                stop = min(at + step, end)
-                some, kept = sequences.slice(at, stop - at), sorted_rows.slice(at, stop - at)
-                found.append(_Batch(int(number), some, kept, int(sizes[at:stop].sum())))
-        return found
+    def _count(self, sent: _Sent) -> None:
+        acknowledged = len(sent.offsets) - sent.offsets.null_count
+        self.tally.failed += sent.offsets.null_count
+        if sent.failure is not None and len(self.tally.failures) < FAILURES_KEPT:
+            self.tally.failures.append(str(sent.failure))
+        if acknowledged:
+            self.tally.acknowledged += acknowledged
+            self.tally.bytes += pc.sum(sent.sizes.filter(pc.is_valid(sent.offsets))).as_py()
+            self.tally.latencies_us.append(sent.done_us - sent.sent_us)
+            self.tally.round_records.append(acknowledged)
 
-    def _packed(self, batch: _Batch, now_ms: int) -> bytearray:
-        if self._identity is None:
-            self._identity = init_producer_id(self._cluster)
-        sequence = self._sequences.get(batch.partition, 0)
-        self._sequences[batch.partition] = sequence + len(batch.rows) & _SEQUENCE_MASK
-        return build(
-            batch.rows,
-            self._codec,
-            now_ms=now_ms,
-            producer_id=self._identity.producer_id,
-            producer_epoch=self._identity.producer_epoch,
-            base_sequence=sequence,
+    def _traced(self, sent: _Sent) -> pa.RecordBatch:
+        """A row for each partition, and one more where some of its records failed."""
+        columns = {"partition": sent.rows["partition"], "bytes": sent.sizes, "failed": pc.is_null(sent.offsets)}
+        parts = pa.table(columns).group_by(["partition", "failed"]).aggregate([("bytes", "count"), ("bytes", "sum")])
+        count, why = len(parts), pa.scalar(str(sent.failure), pa.string())
+        return pa.RecordBatch.from_pydict(
+            {
+                "producer": pa.repeat(self._name, count),
+                "topic": pa.repeat(self._topic, count),
+                "partition": parts["partition"].combine_chunks(),
+                "sent_at": pa.repeat(pa.scalar(sent.sent_us, pa.int64()), count).cast(TIMESTAMP_TYPE),
+                "acknowledged_at": pa.repeat(pa.scalar(sent.done_us, pa.int64()), count).cast(TIMESTAMP_TYPE),
+                "records": parts["bytes_count"].combine_chunks(),
+                "bytes": parts["bytes_sum"].combine_chunks(),
+                "error": pc.if_else(parts["failed"].combine_chunks(), why, pa.scalar(None, pa.string())),
+            },
+            schema=traces.SCHEMA,
         )
 
-    def _note(self, batch: _Batch, result: Produced | HeadraceError, latency_us: int) -> None:
-        count = len(batch.rows)
-        if isinstance(result, HeadraceError):
-            self.tally.failed += count
-            if len(self.tally.failures) < FAILURES_KEPT:
-                self.tally.failures.append(str(result))
-            # The batch leaves a gap in its sequence: go on under a new identity.
-            self._identity = None
-            self._sequences.clear()
-            return
-        if self._ledger is not None:
-            offset = None if result.base_offset < 0 else result.base_offset
-            timestamps = batch.rows["timestamp"]
-            self._ledger.add(self._topic, batch.partition, offset, batch.sequences, timestamps, digests(batch.rows))
-        self.tally.acknowledged += count
-        self.tally.bytes += batch.bytes
-        self.tally.latencies_us.append(latency_us)
-        self.tally.batch_records.append(count)
 
-    def _traced(
-        self, batches: list[_Batch], results: list[Produced | HeadraceError], sent_us: int, done_us: int
-    ) -> pa.RecordBatch:
-        count = len(batches)
-        columns = [
-            pa.repeat(self._name, count),
-            pa.repeat(self._topic, count),
-            pa.array([batch.partition for batch in batches], pa.int32()),
-            pa.repeat(pa.scalar(sent_us, pa.int64()), count).cast(TIMESTAMP_TYPE),
-            pa.repeat(pa.scalar(done_us, pa.int64()), count).cast(TIMESTAMP_TYPE),
-            pa.array([len(batch.rows) for batch in batches], pa.int64()),
-            pa.array([batch.bytes for batch in batches], pa.int64()),
-            pa.array([str(each) if isinstance(each, HeadraceError) else None for each in results], pa.string()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=traces.SCHEMA)
+def _sizes(rows: pa.RecordBatch) -> Any:
+    """Of keys and values."""
+    sizes = pc.binary_length(rows["value"]).cast(pa.int64())
+    return pc.add(sizes, pc.binary_length(rows["key"])) if "key" in rows.schema.names else sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +181,7 @@ class Latencies:
 
 def latencies(tallies: list[Tally]) -> Latencies | None:
     took = np.array([each for tally in tallies for each in tally.latencies_us], dtype=np.float64) / 1000
-    weights = np.array([each for tally in tallies for each in tally.batch_records], dtype=np.int64)
+    weights = np.array([each for tally in tallies for each in tally.round_records], dtype=np.int64)
     if not len(took):
         return None
     order = np.argsort(took)

@@ -1,6 +1,6 @@
-"""Trace records: when batches were sent and when they were acknowledged. What `headrace pipeline report` reads.
+"""Trace records: when records were sent and when they were acknowledged. What `headrace pipeline report` reads.
 
-A folder of Parquet files with a row per batch:
+A folder of Parquet files with a row for what went to a partition at once:
 
     producer         string
     topic            string
@@ -9,9 +9,9 @@ A folder of Parquet files with a row per batch:
     acknowledged_at  timestamp[us, UTC]   when the answer was read, or the failure known
     records          int64
     bytes            int64                of keys and values
-    error            string               null for an acknowledged batch, else why it was not
+    error            string               null if it was acknowledged, else why it was not
 
-The latency of a record is that of its batch. Files get their names when they are whole; a killed producer's trace ends
+The latency of a record is that of its row. Files get their names when they are whole; a killed producer's trace ends
 early.
 """
 

@@ -70,14 +70,19 @@ class Writer:
         batch_bytes: int = BATCH_BYTES,
         timeout_ms: int = 30_000,
         patient: bool = False,
+        cluster: Cluster | None = None,
     ) -> None:
-        """`patient` waits also for the first answer of a broker, where its address is known to be right."""
+        """`patient` waits also for the first answer of a broker, where its address is known to be right.
+
+        A `cluster` that is given instead of its address belongs to the writer from then on.
+        """
         self._topic = topic
         self._acks = acks
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._timeout_ms = timeout_ms
-        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms))
+        retry = Retry(within_ms=timeout_ms)
+        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry) if cluster is None else cluster
         if patient:
             self._cluster.reach()
         self._partition_count = len(self._cluster.topic(topic, create=True).partitions)

@@ -190,6 +190,7 @@ class _Run:
         from headrace.arrow.loading import LoadProducer
         from headrace.arrow.traces import open_traces
         from headrace.arrow.traffic import Traffic
+        from headrace.arrow.write import Writer
 
         setup, name = self._setup, producer_name("load")
         try:
@@ -197,11 +198,10 @@ class _Run:
                 cluster = stack.enter_context(self._connect())
                 partition_count = len(cluster.topic(setup.topic, expected=True).partitions)
                 producer = LoadProducer(
-                    cluster,
+                    stack.enter_context(Writer(setup.topic, codec=setup.codec, cluster=cluster)),
                     setup.topic,
                     Traffic(setup.shape, partition_count, seed=setup.seed, producer=number),
                     name=name,
-                    codec=setup.codec,
                     ledger=stack.enter_context(Ledger(setup.ledger, name)) if setup.ledger else None,
                     trace=stack.enter_context(open_traces(setup.traces, name)) if setup.traces else None,
                 )
