@@ -54,7 +54,7 @@ cdef class KeyTable:
     )
     cpdef Py_ssize_t add(self, object records) except -1
 
-    @cython.locals(attributes=cython.int, whole=cython.bint)
+    @cython.locals(attributes=cython.int, whole=cython.bint, before=cython.Py_ssize_t)
     cdef int add_batch(self, object view, const unsigned char* data, Py_ssize_t start, Py_ssize_t size) except -1
 
     @cython.locals(
@@ -76,8 +76,11 @@ cdef class KeyTable:
         self, const unsigned char* head, Py_ssize_t start, Py_ssize_t pos, Py_ssize_t end, const unsigned char* data
     ) noexcept
 
-    @cython.locals(seconds="long long", slot=cython.Py_ssize_t, at=cython.Py_ssize_t)
-    cdef int insert(self, unsigned long long found, long long relative, long long timestamp_ms) noexcept
+    @cython.locals(seconds="long long", at=cython.Py_ssize_t)
+    cdef int put(self, unsigned long long found, long long relative, long long timestamp_ms) noexcept
+
+    @cython.locals(nth=cython.Py_ssize_t, at=cython.Py_ssize_t, slot="unsigned int", slot_count="unsigned int")
+    cdef int chain(self, Py_ssize_t first) noexcept
 
     cpdef long long newest(self, unsigned long long found)
 

@@ -196,6 +196,7 @@ class KeyTable:
     def add_batch(self, view: memoryview, data: Any, start: int, size: int) -> None:
         """One batch; one whose records cannot be read has nothing that could be found."""
         attributes = data[start + 22]
+        before = self.count
         if attributes & CODEC_MASK == 0:
             whole = self.add_records(data, start, start + HEADER_BYTES, start + size, data)
         else:
@@ -213,6 +214,7 @@ class KeyTable:
             self.unpacked = None  # type: ignore[assignment]
         if not whole:
             self.unreadable += 1
+        self.chain(before)
 
     def add_records(self, head: Any, start: int, pos: int, end: int, data: Any) -> bool:
         """False where a record is malformed: what comes after it in its batch is left out."""
@@ -239,28 +241,35 @@ class KeyTable:
                 return False
             previous_delta = delta
             if length >= 0:
-                self.insert(
-                    hash_of(data, pos, length), relative + delta, append_ms if append_time else base_ms + delta_ms
-                )
+                timestamp_ms = append_ms if append_time else base_ms + delta_ms
+                self.put(hash_of(data, pos, length), relative + delta, timestamp_ms)
             pos = record_end
         return True
 
-    def insert(self, found: int, relative: int, timestamp_ms: int) -> None:
+    def put(self, found: int, relative: int, timestamp_ms: int) -> None:
+        """One more entry, not in its chain yet."""
         found &= self.hash_mask
         seconds = whole_seconds(timestamp_ms - self.base_ms)
         if seconds > MOST_SECONDS:
             seconds = MOST_SECONDS
         elif seconds < LEAST_SECONDS:
             seconds = LEAST_SECONDS
-        slot = (found & LOW_HALF) % self.slot_count
         at = self.count * FIELDS
         self.entries[at] = found & LOW_HALF
         self.entries[at + 1] = found >> 32
         self.entries[at + 2] = relative
         self.entries[at + 3] = seconds & LOW_HALF
-        self.entries[at + 4] = self.slots[slot]
         self.count += 1
-        self.slots[slot] = self.count
+
+    def chain(self, first: int) -> None:
+        """Put the entries from `first` on into their chains: in a loop of its own, so that the processor can wait for
+        many slots at once. They are all over the memory, and hardly ever in its caches."""
+        slot_count = self.slot_count
+        for nth in range(first, self.count):
+            at = nth * FIELDS
+            slot = self.entries[at] % slot_count
+            self.entries[at + 4] = self.slots[slot]
+            self.slots[slot] = nth + 1
 
     def newest(self, found: int) -> int:
         """The entry that a search for this hash begins with, 0 if there is none."""
