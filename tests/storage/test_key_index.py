@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.errors import HeadraceError, KeyIndexMissing, StorageFailed
+from headrace.errors import HeadraceError, KeyIndexMissing, RequestTimedOut, StorageFailed
 from headrace.ports.disk import Disk, read_whole
 from headrace.records import kernel
 from headrace.records.codecs import Codec
@@ -387,3 +387,17 @@ def test_a_deleted_partition_takes_its_index_along(harness: Harness) -> None:
     put(harness, again, b"other")
     assert offsets_of(ask(harness, indexes, Wanted(b"k"))) == []
     assert offsets_of(ask(harness, indexes, Wanted(b"other"))) == [0]
+
+
+def test_a_chain_that_leads_nowhere_has_the_index_made_again(sim: Harness) -> None:
+    log, indexes = indexed_log(sim)
+    for nth in range(40):
+        put(sim, log, b"k%d" % nth)
+    build(sim, indexes)
+    assert isinstance(sim.disk, SimDisk)
+    (path,) = key_files(sim.disk, sim.data)
+    for slot in range(16):
+        sim.disk.flip(path, 512 + 4 * slot + 3, 0x40)
+    with pytest.raises(RequestTimedOut, match="is made again: ask again"):
+        ask(sim, indexes, Wanted(b"k7"))
+    assert offsets_of(ask(sim, indexes, Wanted(b"k7"))) == [7]

@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, KeyIndexMissing, RequestTimedOut, Sto
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.storage import folder
-from headrace.storage.keys.index import KeyLimits, PartitionKeys, remove_files
+from headrace.storage.keys.index import KeyLimits, PartitionKeys, Syncs, remove_files
 from headrace.storage.keys.query import Found, Search, Wanted
 from headrace.storage.keys.steps import Job, Steps, Turns
 from headrace.storage.log import Log, LogStore, TopicPartition
@@ -37,6 +37,7 @@ class KeyIndexes:
         self._data = data
         self._limits = limits or KeyLimits()
         self._turns = Turns(clock)
+        self._syncs = Syncs()
         self._indexes: dict[Log, PartitionKeys] = {}
         self._building: dict[PartitionKeys, Job] = {}
         self._retry_at: dict[PartitionKeys, float] = {}
@@ -61,7 +62,7 @@ class KeyIndexes:
         self._without.discard(log)
         if keys is None:
             where = folder.partition_folder(self._data, log.topic_partition)
-            keys = self._indexes[log] = PartitionKeys(self._disk, self._clock, log, where, self._limits)
+            keys = self._indexes[log] = PartitionKeys(self._disk, self._clock, log, where, self._limits, self._syncs)
         keys.sync_sometimes()
         if keys.work():
             self._build(keys)
@@ -100,7 +101,8 @@ class KeyIndexes:
         if isinstance(error, OSError):
             error = StorageFailed(f"the key index of {keys.log.topic_partition} cannot be written: {error}")
         if not isinstance(error, HeadraceError):
-            raise error
+            logger.error("%s: building its key index failed", keys.log.topic_partition, exc_info=error)
+            error = StorageFailed(f"building the key index of {keys.log.topic_partition} failed: {error!r}")
         if str(error) != str(keys.error):
             logger.warning("%s: its key index stays behind: %s", keys.log.topic_partition, error)
         keys.error = error
@@ -130,12 +132,24 @@ class KeyIndexes:
                 answered(search.found)
             elif isinstance(error, HeadraceError):
                 answered(error)
+            elif isinstance(error, ValueError):
+                self._make_again(keys, error)
+                answered(RequestTimedOut(f"the key index of {topic_partition} is made again: ask again later"))
             else:
                 logger.error("a query of %s failed", topic_partition, exc_info=error)
                 answered(StorageFailed(f"the key index of {topic_partition} cannot be read: {error!r}"))
 
         self._turns.add(self._steps(keys, search, limit_offset), ended, urgent=True)
         self._turns.run_now()
+
+    def _make_again(self, keys: PartitionKeys, error: ValueError) -> None:
+        """A chain was met that is none: what is in memory is not what was written."""
+        logger.error("%s: its key index is damaged and made again from the log: %s", keys.log.topic_partition, error)
+        job = self._building.pop(keys, None)
+        if job is not None:
+            self._turns.drop(job)
+        keys.start_again()
+        self._build(keys)
 
     def _steps(self, keys: PartitionKeys, search: Search, limit_offset: int) -> Steps:
         yield from self._catch_up(keys, limit_offset)

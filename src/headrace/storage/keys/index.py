@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_ENTRIES: Final = 4096
 GROWTH: Final = 4
-READ_BYTES: Final = 1 << 18
+READ_BYTES: Final = 1 << 19
 MARKS_MAX: Final = 256
 SYNC_SECONDS: Final = 10.0
+SYNCS_MAX: Final = 16
 ALL_BITS: Final = (1 << 64) - 1
 
 
@@ -45,10 +46,17 @@ class KeyLimits:
     hash_mask: int = ALL_BITS
 
 
+@dataclass(slots=True)
+class Syncs:
+    """How many indexes are being synced: each holds a file open."""
+
+    under_way: int = 0
+
+
 class PartitionKeys:
     """`steps` brings it up to what the log has; everything else reads. `cuts` counts what was taken back or dropped."""
 
-    def __init__(self, disk: Disk, clock: Clock, log: Log, folder: str, limits: KeyLimits) -> None:
+    def __init__(self, disk: Disk, clock: Clock, log: Log, folder: str, limits: KeyLimits, syncs: Syncs) -> None:
         self.log = log
         self.files: list[KeyFile] = []
         self.cuts = 0
@@ -60,6 +68,7 @@ class PartitionKeys:
         self._clock = clock
         self._folder = folder
         self._limits = limits
+        self._syncs = syncs
         self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self._sync_due = 0.0
         self._syncing = False
@@ -174,6 +183,11 @@ class PartitionKeys:
         del self.files[nth:]
         self._safe_count = self.files[-1].table.count if self.files else 0
 
+    def start_again(self) -> None:
+        """Believe nothing of what is there."""
+        self._drop_from(0)
+        self._marks.clear()
+
     def _forget_old(self) -> None:
         while len(self.files) > 1 and self.files[1].first_offset <= self.log.start_offset:
             old = self.files.pop(0)
@@ -264,15 +278,24 @@ class PartitionKeys:
         now = self._clock.now()
         if self._syncing or now < self._sync_due or not self.opened or not self.files:
             return
+        if self._syncs.under_way >= SYNCS_MAX:
+            return
         file, count = self.files[-1], self.files[-1].table.count
         if count == self._safe_count:
             return
-        self._syncing, self._sync_due = True, now + SYNC_SECONDS
+        self._sync_due = now + SYNC_SECONDS
+        try:
+            synced = self._disk.open(file.path, writable=True)
+        except OSError as error:
+            logger.warning("%s is not synced now: %s", file.path, error)
+            return
+        self._syncing = True
+        self._syncs.under_way += 1
         mark, crc, cuts = file.mark, file.crc, self.cuts
-        synced = self._disk.open(file.path, writable=True)
 
         def done(error: OSError | None) -> None:
             self._syncing = False
+            self._syncs.under_way -= 1
             synced.close()
             if error is None and not self.closed and self.cuts == cuts and self.files and self.files[-1] is file:
                 file.write_header(mark, count, crc)

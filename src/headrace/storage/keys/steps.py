@@ -101,12 +101,14 @@ class Turns:
         if job not in self._jobs:
             return
         error: Exception | None = None
+        # Whoever had a step goes to the end, so that many share the time evenly.
+        self._jobs.remove(job)
         try:
             job.ready = next(job.steps)
+            self._jobs.append(job)
             return
         except StopIteration:
             pass
         except Exception as raised:  # noqa: BLE001 - whoever owns the job knows what it may raise
             error = raised
-        self._jobs.remove(job)
         job.ended(error)
