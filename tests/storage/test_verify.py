@@ -14,6 +14,7 @@ from headrace.records.batch import BatchHeader, batches
 from headrace.sim.disk import SimDisk
 from headrace.storage import checked, verify
 from headrace.storage.log import Log
+from headrace.storage.report import DumpedBatch, Problem
 from headrace.system.disk import SystemDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, content, read_all, sim_harness
@@ -56,7 +57,7 @@ def files(harness: Harness, *endings: str) -> list[str]:
     return [f"{FOLDER}/{name}" for name in names]
 
 
-def problems(harness: Harness) -> list[verify.Problem]:
+def problems(harness: Harness) -> list[Problem]:
     return [problem for report in verify.verify(harness.disk, "/data") for problem in report.problems]
 
 
@@ -90,7 +91,7 @@ def test_a_whole_folder_has_no_problems_and_is_told_as_it_is(make: object) -> No
     assert report.batches == len(read_all(log))
     assert report.size_bytes == log.size_bytes
     assert report.records == sum(len(kernel.records(view)) for _, view in read_all(log))
-    dumped = [each for each in verify.dump(harness.disk, "/data") if isinstance(each, verify.DumpedBatch)]
+    dumped = [each for each in verify.dump(harness.disk, "/data") if isinstance(each, DumpedBatch)]
     assert [each.header for each in dumped] == [header for header, _ in read_all(log)]
 
 

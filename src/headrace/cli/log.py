@@ -21,9 +21,10 @@ from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.storage import folder
 from headrace.storage.log import TopicPartition
-from headrace.storage.verify import DumpedBatch, PartitionReport, Problem, inspect_folder
+from headrace.storage.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
 from headrace.storage.verify import dump as dump_batches
-from headrace.storage.verify import verify as verify_partitions
+from headrace.storage.verify import inspect_folder
+from headrace.storage.verify import reports as verify_reports
 from headrace.system.disk import SystemDisk
 
 LOG_ENDING: Final = ".log"
@@ -54,27 +55,39 @@ def verify(data: str, topic: str | None, partition: int | None, as_json: bool) -
     whole_folder = inspect_folder(disk, data)
     _warn_of_broker(whole_folder.holder)
     problems = list(whole_folder.problems)
-    reports = []
+    reports: list[PartitionReport] = []
+    files: list[CommitFileReport] = []
     chosen = _choose(disk, data, topic, partition)
-    for report in _with_progress(verify_partitions(disk, data), data):
-        if report.topic_partition in chosen:
+    for report in _with_progress(verify_reports(disk, data), data):
+        if isinstance(report, CommitFileReport):
+            files.append(report)
+            problems += report.problems
+        elif report.topic_partition in chosen:
             reports.append(report)
             problems += report.problems
     if as_json:
         show_json(
             {
+                "layout": whole_folder.layout,
                 "whole": not problems,
+                "commit_log": [{"path": file.path, "frames": file.frames, "bytes": file.size_bytes} for file in files],
                 "set_aside": list(whole_folder.strays),
                 "partitions": [_partition_row(report) for report in reports],
                 "problems": [_problem_row(problem) for problem in problems],
             }
         )
     else:
-        _show_verified(data, reports, whole_folder.strays, problems)
+        _show_verified(f"{data} ({whole_folder.layout})", reports, files, whole_folder.strays, problems)
     return 1 if problems else 0
 
 
-def _show_verified(data: str, reports: list[PartitionReport], strays: Iterable[str], problems: list[Problem]) -> None:
+def _show_verified(
+    data: str,
+    reports: list[PartitionReport],
+    files: list[CommitFileReport],
+    strays: Iterable[str],
+    problems: list[Problem],
+) -> None:
     rows = [
         {
             "partition": str(report.topic_partition),
@@ -96,7 +109,10 @@ def _show_verified(data: str, reports: list[PartitionReport], strays: Iterable[s
     for problem in problems:
         click.echo(str(problem))
     size = format_bytes(sum(report.size_bytes for report in reports))
-    content = f"{len(reports)} partitions, {len(rows)} segments, {sum(r.records for r in reports)} records, {size}"
+    kept = f"{len(rows)} segments"
+    if files:
+        kept = f"{len(files)} commit files of {format_bytes(sum(file.size_bytes for file in files))}"
+    content = f"{len(reports)} partitions, {kept}, {sum(r.records for r in reports)} records, {size}"
     click.echo(f"{data} is {'whole' if not problems else f'NOT whole, problems: {len(problems)}'}; {content}")
 
 
@@ -236,7 +252,10 @@ def _warn_of_broker(holder: str | None) -> None:
         )
 
 
-def _with_progress(reports: Iterator[PartitionReport], data: str) -> Iterator[PartitionReport]:
+Report = PartitionReport | CommitFileReport
+
+
+def _with_progress(reports: Iterator[Report], data: str) -> Iterator[Report]:
     """The same reports, with a bar on the terminal that follows them."""
     if not sys.stderr.isatty():
         yield from reports
@@ -247,8 +266,15 @@ def _with_progress(reports: Iterator[PartitionReport], data: str) -> Iterator[Pa
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("verifying", total=_log_bytes(data))
+        shared = False
         for report in reports:
-            progress.update(task, advance=report.size_bytes, description=str(report.topic_partition))
+            if isinstance(report, CommitFileReport):
+                shared = True
+                progress.update(task, advance=report.size_bytes, description=os.path.basename(report.path))
+            else:
+                # In a commit log the bytes of partitions have been counted with its files.
+                advance = 0 if shared else report.size_bytes
+                progress.update(task, advance=advance, description=str(report.topic_partition))
             yield report
 
 

@@ -1,6 +1,7 @@
 """Reading a data folder offline: what is in it, and whether it is whole.
 
-Nothing is changed. Every byte of a `.log` is covered: what no batch's CRC covers (see `scan`) is told by the chain of
+Nothing is changed. A folder of the layout `shared` is read by `shared.verify`; the rest here is for `partitioned`.
+Every byte of a `.log` is covered: what no batch's CRC covers (see `scan`) is told by the chain of
 offsets, by the epochs file and, in compacted segments, by the `.sum`. Indexes are compared with the log entry by
 entry and with their own CRC; snapshots, epochs and the checkpoint bear a CRC each.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.errors import DataFolderError
 from headrace.ports.disk import Disk, read_whole
 from headrace.records.batch import BatchHeader
 from headrace.storage import checkpoint, folder, producers, sums
@@ -19,81 +21,28 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.index import LOW_HALF, TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closed_entries
 from headrace.storage.log import TopicPartition
+from headrace.storage.report import (
+    CommitFileReport,
+    DumpedBatch,
+    FolderReport,
+    PartitionReport,
+    Problem,
+    SegmentReport,
+)
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, SNAPSHOT, SUM, TIME_INDEX
+from headrace.storage.shared import verify as shared
+from headrace.storage.shared.offline import Folder
 
 DIGITS: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is not as it should be: where, at which offset if that is known, and what."""
-
-    path: str
-    position: int | None
-    offset: int | None
-    what: str
-
-    def __str__(self) -> str:
-        place = f" at byte {self.position}" if self.position is not None else ""
-        offset = f", offset {self.offset}" if self.offset is not None else ""
-        return f"{self.path}{place}{offset}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentReport:
-    path: str
-    base_offset: int
-    next_offset: int
-    batches: int
-    records: int
-    size_bytes: int
-    compacted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionReport:
-    topic_partition: TopicPartition
-    path: str
-    topic_id: bytes | None
-    start_offset: int
-    end_offset: int
-    segments: tuple[SegmentReport, ...]
-    problems: tuple[Problem, ...]
-
-    @property
-    def batches(self) -> int:
-        return sum(segment.batches for segment in self.segments)
-
-    @property
-    def records(self) -> int:
-        return sum(segment.records for segment in self.segments)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
-
-
-@dataclass(frozen=True, slots=True)
-class FolderReport:
-    """What is not a partition's: who uses the folder, what was set aside, whether the checkpoint is whole."""
-
-    holder: str | None
-    strays: tuple[str, ...]
-    problems: tuple[Problem, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DumpedBatch:
-    topic_partition: TopicPartition
-    path: str
-    position: int
-    header: BatchHeader
-
-
 def inspect_folder(disk: Disk, data: str) -> FolderReport:
+    layout = layout_of(disk, data)
     problems: list[Problem] = []
-    if checkpoint.read(disk, data) is None:
+    if layout == folder.SHARED:
+        problems += Folder(disk, data).problems
+    elif checkpoint.read(disk, data) is None:
         problems.append(Problem(f"{data}/{checkpoint.FILE_NAME}", None, None, "checkpoint is damaged"))
     strays = [
         f"{data}/{topic}/{name}"
@@ -101,11 +50,28 @@ def inspect_folder(disk: Disk, data: str) -> FolderReport:
         for name in sorted(disk.list(f"{data}/{topic}"))
         if folder.STRAY in name
     ]
-    return FolderReport(folder.holder(disk, data), tuple(strays), tuple(problems))
+    return FolderReport(layout, folder.holder(disk, data), tuple(strays), tuple(problems))
+
+
+def layout_of(disk: Disk, data: str) -> str:
+    """DataFolderError if it has none that is known."""
+    layout = folder.layout_of(disk, data)
+    if layout in (folder.PARTITIONED, folder.SHARED):
+        return layout
+    raise DataFolderError(
+        f"data folder {data} has the layout {layout!r}: a conversion was interrupted, and goes on when "
+        "`headrace log convert` is run again; or its file 'layout' is damaged"
+    )
+
+
+def reports(disk: Disk, data: str) -> Iterator[PartitionReport | CommitFileReport]:
+    """One report for each partition and, in the layout `shared`, before those one for each file of the commit log.
+    While a broker runs on the folder, its newest batches may look torn."""
+    return shared.reports(disk, data) if layout_of(disk, data) == folder.SHARED else verify(disk, data)
 
 
 def verify(disk: Disk, data: str) -> Iterator[PartitionReport]:
-    """One report for each partition. While a broker runs on the folder, its newest batches may look torn."""
+    """One report for each partition of a folder of the layout `partitioned`."""
     points = checkpoint.read(disk, data) or {}
     for topic_partition, path in folder.partitions(disk, data):
         yield _Partition(disk, topic_partition, path, points.get(topic_partition)).report()
@@ -113,6 +79,9 @@ def verify(disk: Disk, data: str) -> Iterator[PartitionReport]:
 
 def dump(disk: Disk, data: str, only: TopicPartition | None = None) -> Iterator[DumpedBatch | Problem]:
     """Every whole batch in order, and a Problem where there is none."""
+    if layout_of(disk, data) == folder.SHARED:
+        yield from shared.dump(disk, data, only)
+        return
     for topic_partition, path in folder.partitions(disk, data):
         if only is not None and topic_partition != only:
             continue
