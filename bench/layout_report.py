@@ -140,9 +140,9 @@ def cold_table(cold: ColdTaken) -> str:
 
 
 def cold_times(cold: ColdTaken) -> float | None:
-    """How many times as long shared takes."""
+    """How many times as long shared takes for a megabyte."""
     first, second = cold.get(PARTITIONED), cold.get(SHARED)
-    return median_of(second).seconds / median_of(first).seconds if first and second else None
+    return median_of(first).mb_per_s / median_of(second).mb_per_s if first and second else None
 
 
 def aims_table(taken: Taken, cold: ColdTaken) -> str:
