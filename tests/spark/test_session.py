@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from headrace.spark import session
+from headrace.spark.interpreter import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,14 +145,60 @@ def test_a_session_that_lacks_a_setting_gets_one_line(spark: SparkSession) -> No
     assert "\n" not in told
 
 
-def test_a_start_says_nothing_on_the_screen(tmp_path: Path) -> None:
-    code = START.replace("session.start(", "s = session.start(") + "; print(s.range(3).count()); s.stop()"
+def test_a_start_says_nothing_on_the_screen_and_leaves_no_folder(tmp_path: Path) -> None:
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    code = START.replace("session.start(", "s = session.start(") + "; s.sql('show tables').show(); s.stop()"
     ran = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(SRC), "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "3\n", "")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("+-")
+    assert (list(here.iterdir()), list(temporary.glob("headrace-*"))) == ([], [])
+
+
+def test_tables_that_a_session_kept_are_not_thrown_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = tmp_path / "warehouse" / "sales"
+    table.mkdir(parents=True)
+    session._leave(tmp_path)
+    assert table.is_dir()
+    assert f"{tmp_path}; the setting spark.sql.warehouse.dir" in caplog.text
+
+
+def test_workers_import_pyspark_from_where_it_is_installed(spark: SparkSession) -> None:
+    def where(_: object) -> Iterator[str]:
+        import pyspark
+
+        yield pyspark.__file__
+
+    (found,) = spark.sparkContext.parallelize([0], 1).mapPartitions(where).collect()
+    assert Path(found) == Path(pyspark.__file__)
+
+
+def test_the_program_of_workers_keeps_the_rest_of_the_path(tmp_path: Path) -> None:
+    archives = Path(pyspark.__file__).parent / "python" / "lib"
+    program = worker_python(tmp_path)
+    path = f"{archives}/pyspark.zip:/a folder:{archives}/py4j-src.zip:/b*"
+    code = "import sys; print(sys.executable, sys.argv[1], [p for p in sys.path if 'zip' in p or p[1:2] in 'ab'])"
+    ran = subprocess.run(
+        [program, "-c", code, "two words"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    standard = [entry for entry in sys.path if "zip" in entry]
+    assert ran.stdout.strip() == f"{sys.executable} two words {['', '/a folder', '/b*', *standard]}"
+
+
+def test_another_spark_keeps_its_own_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert worker_python(tmp_path) == sys.executable

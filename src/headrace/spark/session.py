@@ -9,6 +9,8 @@ of those in an archive. `PYSPARK_PYTHON` names the executors' Python; for a loca
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import re
 import shutil
@@ -21,10 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import OperatorError
+from headrace.spark.interpreter import worker_python
 from headrace.spark.screen import without_noise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 SETTINGS: Final = {
     # Else writes of rows with a headers column cut batches again and again.
@@ -40,6 +45,7 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
 }
 
+WAREHOUSE: Final = "spark.sql.warehouse.dir"
 LEAST_SPARK: Final = (4, 2)
 LEAST_JAVA: Final = 17
 JAVA_DEADLINE_S: Final = 30.0
@@ -75,11 +81,16 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
     if not running:
         check_java()
     local = master.startswith("local")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    own = _own_folder() if local and not running else None
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = worker_python(own) if own else sys.executable
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(_retrying(master))
     chosen = {**SETTINGS, **(_LOOPBACK if local else {}), **(settings or {})}
+    if own:
+        # Spark makes this folder even if no table is kept, and left to itself makes it in the working folder.
+        chosen.setdefault(WAREHOUSE, str(own / "warehouse"))
     for key, value in chosen.items():
         builder = builder.config(key, value)
     if running:
@@ -89,6 +100,25 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
         session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
     return _with_formats(session)
+
+
+def _own_folder() -> Path:
+    """A folder for what the session needs beside Spark's own, gone when the process ends unless tables were kept."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-spark-"))
+    atexit.register(_leave, folder)
+    return folder
+
+
+def _leave(folder: Path) -> None:
+    (folder / "python").unlink(missing_ok=True)
+    try:
+        os.rmdir(folder / "warehouse")
+    except FileNotFoundError:
+        pass
+    except OSError:
+        log.warning("tables were left in %s; the setting %s chooses another folder", folder, WAREHOUSE)
+        return
+    os.rmdir(folder)
 
 
 def _with_formats(session: SparkSession) -> SparkSession:
