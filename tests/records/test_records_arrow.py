@@ -274,6 +274,19 @@ def test_damage_names_topic_partition_and_offset(arrow: ModuleType) -> None:
         decoded(arrow, first + packed)
 
 
+def test_what_was_checked_before_is_not_checked_again(arrow: ModuleType) -> None:
+    flipped = theirs([(NOW_MS, None, b"abc", [])])
+    flipped[-2] ^= 1
+    (rows,) = arrow.Decoder("orders", 3).decode(flipped, checked=True)
+    assert rows["value"].to_pylist() == [b"abb"]
+    with pytest.raises(CorruptBatch, match="CRC"):
+        next(arrow.Decoder("orders", 3).decode(flipped))
+    # Claims that no CRC covers are looked at all the same.
+    flipped[60] = 9
+    with pytest.raises(CorruptBatch):
+        next(arrow.Decoder("orders", 3).decode(flipped, checked=True))
+
+
 def test_a_batch_whose_span_is_damaged_is_not_taken_for_one_before_the_bounds(arrow: ModuleType) -> None:
     parts = [theirs([(NOW_MS, None, b"a", [])] * 5, base_offset=5 * n) for n in range(3)]
     assert decoded(arrow, b"".join(parts), ["offset"], 7)["offset"].to_pylist() == list(range(7, 15))

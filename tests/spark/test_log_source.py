@@ -216,6 +216,29 @@ def test_a_large_segment_is_cut_where_the_index_leads(left: Left) -> None:
         assert topic == "mixed" or len(plans[0].splits) > len(plans[1].splits)
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 700, 5000])
+def test_pieces_of_any_size_give_the_same_rows(left: Left, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    options = {"path": str(left.data), "topics": "mixed,states,shortened"}
+    whole = rows_of(list(read(options)))
+    monkeypatch.setattr(log_reading, "PIECE_BYTES", piece_bytes)
+    assert rows_of(list(read(options))) == whole
+
+
+def test_bytes_are_read_from_the_disk_once(left: Left) -> None:
+    chosen = log_options.parse({"path": str(left.data), "topic": "mixed"})
+    splits = log_planning.plan(SystemDisk(), chosen).splits
+    before = bytes_read()
+    assert rows_of([found for split in splits for found in log_reading.read_split(split, chosen.columns)])
+    logs = sum(log.stat().st_size for partition in (0, 1) for log in segments(left.data, "mixed", partition))
+    # Indexes, epochs and checkpoints come on top.
+    assert logs <= bytes_read() - before < 1.5 * logs
+
+
+def bytes_read() -> int:
+    """What this process has read by system calls, from the page cache too."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 @proves("S11")
 def test_extra_columns_say_where_a_record_lies(spark: SparkSession, left: Left) -> None:
     frame = load(spark, left.data, topics="mixed,states", columns="offset,segment,topic,partition,folder,digest")

@@ -1,8 +1,9 @@
 """Reading one split of a data folder: Arrow batches, and problems where there is no whole batch.
 
 Every batch's CRC, place in the chain of offsets and epoch are checked (see `storage.scan`) before its records are
-unpacked. Bytes are read in pieces of whole batches, never mapped: a running broker may cut the file. Reading begins
-where the index leads, if there is such a batch, and at the segment's start if not: a wrong index costs time, no rows.
+unpacked. Bytes are read once, in pieces, and unpacked from memory; they are never mapped, since a running broker may
+cut the file. Reading begins where the index leads, if there is such a batch, and at the segment's start if not: a wrong
+index costs time, no rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.index import LOW_HALF, OffsetIndex, closed_entries
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segment import NEVER
-from headrace.system.disk import SystemDisk
+from headrace.system.disk import SystemDisk, SystemFile
 
 PIECE_BYTES: Final = 8 << 20
 OPEN_TRIES_MAX: Final = 20
@@ -38,6 +39,31 @@ def read_split(split: Split, columns: Sequence[str], *, thorough: bool = False) 
     if not os.path.isdir(split.path) and not os.path.isdir(split.folder):
         raise DataFolderError(f"there is no folder {split.folder} on {os.uname().nodename}; every worker has to see it")
     yield from _Reading(split, columns, thorough).run()
+
+
+class _Pieces(SystemFile):
+    """A file that is read ahead: the last piece that was read, and the one before, are there when they are wanted."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file.path, os.dup(file.fileno()))
+        self._pieces: tuple[tuple[int, bytes], ...] = ()
+
+    def pread(self, count: int, position: int) -> bytes:
+        return bytes(self.view(count, position))
+
+    def view(self, count: int, position: int) -> memoryview:
+        for at, piece in self._pieces:
+            if at <= position and position + count <= at + len(piece):
+                return memoryview(piece)[position - at : position - at + count]
+        piece = super().pread(max(count, PIECE_BYTES), position)
+        self._pieces = ((position, piece), *self._pieces[:1])
+        return memoryview(piece)[:count]
+
+    def holds_together(self, at: int, end: int) -> bool:
+        """Whether a range is in one piece, so that a view of it reads nothing."""
+        return any(first <= at and end <= first + len(piece) for first, piece in self._pieces)
 
 
 class _Reading:
@@ -54,11 +80,12 @@ class _Reading:
 
     def run(self) -> Iterator[Found]:
         split = self._split
-        file = self._open()
-        if file is None:
+        opened = self._open()
+        if opened is None:
             reason = f"offsets up to {split.next_offset - 1} were deleted by the running broker before they were read"
             yield self._problem("removed", split.first_offset, None, reason, fails=True)
             return
+        file = _Pieces(opened)
         # The size before the epochs: a broker writes an epoch before the first batch of it.
         size = file.size()
         chain = self._chain()
@@ -76,10 +103,11 @@ class _Reading:
                 yield from self._rows(file, piece_at, piece_end)
                 return
             expected = found.header.next_offset
-            piece_end = found.position + found.header.size_bytes
-            if piece_end - piece_at >= PIECE_BYTES:
+            end = found.position + found.header.size_bytes
+            if not file.holds_together(piece_at, end):
                 yield from self._rows(file, piece_at, piece_end)
                 piece_at = piece_end
+            piece_end = end
         yield from self._rows(file, piece_at, piece_end)
         yield from self._end(file, size, expected)
 
@@ -129,14 +157,14 @@ class _Reading:
             pass
         return 0, segment.base_offset
 
-    def _rows(self, file: File, at: int, end: int) -> Iterator[Found]:
+    def _rows(self, file: _Pieces, at: int, end: int) -> Iterator[Found]:
         """The rows of whole batches; a batch that does not unpack is a problem, and those around it are rows."""
         if at == end:
             return
         split, told = self._split, 0
-        piece = memoryview(file.pread(end - at, at))
+        piece = file.view(end - at, at)
         try:
-            for rows in self._decoder.decode(piece, split.first_offset, split.next_offset):
+            for rows in self._decoder.decode(piece, split.first_offset, split.next_offset, checked=True):
                 told += len(rows)
                 yield self._with_place(rows)
         except (CorruptBatch, InvalidRecord):
@@ -147,7 +175,7 @@ class _Reading:
         split = self._split
         for header, batch in batches(piece):
             try:
-                decoded = list(self._decoder.decode(batch, split.first_offset, split.next_offset))
+                decoded = list(self._decoder.decode(batch, split.first_offset, split.next_offset, checked=True))
             except (CorruptBatch, InvalidRecord) as error:
                 yield self._problem("corrupt", header.base_offset, at, _bare(error), fails=True)
                 decoded = []
