@@ -2,6 +2,8 @@
 
 The types are those that Spark maps to without a change: binary, string, int32, int64, timestamp[us, UTC] and
 list<struct<key: string, value: binary>>, all nullable. `headers` is null for a record without any.
+
+Arrow's functions are brought in where they are used: a process of Spark that only plans does without them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidRecord
 from headrace.records import codecs, decoding, encoding, kernel
@@ -42,6 +43,9 @@ DEFAULT_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "times
 BATCH_ROWS: Final = 10_000
 MOST_BATCH_ROWS: Final = 1 << 20
 BATCH_BYTES: Final = 64 << 20
+PASSED_ON_BYTES: Final = 2 << 20
+"""For batches that are written to a socket at once, as in Spark's workers: buffers of this size are used again, larger
+ones are new pages from the kernel each time, which cost more than to fill them."""
 MOST_BATCH_BYTES: Final = 512 << 20
 """Ends of binary are int32; names of headers can grow threefold when they are shown with marks."""
 
@@ -148,6 +152,8 @@ def digests(rows: pa.RecordBatch) -> pa.Array:
 
 def partitions_of(keys: pa.Array, partition_count: int) -> pa.Array:
     """Where Kafka's default partitioner sends each key, as int32; null for a null key."""
+    import pyarrow.compute as pc
+
     found = pa.py_buffer(encoding.partitions_of(_cells(_as_binary(keys)), partition_count))
     partitions = pa.Array.from_buffers(pa.int32(), len(keys), [None, found], 0)
     return pc.if_else(keys.is_valid(), partitions, None) if keys.null_count else partitions
@@ -158,6 +164,8 @@ def spread(rows: pa.RecordBatch, partition_count: int, turn: int, run: int) -> p
 
     Rows with neither go to the partitions in turn, `run` rows at a time; `turn` says how many did before.
     """
+    import pyarrow.compute as pc
+
     names, count = rows.schema.names, len(rows)
     keys = _cells(_as_binary(rows["key"])) if "key" in names else encoding.Cells(count)
     found = pa.py_buffer(encoding.partitions_of(keys, partition_count, turn, run))
@@ -184,7 +192,9 @@ class Offsets:
         encoding.put_offsets(memoryview(self._found).cast("q"), self._order, first, end, base_offset)
 
     def take(self) -> pa.Array:
-            offsets = pa.Array.from_buffers(pa.int64(), len(self._order), [None, pa.py_buffer(self._found)], 0)
+        import pyarrow.compute as pc
+
+        offsets = pa.Array.from_buffers(pa.int64(), len(self._order), [None, pa.py_buffer(self._found)], 0)
         return pc.if_else(pc.greater_equal(offsets, 0), offsets, None)
 
 

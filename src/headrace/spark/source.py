@@ -37,7 +37,7 @@ from headrace.client.cluster import Cluster
 from headrace.client.offsets import EARLIEST
 from headrace.errors import SettingError
 from headrace.records.arrow import TYPES, schema
-from headrace.spark import filters, loss, options, planning, reading, sink
+from headrace.spark import filters, loss, options, planning, reading
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import Place, Split
@@ -66,10 +66,15 @@ class HeadraceSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(options.parse(self.options, streaming=True, columns=_columns(schema)))
 
+    # The sink is brought in when it is asked for: most of the processes that Spark starts for a source only read.
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from headrace.spark import sink
+
         return sink.BatchWriter(sink.parse(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from headrace.spark import sink
+
         return sink.StreamWriter(sink.parse(self.options), schema, overwrite)
 
 
