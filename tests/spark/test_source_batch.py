@@ -14,7 +14,9 @@ from pyspark.sql import functions as f
 from brokers import Broker, free_port, wait_for
 from headrace.client.admin import delete_records
 from headrace.client.cluster import Cluster
-from headrace.spark import planning
+from headrace.records.arrow import PASSED_ON_BYTES
+from headrace.spark import options, planning
+from headrace.spark.source import BatchReader
 from proving import proves
 from spark.confluent_rows import create_topic, numbered, rows_in, rows_of, send
 
@@ -221,6 +223,16 @@ def test_few_large_records_are_split_by_their_size(broker: Broker) -> None:
         (0, 400, 600),
         (1, 0, 600),
     ]
+
+
+def test_large_records_come_in_batches_whose_buffers_are_used_again(broker: Broker) -> None:
+    topic = create_topic(broker, partitions=1)
+    send(broker, topic, ({"value": bytes(1000), "partition": 0} for _ in range(5000)))
+    reader = BatchReader(options.parse({"bootstrap": broker.bootstrap, "subscribe": topic}, streaming=False))
+    (split,) = reader.partitions()
+    batches = list(reader.read(split))
+    assert sum(map(len, batches)) == 5000
+    assert max(batch.nbytes for batch in batches) < 1.1 * PASSED_ON_BYTES
 
 
 def test_an_empty_topic_has_no_rows(broker: Broker, load: Load) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.errors import CorruptBatch, DataFolderError, HeadraceError, InvalidRecord
 from headrace.ports.disk import File, read_whole
-from headrace.records.arrow import TYPES, Decoder
+from headrace.records.arrow import PASSED_ON_BYTES, TYPES, Decoder
 from headrace.records.batch import HEADER_BYTES, batches, read_header
 from headrace.spark.log_options import FOLDER, SEGMENT
 from headrace.spark.log_planning import LogProblem, SegmentFile, Split, covering, entry_before, index_entries
@@ -74,7 +74,7 @@ class _Reading:
         self._thorough = thorough
         decoded = [name for name in columns if name in TYPES]
         # Without a column of the records themselves, one is needed to count them.
-        self._decoder = Decoder(split.topic, split.partition, decoded or ["offset"])
+        self._decoder = Decoder(split.topic, split.partition, decoded or ["offset"], batch_bytes=PASSED_ON_BYTES)
         self._segment: SegmentFile | None = None
         self._newest = False
 

@@ -12,7 +12,7 @@ from headrace.client.bulk import Span, TopicReplaced, check_topic, record_sets
 from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord
-from headrace.records.arrow import Decoder
+from headrace.records.arrow import PASSED_ON_BYTES, Decoder
 from headrace.records.batch import batches
 from headrace.spark import loss
 from headrace.spark.connections import cluster_at
@@ -40,7 +40,7 @@ def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
     # The address was right when the query was planned.
     with cluster_at(how.bootstrap, how.timeout_ms, patient=True) as cluster:
-        decoder = Decoder(split.topic, split.partition, how.columns)
+        decoder = Decoder(split.topic, split.partition, how.columns, batch_bytes=PASSED_ON_BYTES)
         at, end = split.first_offset, split.next_offset
         while at < end:
             last: memoryview | None = None
