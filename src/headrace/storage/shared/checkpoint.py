@@ -2,7 +2,8 @@
 
 {"version": 2, "layout": "shared", "clean": bool, "position": position of the commit log, "logs": [[topic, partition,
 topic id in hex, start offset, end offset, bytes, first offset of the active queue file or -1, its entries, their CRC,
-CRC of the leader epochs, [[number of a commit file, wanted bytes in it], ...], [[compacted up to, wall ms], ...]], ...]}.
+CRC of the leader epochs, [[number of a commit file, wanted bytes in it], ...], [[compacted up to, wall ms], ...]],
+...]}.
 
 Everything below the position is synced, and the queues speak for all of it and nothing more. A start goes on from
 there. `clean` is true only between a clean stop and the next start. An old one costs time, never data. Without one, or

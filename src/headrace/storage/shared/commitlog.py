@@ -15,7 +15,7 @@ from typing import Final
 
 from headrace.ports.disk import Buffer, Disk, File
 from headrace.storage.shared import frames
-from headrace.storage.shared.frames import BYTE_MASK
+from headrace.storage.shared.frames import BYTE_MASK, FRAME_BYTES
 
 FOLDER: Final = "@commitlog"
 LOG: Final = ".log"
@@ -82,6 +82,11 @@ class CommitLog:
             if len(self._open) > OPEN_FILES_MAX:
                 del self._open[next(iter(self._open))]
         return file
+
+    @property
+    def room(self) -> int:
+        """How many bytes more the active file takes, one mark of what is synced aside."""
+        return self.file_bytes - (self.end & BYTE_MASK) - FRAME_BYTES
 
     def is_full(self, count: int) -> bool:
         """Whether so many bytes more need a new file."""

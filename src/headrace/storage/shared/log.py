@@ -57,6 +57,7 @@ class SharedLog:
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
+        self._partition = topic_partition.partition
         self.folder = folder
         self.offline: HeadraceError | None = None
         self.queue = found.queue
@@ -68,6 +69,8 @@ class SharedLog:
         self.held_bytes = 0
         self.bounds_untold = False
         """Whether a frame with the log's bounds is still to be written."""
+        self.frame_bytes = 0
+        """What the next write of the log takes, headers of frames included; told by `prepare`."""
         self.snapshot_bytes = 0
         """Bytes appended since the last snapshot."""
         self._around = around
@@ -155,12 +158,6 @@ class SharedLog:
             self._refusal = self._refusal or error
             raise error
 
-    @property
-    def staged_bytes(self) -> int:
-        """What a write of the log takes, headers of frames included."""
-        marks = FRAME_BYTES if self.bounds_untold else 0
-        return self._turn.size + FRAME_BYTES + marks if self._turn.batches else marks
-
     def told(self) -> HeadraceError | None:
         """Why nothing is staged, if that was refused; says it once, unless the log is offline."""
         error, self._refusal = self._refusal, self.offline
@@ -169,8 +166,10 @@ class SharedLog:
     def prepare(self) -> HeadraceError | None:
         """Make sure that what was staged can be written and found; or take it back and answer why."""
         turn = self._turn
+        self.frame_bytes = FRAME_BYTES if self.bounds_untold else 0
         if not turn.batches:
             return self.told()
+        self.frame_bytes += FRAME_BYTES + turn.size
         if self.offline is not None:
             self._roll_back()
             return self.offline
@@ -178,7 +177,11 @@ class SharedLog:
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
             if len(self.epochs.entries) != turn.epochs_before:
                 self.beside.save_epochs()
-            turn.prepare(self.queue, self.written_offset)
+            if turn.single:
+                offset, run_ms = self.written_offset, turn.run_ms
+                self.queue.ready(1, offset, run_ms, offset, run_ms)
+            else:
+                turn.prepare(self.queue, self.written_offset)
         except OSError as error:
             return self.take_back(error)
         return None
@@ -192,22 +195,26 @@ class SharedLog:
         turn = self._turn
         if turn.batches:
             kind = frames.REPLACE if turn.gap else frames.APPEND
-            partition, first = self.topic_partition.partition, self.written_offset
-            parts.append(frames.pack(kind, turn.size, self.topic_id, partition, first, self.end_offset))
+            parts.append(
+                frames.pack(kind, turn.size, self.topic_id, self._partition, self.written_offset, self.end_offset)
+            )
             parts += turn.batches
             count += FRAME_BYTES
         return count
 
     def bounds_frame(self) -> bytes:
-        partition, start = self.topic_partition.partition, min(self.start_offset, self.written_offset)
-        return frames.pack(frames.BOUNDS, 0, self.topic_id, partition, start, self.written_offset)
+        start = min(self.start_offset, self.written_offset)
+        return frames.pack(frames.BOUNDS, 0, self.topic_id, self._partition, start, self.written_offset)
 
     def wrote(self, number: int, byte: int) -> None:
         """The frames are in the commit log, the batches from this byte on."""
         self.bounds_untold = False
         turn = self._turn
         if turn.batches:
-            turn.enter(self.queue, number, byte, self.written_offset, self.end_offset)
+            if turn.single:
+                self.queue.add(Run(number, byte, turn.size, self.written_offset, turn.run_ms), self.end_offset)
+            else:
+                turn.enter(self.queue, number, byte, self.written_offset, self.end_offset)
             self.snapshot_bytes += turn.size
             self.written_offset = self.end_offset
             turn.clear()

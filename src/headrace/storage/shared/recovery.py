@@ -202,8 +202,8 @@ class Opening:
         return opened
 
     def _epochs(self, path: str, state: State) -> EpochHistory:
-        """What the file says, as far as it still holds, and what the commit log does. For a partition that is built anew
-        the commit log alone counts: the file may tell of what was truncated."""
+        """What the file says, as far as it still holds, and what the commit log does. For a partition that is built
+        anew the commit log alone counts: the file may tell of what was truncated."""
         history = state.history or EpochHistory(self._disk, path)
         before = min(state.lowest_end, state.queue.end_offset)
         kept = [] if state.rebuilt else [entry for entry in history.entries if entry[1] < before]

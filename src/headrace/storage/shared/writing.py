@@ -31,54 +31,58 @@ class FrameWriter:
         """...in a frame that ends before this position."""
         self.short_of_room = False
         """Whether the last write found no room."""
+        self._no_file: OSError | None = None
 
     def write(self, logs: Iterable[SharedLog]) -> list[Failure]:
         """Write the frames of these logs; those that could not be written are rolled back and named."""
         failures: list[Failure] = []
-        ready: list[SharedLog] = []
-        count, commit_log = 0, self._commit_log
+        ready: list[tuple[SharedLog, int]] = []
+        parts: list[Buffer] = []
+        room, count = self._commit_log.room, 0
         for each in logs:
             error = each.prepare()
             if error is not None:
                 failures.append((each, error))
                 continue
-            more = each.staged_bytes
+            more = each.frame_bytes
             if not more:
                 continue
-            if count and commit_log.is_full(count + more + FRAME_BYTES):
-                failures += self._write_some(ready, count)
-                ready, count = [], 0
-            ready.append(each)
+            if count + more > room:
+                if count:
+                    failures += self._put(parts, count, ready)
+                    ready, parts, count = [], [], 0
+                room = self._next_file(more)
+            ready.append((each, count + each.frames(parts)))
             count += more
         if ready:
-            failures += self._write_some(ready, count)
+            failures += self._put(parts, count, ready)
         return failures
 
-    def _write_some(self, logs: list[SharedLog], count: int) -> list[Failure]:
-        commit_log = self._commit_log
-        parts: list[Buffer] = []
-        payloads: list[int] = []
-        at, synced = 0, commit_log.synced
-        try:
-            if commit_log.is_full(count + FRAME_BYTES):
+    def _next_file(self, count: int) -> int:
+        """Begin another file for so many bytes, if they do not fit; answers the room that there is. Where it cannot be
+        begun, the write will say why."""
+        if self._commit_log.is_full(count):
+            try:
                 self._roll()
-            marking = synced - self.marked >= MARK_BYTES
-            if marking:
-                parts.append(frames.synced(synced))
-                at, count = FRAME_BYTES, count + FRAME_BYTES
-            for each in logs:
-                whole = each.staged_bytes
-                payloads.append(at + each.frames(parts))
-                at += whole
-            byte = commit_log.write(parts, count)
+            except OSError as error:
+                self._no_file = error
+        return self._commit_log.room
+
+    def _put(self, parts: list[Buffer], count: int, ready: list[tuple[SharedLog, int]]) -> list[Failure]:
+        """Write these parts; every log has its batches behind so many bytes of them."""
+        commit_log = self._commit_log
+        try:
+            if self._no_file is not None:
+                error, self._no_file = self._no_file, None
+                raise error
+            if commit_log.synced - self.marked >= MARK_BYTES:
+                self._mark()
+            byte, number = commit_log.write(parts, count), commit_log.number
         except OSError as error:
             self.short_of_room = error.errno in refusal.NO_ROOM
-            return [(each, each.take_back(error)) for each in logs]
+            return [(each, each.take_back(error)) for each, _ in ready]
         self.short_of_room = False
-        if marking:
-            self.marked, self.mark_end = synced, commit_log.end
-        number = commit_log.number
-        for each, payload in zip(logs, payloads, strict=True):
+        for each, payload in ready:
             each.wrote(number, byte + payload)
         return []
 
@@ -101,11 +105,13 @@ class FrameWriter:
 
     def mark(self) -> None:
         """Have the commit log say what is synced, if there is room."""
-        synced = self._commit_log.synced
-        if synced > self.marked:
+        if self._commit_log.synced > self.marked:
             try:
-                self._commit_log.write([frames.synced(synced)], FRAME_BYTES)
+                self._mark()
             except OSError as error:
                 log.warning("%s", error)
-                return
-            self.marked, self.mark_end = synced, self._commit_log.end
+
+    def _mark(self) -> None:
+        synced = self._commit_log.synced
+        self._commit_log.write([frames.synced(synced)], FRAME_BYTES)
+        self.marked, self.mark_end = synced, self._commit_log.end
