@@ -138,14 +138,6 @@ class TestFiles:
         harness.open()
         assert len(values(harness.log())) == 1
 
-    def test_a_partitioned_folder_is_refused_too(self, sim: Harness) -> None:
-        append(sim.log(), batch())
-        sim.write()
-        assert sim.store is not None
-        sim.store.close()
-        with pytest.raises(DataFolderError, match=rf"has the layout '{PARTITIONED}'.*--to shared"):
-            SharedStore(sim.disk, sim.clock, sim.data)
-
 
 class TestRetention:
     layout = SHARED
@@ -421,3 +413,12 @@ def test_a_commit_opens_no_file(shared: Harness, monkeypatch: pytest.MonkeyPatch
         fill(shared, log, count=1)
         shared.settle()
     assert (log.durable_offset, opened) == (6, [])
+
+
+def test_a_partitioned_folder_is_refused_too(sim: Harness) -> None:
+    append(sim.log(), batch())
+    sim.write()
+    assert sim.store is not None
+    sim.store.close()
+    with pytest.raises(DataFolderError, match=rf"has the layout '{PARTITIONED}'.*--to shared"):
+        SharedStore(sim.disk, sim.clock, sim.data)

@@ -11,7 +11,7 @@ from headrace.ports.disk import Disk, File
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
-from headrace.storage.producers import ProducerState
+from headrace.storage.producers import ProducerState, ProducerTable
 from headrace.storage.snapshots import Snapshots
 
 
@@ -28,6 +28,17 @@ class Beside:
         if file is not None:
             file.close()
             self._unsynced |= {f"{self._folder}/{EPOCHS_FILE}": None, self._folder: None}
+
+    def newest_producers(self, start_offset: int, end_offset: int) -> tuple[int, dict[int, ProducerState]]:
+        """What a snapshot says of the producers, and from which offset on the log has to be read as well."""
+        found = self.snapshots.newest(end_offset)
+        # What came between an older one and the start is gone, so it says nothing of now.
+        return found if found is not None and found[0] >= start_offset else (start_offset, {})
+
+    def needs_snapshot(self, start_offset: int, producers: ProducerTable) -> bool:
+        """Whether no snapshot speaks for what lies below the offset, and there is something to say."""
+        newest = self.snapshots.newest_offset
+        return (newest is None or newest < start_offset) and (newest is not None or bool(producers.states))
 
     def write_snapshot(self, offset: int, states: dict[int, ProducerState]) -> None:
         """The one before it stays, for a truncation that takes this one."""

@@ -372,9 +372,7 @@ class SharedLog:
     def _load_producers(self) -> dict[int, producers.ProducerState]:
         """From the newest whole snapshot, and the headers behind it."""
         with refusal.reading(self.topic_partition):
-            from_offset, states = self.beside.snapshots.newest(self.written_offset) or (self.start_offset, {})
-            if from_offset < self.start_offset:  # what came in between is gone, so it says nothing of now
-                from_offset, states = self.start_offset, {}
+            from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
             if from_offset < self.written_offset:
                 now_ms = self._around.clock.wall_ms()
                 producers.replay(states, (header for header, _ in self.sound_headers(from_offset)), now_ms)
@@ -382,11 +380,10 @@ class SharedLog:
 
     def _remember_producers(self, start_offset: int) -> None:
         """Have a snapshot that speaks for everything below a new start."""
-        newest = self.beside.snapshots.newest_offset
         if self._turn.batches:
             return  # what is staged may be taken back
         try:
-            if (newest is None or newest < start_offset) and (self.producers.states or newest is not None):
+            if self.beside.needs_snapshot(start_offset, self.producers):
                 self.beside.write_snapshot(self.written_offset, self.producers.states)
                 self.snapshot_bytes = 0
         except (OSError, HeadraceError) as error:
