@@ -84,6 +84,7 @@ class Harness:
     store: Store | None = None
     layout: str = PARTITIONED
     file_bytes: int = 4096
+    rewrite_share: float = 0.5
     events: list[tuple[TopicPartition, int]] = field(default_factory=list)
     archived: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -103,6 +104,7 @@ class Harness:
                 retention_check_ms=1000,
                 archived_offset=lambda where: self.archived.get(where, 0),
                 file_bytes=self.file_bytes,
+                rewrite_share=self.rewrite_share,
             )
         return PartitionedStore(
             self.disk,

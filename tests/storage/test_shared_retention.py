@@ -187,6 +187,7 @@ class TestRetention:
 
     @proves("L5")
     def test_a_file_goes_when_nobody_wants_anything_in_it(self, harness: Harness) -> None:
+        harness.rewrite_share = 0.0
         logs = [shared_log(harness, TopicPartition("t", n), **QUICK) for n in range(3)]
         fill(harness, *logs, count=100)
         before = commit_files(harness)
@@ -250,6 +251,7 @@ class TestRetention:
     @proves("L5")
     def test_a_removed_file_takes_no_bounds_with_it(self, shared: Harness) -> None:
         """The frame that told of a truncation goes with its file, the truncated bytes are still there."""
+        shared.rewrite_share = 0.0
         held, cut, busy = (shared_log(shared, place, **QUICK) for place in (LONG, SHORT, OTHER))
         fill(shared, held, cut, count=10)
         fill(shared, busy, count=60)
