@@ -30,6 +30,7 @@ pytestmark = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 KEYS: list[bytes | None] = [None, b"", b"a", b"b", b"c", b"long" * 30, *(b"%d" % n for n in range(20))]
 STEPS = 60
 SEEDS = 12
+LONG_SEEDS = 150
 
 
 @pytest.fixture(params=["sim", "real"])
@@ -126,6 +127,7 @@ class Model:
         self.indexes = open_indexes(self.harness, self.limits)
         self.count = 0
         self.epoch = 0
+        self.queries = 0
         self.raises_epochs = chance.random() < 0.7
 
     def append(self) -> None:
@@ -220,12 +222,10 @@ class Model:
             else:
                 wanted = replace(wanted, first_offset=answer.searched)
         assert found == expected
+        self.queries += 1
 
 
-@proves("R3")
-@pytest.mark.parametrize("number", range(SEEDS))
-def test_queries_answer_what_a_full_scan_answers(layout: str, number: int, seed: int) -> None:
-    model = Model(layout, random.Random(seed))
+def live(model: Model) -> None:
     steps = [model.append] * 8 + [model.pass_time] * 4 + [model.truncate, model.delete_before, model.restart_at]
     steps += [model.stop, model.kill, model.lose_power, model.harm]
     for _ in range(STEPS):
@@ -233,6 +233,25 @@ def test_queries_answer_what_a_full_scan_answers(layout: str, number: int, seed:
         if model.chance.random() < 0.7:
             model.compare()
     model.compare()
+
+
+@proves("R3")
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_queries_answer_what_a_full_scan_answers(layout: str, number: int, seed: int) -> None:
+    live(Model(layout, random.Random(seed)))
+
+
+@pytest.mark.long
+@proves("R3")
+def test_queries_answer_what_a_full_scan_answers_over_many_histories(
+    layout: str, seed: int, proof_report: Callable[..., None]
+) -> None:
+    queries = 0
+    for number in range(LONG_SEEDS):
+        model = Model(layout, random.Random(f"{seed} {number}"))
+        live(model)
+        queries += model.queries
+    proof_report(layout=layout, histories=LONG_SEEDS, steps_each=STEPS, queries_equal_to_a_full_scan=queries)
 
 
 LIMITS = KeyLimits(entries=64, slots=16)
