@@ -24,8 +24,8 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]
 
 
 @pytest.fixture
-def sim() -> Harness:
-    return sim_harness()
+def sim(request: pytest.FixtureRequest) -> Harness:
+    return sim_harness(getattr(request.cls, "layout", PARTITIONED))
 
 
 @pytest.fixture

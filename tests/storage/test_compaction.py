@@ -9,8 +9,12 @@ import pytest
 
 from headrace.records import kernel
 from headrace.sim.disk import SimDisk
+from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.shared import compaction as shared_compaction
+from headrace.storage.shared.log import SharedLog
+from headrace.storage.shared.store import SharedStore
 from proving import proves
 from storage.harness import Harness, append, batch, read_all
 
@@ -45,31 +49,136 @@ def put(harness: Harness, log: Log, key: bytes, value: bytes | None) -> int:
     return offset
 
 
+def active_base_of(harness: Harness, log: Log) -> int:
+    """Compaction leaves everything from this offset on alone."""
+    if isinstance(log, SharedLog):
+        assert isinstance(harness.store, SharedStore)
+        return shared_compaction.cleanable_to(log, harness.disk, harness.store.commit_log, harness.clock.wall_ms())
+    assert isinstance(log, PartitionedLog)
+    return log.active.base_offset
+
+
 def check(log: Log, before: dict[int, tuple[bytes | None, bytes | None]], active_base: int) -> None:
-    """What is left below the active segment is the latest of each key there, or was overwritten in the active one."""
+    """What is left below the active part is the latest of each key there, or was overwritten in the active one."""
     after = records(log)
     latest = {key: offset for offset, (key, _) in sorted(before.items()) if offset < active_base}
     assert set(after) == set(latest.values()) | {offset for offset in before if offset >= active_base}
     assert all(before[offset] == after[offset] for offset in after)
 
 
-@proves("J6")
-@pytest.mark.parametrize("seed", range(5))
-def test_only_the_latest_record_of_each_key_stays_at_its_offset(harness: Harness, seed: int) -> None:
-    chance = random.Random(seed)
-    log = harness.log(**COMPACTED)
-    assert isinstance(log, PartitionedLog)
-    for round_ in range(3):
-        for i in range(150):
-            put(harness, log, b"key%d" % chance.randrange(20), b"%d-%d" % (round_, i))
-        before, active_base = records(log), log.active.base_offset
-        size = log.size_bytes
+class CompactionContract:
+    """What compaction means in every layout."""
+
+    @proves("J6")
+    @pytest.mark.parametrize("seed", range(5))
+    def test_only_the_latest_record_of_each_key_stays_at_its_offset(self, harness: Harness, seed: int) -> None:
+        chance = random.Random(seed)
+        log = harness.log(**COMPACTED)
+        for round_ in range(3):
+            for i in range(150):
+                put(harness, log, b"key%d" % chance.randrange(20), b"%d-%d" % (round_, i))
+            before, active_base = records(log), active_base_of(harness, log)
+            size = log.size_bytes
+            compact(harness)
+            check(log, before, active_base)
+            assert log.size_bytes < size
+            log = harness.reopen() if chance.random() < 0.5 else harness.kill()
+            check(log, before, active_base)
+
+    def test_every_offset_can_still_be_asked_for(self, harness: Harness) -> None:
+        log = harness.log(**COMPACTED)
+        for i in range(200):
+            put(harness, log, b"key%d" % (i % 7), b"%d" % i)
         compact(harness)
+        left = sorted(records(log))
+        for offset in range(200):
+            first = kernel.records(read_from(log, offset))[-1].offset
+            assert first == next(o for o in left if o >= offset)
+
+    def test_tombstones_go_after_their_time_and_not_before(self, harness: Harness) -> None:
+        log = harness.log(**COMPACTED, delete_retention_ms=60_000)
+        put(harness, log, b"gone", b"x" * 100)
+        tombstone = put(harness, log, b"gone", None)
+
+        def fill() -> None:
+            for i in range(40):
+                put(harness, log, b"other", b"%d" % i)
+
+        fill()
+        compact(harness)
+        assert records(log)[tombstone] == (b"gone", None)
+        harness.advance(30)
+        fill()
+        compact(harness)
+        assert tombstone in records(log)
+        harness.advance(31)
+        fill()
+        compact(harness)
+        assert tombstone not in records(log)
+        assert b"gone" not in {key for key, _ in records(log).values()}
+
+    def test_the_last_sequence_of_a_producer_is_kept_without_its_records(self, harness: Harness) -> None:
+        log = harness.log(**COMPACTED)
+        for sequence in range(3):
+            append(log, batch(b"v", key=b"k", producer=(7, 0, sequence)))
+        for i in range(60):
+            put(harness, log, b"k", b"%d" % i)
+        compact(harness)
+        kept = [(h.base_offset, h.record_count, h.base_sequence) for h, _ in read_all(log) if h.producer_id == 7]
+        assert kept == [(2, 0, 2)]
+
+    def test_records_that_are_too_young_are_left_alone(self, harness: Harness) -> None:
+        log = harness.log(**COMPACTED, min_compaction_lag_ms=10_000)
+        now_ms = harness.clock.wall_ms()
+        for i in range(60):
+            append(log, batch(b"%d" % i, key=b"k", timestamp_ms=now_ms))
+            harness.write()
+        compact(harness)
+        assert len(records(log)) == 60
+        harness.advance(10)
+        compact(harness)
+        assert len(records(log)) < 60
+
+    def test_old_dirt_is_compacted_even_if_there_is_little(self, harness: Harness) -> None:
+        lag = COMPACTED | {"min_cleanable_dirty_ratio": 1.0, "max_compaction_lag_ms": 5000}
+        log = harness.log(**lag)
+        now_ms = harness.clock.wall_ms()
+        for i in range(3):
+            append(log, batch(b"%d" % i, key=b"k", timestamp_ms=now_ms))
+            harness.write()
+        harness.advance(2)
+        assert len(records(log)) == 3
+        harness.advance(4)
+        compact(harness)
+        assert sorted(records(log)) == [2]
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_a_crash_at_any_point_leaves_the_old_or_the_new(self, sim: Harness, seed: int) -> None:
+        assert isinstance(sim.disk, SimDisk)
+        chance = random.Random(seed)
+        log = sim.log(**COMPACTED, durability="disk")
+        for i in range(120):
+            put(sim, log, b"key%d" % chance.randrange(6), b"%d" % i)
+        sim.settle()
+        before, active_base = records(log), active_base_of(sim, log)
+        sim.advance(1.1)
+        for _ in range(chance.randrange(30)):
+            sim.clock.advance(0.013)
+        log = sim.kill(seed)
+        after = records(log)
+        assert all(before[offset] == after[offset] for offset in after)
+        latest = {key: offset for offset, (key, _) in sorted(before.items())}
+        assert set(latest.values()) <= set(after)
+        compact(sim)
         check(log, before, active_base)
-        assert log.size_bytes < size
-        log = harness.reopen() if chance.random() < 0.5 else harness.kill()
-        assert isinstance(log, PartitionedLog)
-        check(log, before, active_base)
+
+
+class TestPartitioned(CompactionContract):
+    layout = PARTITIONED
+
+
+class TestShared(CompactionContract):
+    layout = SHARED
 
 
 def test_small_neighbours_become_one_segment(harness: Harness) -> None:
@@ -83,103 +192,9 @@ def test_small_neighbours_become_one_segment(harness: Harness) -> None:
     assert len(log.segments) <= rolled // 2
 
 
-def test_every_offset_can_still_be_asked_for(harness: Harness) -> None:
-    log = harness.log(**COMPACTED)
-    for i in range(200):
-        put(harness, log, b"key%d" % (i % 7), b"%d" % i)
-    compact(harness)
-    left = sorted(records(log))
-    for offset in range(200):
-        first = kernel.records(read_from(log, offset))[-1].offset
-        assert first == next(o for o in left if o >= offset)
-
-
 def read_from(log: Log, offset: int) -> bytes:
     result = log.read(offset, 1, log.written_offset)
     return b"".join(part.file.pread(part.count, part.position) for part in result.slices)
-
-
-def test_tombstones_go_after_their_time_and_not_before(harness: Harness) -> None:
-    log = harness.log(**COMPACTED, delete_retention_ms=60_000)
-    put(harness, log, b"gone", b"x" * 100)
-    tombstone = put(harness, log, b"gone", None)
-
-    def fill() -> None:
-        for i in range(40):
-            put(harness, log, b"other", b"%d" % i)
-
-    fill()
-    compact(harness)
-    assert records(log)[tombstone] == (b"gone", None)
-    harness.advance(30)
-    fill()
-    compact(harness)
-    assert tombstone in records(log)
-    harness.advance(31)
-    fill()
-    compact(harness)
-    assert tombstone not in records(log)
-    assert b"gone" not in {key for key, _ in records(log).values()}
-
-
-def test_the_last_sequence_of_a_producer_is_kept_without_its_records(harness: Harness) -> None:
-    log = harness.log(**COMPACTED)
-    for sequence in range(3):
-        append(log, batch(b"v", key=b"k", producer=(7, 0, sequence)))
-    for i in range(60):
-        put(harness, log, b"k", b"%d" % i)
-    compact(harness)
-    kept = [(h.base_offset, h.record_count, h.base_sequence) for h, _ in read_all(log) if h.producer_id == 7]
-    assert kept == [(2, 0, 2)]
-
-
-def test_records_that_are_too_young_are_left_alone(harness: Harness) -> None:
-    log = harness.log(**COMPACTED, min_compaction_lag_ms=10_000)
-    now_ms = harness.clock.wall_ms()
-    for i in range(60):
-        append(log, batch(b"%d" % i, key=b"k", timestamp_ms=now_ms))
-        harness.write()
-    compact(harness)
-    assert len(records(log)) == 60
-    harness.advance(10)
-    compact(harness)
-    assert len(records(log)) < 60
-
-
-def test_old_dirt_is_compacted_even_if_there_is_little(harness: Harness) -> None:
-    lag = COMPACTED | {"min_cleanable_dirty_ratio": 1.0, "max_compaction_lag_ms": 5000}
-    log = harness.log(**lag)
-    now_ms = harness.clock.wall_ms()
-    for i in range(3):
-        append(log, batch(b"%d" % i, key=b"k", timestamp_ms=now_ms))
-        harness.write()
-    harness.advance(2)
-    assert len(records(log)) == 3
-    harness.advance(4)
-    compact(harness)
-    assert sorted(records(log)) == [2]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_crash_at_any_point_leaves_the_old_or_the_new(sim: Harness, seed: int) -> None:
-    assert isinstance(sim.disk, SimDisk)
-    chance = random.Random(seed)
-    log = sim.log(**COMPACTED, durability="disk")
-    assert isinstance(log, PartitionedLog)
-    for i in range(120):
-        put(sim, log, b"key%d" % chance.randrange(6), b"%d" % i)
-    sim.settle()
-    before, active_base = records(log), log.active.base_offset
-    sim.advance(1.1)
-    for _ in range(chance.randrange(30)):
-        sim.clock.advance(0.013)
-    log = sim.kill(seed)
-    after = records(log)
-    assert all(before[offset] == after[offset] for offset in after)
-    latest = {key: offset for offset, (key, _) in sorted(before.items())}
-    assert set(latest.values()) <= set(after)
-    compact(sim)
-    check(log, before, active_base)
 
 
 def test_a_damaged_log_is_not_compacted(sim: Harness, caplog: pytest.LogCaptureFixture) -> None:

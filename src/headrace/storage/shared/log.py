@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, UnknownPartition
+from headrace.errors import HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
 from headrace.ports.disk import Buffer, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
@@ -30,8 +30,9 @@ from headrace.storage.log import EpochEnd, ReadResult, TimedOffset, TopicPartiti
 from headrace.storage.shared import frames, search
 from headrace.storage.shared.beside import Beside
 from headrace.storage.shared.frames import FRAME_BYTES
-from headrace.storage.shared.queue import Run
+from headrace.storage.shared.queuefile import Run
 from headrace.storage.shared.reader import Reader
+from headrace.storage.shared.splicing import Replacement
 from headrace.storage.shared.surroundings import Found, Surroundings
 from headrace.storage.shared.turn import Turn
 
@@ -361,13 +362,27 @@ class SharedLog:
             return
         self._around.checkpoint_soon(done)
 
-    def replaced(self, first_offset: int, next_offset: int, runs: Sequence[Run]) -> None:
-        """The commit log holds a replace frame with these runs, and it is synced: let the queue lead to them."""
-        self.queue.splice(first_offset, next_offset, runs)
-        self.queue.drop_before(self.start_offset)
-        self._reader.forget()
-        self._around.checkpoint_soon(None)
-        self._around.emptied()
+    def replaced(self, replacements: Sequence[Replacement]) -> None:
+        """The commit log holds replace frames with these runs, and they are synced: let the queue lead to them.
+        After an OSError some of them may be as they were."""
+        wanted = [each for each in replacements if each.next_offset > self.start_offset]
+        try:
+            self.queue.splice(wanted)
+        except OSError as error:
+            if self.queue.broken:
+                self.go_offline(
+                    StorageFailed(
+                        f"{self.topic_partition}: {error.filename}: {error.strerror}: the log is offline until the "
+                        "broker is restarted; nothing is lost"
+                    )
+                )
+            raise
+        finally:
+            if self.offline is None:
+                self.queue.drop_before(self.start_offset)
+            self._reader.forget()
+            self._around.checkpoint_soon(None)
+            self._around.emptied()
 
     def _load_producers(self) -> dict[int, producers.ProducerState]:
         """From the newest whole snapshot, and the headers behind it."""

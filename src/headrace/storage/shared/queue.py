@@ -8,80 +8,29 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
 
 from headrace.errors import CorruptBatch
-from headrace.ports.disk import Disk, File
+from headrace.ports.disk import File
 from headrace.storage.scan import find, walk
-from headrace.storage.shared.commitlog import CommitLog
-from headrace.storage.shared.frames import FRAME_BYTES
+from headrace.storage.shared import splicing
 from headrace.storage.shared.queuefile import (
     DAMAGED,
+    ENTRIES_MAX,
+    ENTRY_BYTES,
     GONE,
     NO_TIMESTAMP,
-    QUEUE,
     Entry,
-    OpenQueues,
     QueueFile,
+    Run,
 )
-
-DIGITS: Final = 20
-
-
-class Run(NamedTuple):
-    """An entry to be: where its batches lie, its first offset, and the greatest timestamp among them."""
-
-    number: int
-    byte: int
-    size: int
-    offset: int
-    greatest_ms: int
-
+from headrace.storage.shared.queuefiles import QueueFiles
+from headrace.storage.shared.splicing import Patch, Replacement
 
 Place = tuple[QueueFile, int]
 """A file, and the number of an entry in it, perhaps one that is still to come."""
 
 
-class Queue:
-    def __init__(self, disk: Disk, commit_log: CommitLog, open_queues: OpenQueues, folder: str) -> None:
-        self._disk = disk
-        self._commit_log = commit_log
-        self._open_queues = open_queues
-        self.folder = folder
-        self._files: list[QueueFile] = []
-        self._firsts: list[int] = []
-        self._front = 0
-        self.end_offset = 0
-        self.size_bytes = 0
-        self.live: dict[int, int] = {}
-        """Bytes that are wanted, by the number of the commit file that they lie in."""
-        self.names_changed = False
-        """Whether files came or went since the folder was last synced."""
-
-    # Files.
-
-    def load(self, first_offset: int, count: int, crc: int) -> bool:
-        """Take the files that a checkpoint tells of, the active one by its first offset; drop those that came later.
-        False if one of them is missing or not whole."""
-        on_disk = self._on_disk()
-        for later in (each for each in on_disk if each > first_offset):
-            self._new_file(later).remove()
-        firsts = [each for each in on_disk if each <= first_offset]
-        if first_offset < 0:
-            return True
-        if not firsts or firsts[-1] != first_offset:
-            return False
-        for first in firsts[:-1]:
-            file = self._new_file(first)
-            if not file.load(None):
-                return False
-            self._append(file)
-        active = self._new_file(first_offset)
-        if not active.load(count, crc):
-            return False
-        self._append(active)
-        return True
-
+class Queue(QueueFiles):
     def find_front(self, start_offset: int) -> None:
         """Nothing before the entry that speaks for the start counts, and none of it is counted."""
         place = self.place(start_offset)
@@ -91,114 +40,7 @@ class Queue:
             if nth:
                 self._remove_files(0, nth)
 
-    def clear_files(self) -> None:
-        """Drop every file, whatever is in it."""
-        for first in self._on_disk():
-            self._new_file(first).remove()
-        self._files, self._firsts, self._front = [], [], 0
-        self.names_changed = True
-
-    def _on_disk(self) -> list[int]:
-        names = self._disk.list(self.folder)
-        return sorted(int(name[:DIGITS]) for name in names if name.endswith(QUEUE) and name[:DIGITS].isdigit())
-
-    def _new_file(self, first_offset: int) -> QueueFile:
-        return QueueFile(self._disk, self._open_queues, self.folder, first_offset)
-
-    def _append(self, file: QueueFile) -> None:
-        self._files.append(file)
-        self._firsts.append(file.first_offset)
-
-    def _remove_files(self, first: int, last: int) -> None:
-        for file in self._files[first:last]:
-            file.remove()
-        del self._files[first:last]
-        del self._firsts[first:last]
-        self.names_changed = True
-
-    def active_point(self) -> tuple[int, int, int]:
-        """First offset, count and CRC of the active file, for the checkpoint; -1 without one."""
-        file = self._files[-1] if self._files else None
-        return (file.first_offset, file.count, file.crc()) if file is not None else (-1, 0, 0)
-
-    def unsynced(self) -> list[File]:
-        """Files that are not on disk as they are in memory; they count as if they were from now on."""
-        files: list[File] = []
-        for file in self._files:
-            if not file.synced:
-                files.append(file.file)
-                file.synced = True
-        if self.names_changed:
-            files.append(self._disk.open(self.folder))
-            self.names_changed = False
-        return files
-
-    def doubt(self) -> None:
-        """The files may not be on disk as they are in memory."""
-        self.names_changed = True
-        for file in self._files:
-            file.synced = False
-
-    def close(self) -> None:
-        for file in self._files:
-            self._open_queues.closed(file)
-            file.release()
-
-    # Adding.
-
-    def ready(self, more: int, first_offset: int, first_ms: int, last_offset: int, greatest_ms: int) -> bool:
-        """Make room for entries. OSError if there is none. False if they do not fit one file together: then one entry
-        has to speak for all."""
-        if self._files:
-            file = self._files[-1]
-            if file.count and not file.closed and file.fits(last_offset, greatest_ms, more):
-                if file.count + more > file.room:
-                    file.make_room(more)
-                return True
-        self._begin(first_offset, first_ms)
-        file = self._files[-1]
-        if file.fits(last_offset, greatest_ms, more):
-            file.make_room(more)
-            return True
-        self._begin(first_offset, greatest_ms)
-        return False
-
-    def _begin(self, first_offset: int, first_ms: int) -> None:
-        """Close the active file and begin the next."""
-        if self._files and not self._files[-1].count:
-            self._remove_files(len(self._files) - 1, len(self._files))
-        if self._files and not self._files[-1].closed:
-            self._files[-1].close()
-        file = self._new_file(first_offset)
-        try:
-            file.begin(first_ms)
-        except OSError:
-            file.remove()
-            raise
-        self._append(file)
-        self.names_changed = True
-
-    def add(self, run: Run, next_offset: int) -> None:
-        """An entry behind the others, for which room was made."""
-        number, _, size, _, _ = run
-        self._files[-1].add(*run)
-        self.end_offset = next_offset
-        if size == GONE:
-            self.live[number] = self.live.get(number, 0) + FRAME_BYTES
-        elif size != DAMAGED:
-            self.live[number] = self.live.get(number, 0) + size
-            self.size_bytes += size
-
-    def add_roomy(self, run: Run, next_offset: int) -> None:
-        """The same, making room first."""
-        self.ready(1, run.offset, run.greatest_ms, run.offset, run.greatest_ms)
-        self.add(run, next_offset)
-
     # Finding.
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._files or (len(self._files) == 1 and self._files[0].count <= self._front)
 
     def place(self, offset: int) -> Place | None:
         """The entry that speaks for the offset, or the first one if that lies before it."""
@@ -240,30 +82,7 @@ class Queue:
             yield self.entry(place)
             place = self.settle((place[0], place[1] + 1))
 
-    def files(self) -> Iterator[tuple[QueueFile, int]]:
-        """Every file, with the number of its first entry that counts."""
-        for nth, file in enumerate(self._files):
-            if file.count:
-                yield file, self._front if nth == 0 else 0
-
     # Dropping.
-
-    def _forget(self, file: QueueFile, first: int, last: int) -> None:
-        """Entries that are not pointed to any more."""
-        live = self.live
-        for at in range(first, last):
-            number, _, size, _, _ = file.raw(at)
-            if size == DAMAGED:
-                continue
-            if size == GONE:
-                size = FRAME_BYTES
-            else:
-                self.size_bytes -= size
-            left = live.get(number, 0) - size
-            if left > 0:
-                live[number] = left
-            else:
-                live.pop(number, None)
 
     def drop_all(self, end_offset: int) -> None:
         self._remove_files(0, len(self._files))
@@ -334,9 +153,69 @@ class Queue:
 
     # Replacing.
 
-    def splice(self, first_offset: int, next_offset: int, runs: Sequence[Run]) -> None:
-        """These runs now speak for the offsets from first to next; they begin with the first. Files that are touched
-        are written anew: after a crash in between the queue is built from the commit log."""
+    def splice(self, replacements: Sequence[Replacement]) -> None:
+        """Other runs for some offsets; replacements are in order. After an OSError those before the one that failed
+        were made."""
+        waiting = list(replacements)
+        while waiting:
+            nth, count = self._in_one_file(waiting)
+            patches = self._patches(nth, waiting[:count]) if count else []
+            if not patches or not self._patch(nth, patches):
+                count = 1
+                self._write_anew(*waiting[0])
+            del waiting[:count]
+
+    def _in_one_file(self, replacements: list[Replacement]) -> tuple[int, int]:
+        """Which file the first of them lies in, and how many lie wholly in it."""
+        if self.is_empty or replacements[0].first_offset >= self.end_offset:
+            return 0, 0
+        nth, count = self._nth(replacements[0].first_offset), 0
+        end = self._firsts[nth + 1] if nth + 1 < len(self._files) else self.end_offset
+        while count < len(replacements) and replacements[count].next_offset <= end:
+            count += 1
+        return nth, count
+
+    def _patches(self, nth: int, replacements: list[Replacement]) -> list[Patch]:
+        file, front = self._files[nth], self._front if nth == 0 else 0
+        patches: list[Patch] = []
+        for first_offset, next_offset, runs in replacements:
+            first = max(front, file.at_or_before(first_offset))
+            last = file.at_or_before(next_offset - 1) + 1
+            if last <= first:
+                return []
+            head, tail = Run(*file.raw(first)), Run(*file.raw(last - 1))
+            whole = list(runs)
+            if head.offset < first_offset:
+                whole.insert(0, self._head(head, first_offset))
+            if self._next_offset(file, last - 1) > next_offset:
+                whole.append(self._tail(tail, next_offset))
+            if patches and first < patches[-1].last:
+                return []
+            patches.append(Patch(first, last, whole))
+        return patches
+
+    def _patch(self, nth: int, patches: list[Patch]) -> bool:
+        """False: it cannot be done in one file."""
+        file = self._files[nth]
+        entries = splicing.patched(file, patches)
+        if entries is None or len(entries) > 2 * ENTRIES_MAX * ENTRY_BYTES or not entries:
+            return False
+        gone = [Run(*file.raw(at)) for patch in patches for at in range(patch.first, patch.last)]
+        if self.scratch and not file.closed:
+            at = patches[0].first
+            file.put(at, entries[at * ENTRY_BYTES :])
+        else:
+            self._files[nth] = file.rewrite(entries, keep_old=not self.scratch)
+            self.names_changed = True
+        for run in gone:
+            self._uncount(run)
+        for patch in patches:
+            for run in patch.runs:
+                self._count(run)
+        return True
+
+    def _write_anew(self, first_offset: int, next_offset: int, runs: Sequence[Run]) -> None:
+        """Write the files anew that are touched: after a crash in between the queue is built from the commit log."""
         if first_offset >= self.end_offset or self.is_empty:
             for run, following in zip(runs, [*(each.offset for each in runs[1:]), next_offset], strict=False):
                 self.add_roomy(run, following)
@@ -359,9 +238,11 @@ class Queue:
         del self._files[last + 1 :], self._firsts[last + 1 :]
         self._remove_files(first, last + 1)
         self._front = self._front if first else 0
+        self.broken = True
         self._write([*before, *runs, *after], max(self.end_offset, next_offset), is_last=not rest)
         self._files += rest
         self._firsts += rest_firsts
+        self.broken = False
 
     def _nth(self, offset: int) -> int:
         """Which file speaks for the offset."""

@@ -27,6 +27,8 @@ from crc32c import crc32c
 from headrace.ports.disk import Disk, File, read_whole
 
 QUEUE: Final = ".queue"
+OLD: Final = ".old"
+NEW: Final = ".new"
 ENTRY_BYTES: Final = 20
 HEAD_BYTES: Final = 24
 FIRST_BYTES: Final = 4096
@@ -40,7 +42,7 @@ NO_TIMESTAMP: Final = -1
 _HEAD = struct.Struct(">4sqqI")
 _HEAD_BODY = struct.Struct(">4sqq")
 _MAGIC: Final = b"HRQ1"
-_ENTRY = struct.Struct("<5I")
+ENTRY = struct.Struct("<5I")
 
 
 class Entry(NamedTuple):
@@ -56,6 +58,16 @@ class Entry(NamedTuple):
     @property
     def has_batches(self) -> bool:
         return self.size not in (GONE, DAMAGED)
+
+
+class Run(NamedTuple):
+    """An entry to be: where its batches lie, its first offset, and the greatest timestamp among them."""
+
+    number: int
+    byte: int
+    size: int
+    offset: int
+    greatest_ms: int
 
 
 class OpenQueues:
@@ -140,11 +152,7 @@ class QueueFile:
         """Room for so many entries more. OSError when the disk has none; nothing has changed then."""
         if self.count + more <= self.room:
             return
-        used = HEAD_BYTES + (self.count + more) * ENTRY_BYTES
-        wanted = FIRST_BYTES
-        while wanted < used:
-            wanted *= GROWTH
-        wanted = max(used, min(wanted, HEAD_BYTES + ENTRIES_MAX * ENTRY_BYTES))
+        wanted = _wanted_bytes(self.count + more)
         file = self.file
         self._drop_views()
         file.allocate(wanted)
@@ -190,7 +198,7 @@ class QueueFile:
             count, rest = divmod(len(data) - HEAD_BYTES - ENTRY_BYTES, ENTRY_BYTES)
             if rest or count < 0:
                 return False
-            *ones, crc = _ENTRY.unpack_from(data, HEAD_BYTES + count * ENTRY_BYTES)
+            *ones, crc = ENTRY.unpack_from(data, HEAD_BYTES + count * ENTRY_BYTES)
             if ones != [U32_MAX] * 4:
                 return False
         end = HEAD_BYTES + count * ENTRY_BYTES
@@ -217,7 +225,7 @@ class QueueFile:
         self._drop_views()
         end = HEAD_BYTES + self.count * ENTRY_BYTES
         self.file.truncate(end)
-        self.file.pwritev([_ENTRY.pack(U32_MAX, U32_MAX, U32_MAX, U32_MAX, crc)], end)
+        self.file.pwritev([ENTRY.pack(U32_MAX, U32_MAX, U32_MAX, U32_MAX, crc)], end)
         self.closed, self.synced = True, False
 
     def reopen(self) -> None:
@@ -227,6 +235,48 @@ class QueueFile:
             self.closed = False
             self.file.truncate(HEAD_BYTES + self.count * ENTRY_BYTES)
 
+    def rewrite(self, entries: bytes, *, keep_old: bool) -> QueueFile:
+        """A file with these entries that takes this one's place, which is not used any more; or OSError."""
+        new = QueueFile(self._disk, self._open_queues, self.path.rpartition("/")[0], self.first_offset)
+        count = len(entries) // ENTRY_BYTES
+        new._base_ms, new.count, new.closed = self._base_ms, count, self.closed
+        new.greatest_ms = self._base_ms + int.from_bytes(entries[-4:], "little")
+        new._crc, new._crc_count = crc32c(entries), count
+        body = _HEAD_BODY.pack(_MAGIC, self.first_offset, self._base_ms)
+        parts = [body + crc32c(body).to_bytes(4, "big"), entries]
+        path = self.path
+        try:
+            file = self._disk.open(path + NEW, create=True, writable=True)
+            file.truncate(0)
+            if self.closed:
+                parts.append(ENTRY.pack(U32_MAX, U32_MAX, U32_MAX, U32_MAX, new._crc))
+            else:
+                file.allocate(_wanted_bytes(count + 1))
+            file.pwritev(parts, 0)
+        except OSError:
+            if self._disk.exists(path + NEW):
+                self._disk.remove(path + NEW)
+            raise
+        if keep_old and not self.closed and not self._disk.exists(path + OLD):
+            self._disk.rename(path, path + OLD)
+        self._disk.rename(path + NEW, path)
+        self._open_queues.closed(self)
+        self.release()
+        self.path += OLD + NEW  # whoever still reads it finds nothing
+        return new
+
+    def take_old(self) -> bool:
+        """Go back to what `rewrite` kept, if it did."""
+        there = self._disk.exists(self.path + OLD)
+        if there:
+            self._disk.rename(self.path + OLD, self.path)
+        return there
+
+    def drop_old(self) -> None:
+        """What `rewrite` kept is not needed any more."""
+        if self._disk.exists(self.path + OLD):
+            self._disk.remove(self.path + OLD)
+
     def release(self) -> None:
         self._drop_views()
         self._file = None
@@ -234,8 +284,9 @@ class QueueFile:
     def remove(self) -> None:
         self._open_queues.closed(self)
         self.release()
-        if self._disk.exists(self.path):
-            self._disk.remove(self.path)
+        for path in (self.path, self.path + OLD, self.path + NEW):
+            if self._disk.exists(path):
+                self._disk.remove(path)
 
     # Entries.
 
@@ -255,13 +306,39 @@ class QueueFile:
         if view is None or not self.room:
             view = self._mapped()
         at = HEAD_BYTES + self.count * ENTRY_BYTES
-        _ENTRY.pack_into(view, at, number, byte, size, offset - self.first_offset, self.greatest_ms - self._base_ms)
+        ENTRY.pack_into(view, at, number, byte, size, offset - self.first_offset, self.greatest_ms - self._base_ms)
         self.count += 1
         self.synced = False
 
     def raw(self, at: int) -> tuple[int, int, int, int, int]:
-        number, byte, size, relative, since_ms = _ENTRY.unpack_from(self._mapped(), HEAD_BYTES + at * ENTRY_BYTES)
+        number, byte, size, relative, since_ms = ENTRY.unpack_from(self._mapped(), HEAD_BYTES + at * ENTRY_BYTES)
         return number, byte, size, self.first_offset + relative, self._base_ms + since_ms
+
+    @property
+    def base_ms(self) -> int:
+        return self._base_ms
+
+    def entries(self, first: int, last: int) -> memoryview:
+        """As they are in the file."""
+        return self._mapped()[HEAD_BYTES + first * ENTRY_BYTES : HEAD_BYTES + last * ENTRY_BYTES]
+
+    def numbers_of(self, first: int, last: int) -> list[int]:
+        """Numbers of the commit files of these entries."""
+        return self.entries(first, last).cast("I")[0::5].tolist()
+
+    def sizes_of(self, first: int, last: int) -> list[int]:
+        return self.entries(first, last).cast("I")[2::5].tolist()
+
+    def size_at(self, at: int) -> int:
+        return self.raw(at)[2]
+
+    def put(self, at: int, entries: bytes) -> None:
+        """These are the entries from that one on, of an active file that nobody else will need as it was."""
+        self.make_room(at + len(entries) // ENTRY_BYTES - self.count)
+        start = HEAD_BYTES + at * ENTRY_BYTES
+        self._mapped()[start : start + len(entries)] = entries
+        self.cut(at + len(entries) // ENTRY_BYTES)
+        self._crc = self._crc_count = 0
 
     def offset_at(self, at: int) -> int:
         if self.offsets is None:
@@ -289,3 +366,12 @@ class QueueFile:
         if self._crc_count > count:
             self._crc = self._crc_count = 0
         self.synced = False
+
+
+def _wanted_bytes(count: int) -> int:
+    """How much room a file with so many entries is given."""
+    used = HEAD_BYTES + count * ENTRY_BYTES
+    wanted = FIRST_BYTES
+    while wanted < used:
+        wanted *= GROWTH
+    return max(used, min(wanted, HEAD_BYTES + ENTRIES_MAX * ENTRY_BYTES))

@@ -137,6 +137,8 @@ class Opening:
             return False
         queue.end_offset, queue.size_bytes, queue.live = point.end_offset, point.size_bytes, dict(point.live)
         queue.find_front(point.start_offset)
+        if not self._checkpoint.clean:
+            queue.count_anew()  # a closed file may have been written anew since the checkpoint
         state.start_offset, state.known = point.start_offset, True
         state.from_position = self._checkpoint.position
         state.lowest_end = state.checked_from = point.end_offset
@@ -184,6 +186,7 @@ class Opening:
     def _open(self, where: TopicPartition, state: State) -> SharedLog:
         topic_id, settings = self._expected[where]
         path, queue = state.queue.folder, state.queue
+        queue.scratch = False
         point = self._checkpoint.logs.get(where)
         found = Found(queue, state.start_offset, epochs=state.history, snapshots=self._snapshots(path, state))
         if point is not None and point.topic_id == topic_id.hex():

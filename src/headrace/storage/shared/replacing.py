@@ -15,9 +15,9 @@ from headrace.storage.commit import concerns
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES, REPLACE, Frame
 from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queue import Run
-from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP
+from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP, Run
 from headrace.storage.shared.scanning import read_batches
+from headrace.storage.shared.splicing import Replacement
 from headrace.storage.shared.writing import FrameWriter
 
 Done = Callable[[HeadraceError | None], None]
@@ -39,7 +39,7 @@ class Replacer:
         """From first to next the log holds these batches, whose offsets rise and may have gaps. Both are boundaries of
         what it holds. CorruptBatch if one is not whole, OSError if the frame could not be written: nothing has changed
         then. `done` hears when the queue has changed, or why it has not."""
-        runs = self._write(log, first_offset, next_offset, batches)
+        runs = self.write(log, first_offset, next_offset, batches)
         upto, truncations = self._commit_log.end, log.truncations
         files = self._commit_log.unsynced()
 
@@ -54,7 +54,7 @@ class Replacer:
             else:
                 self._commit_log.synced_to(upto)
                 if log.offline is None and log.truncations == truncations:
-                    log.replaced(first_offset, next_offset, runs)
+                    log.replaced([Replacement(first_offset, next_offset, runs)])
                 else:
                     reason = log.offline or StorageFailed(f"{log.topic_partition} was truncated meanwhile")
             if done is not None:
@@ -62,7 +62,8 @@ class Replacer:
 
         self._disk.request_sync(files, synced)
 
-    def _write(self, log: SharedLog, first_offset: int, next_offset: int, batches: Sequence[Buffer]) -> list[Run]:
+    def write(self, log: SharedLog, first_offset: int, next_offset: int, batches: Sequence[Buffer]) -> list[Run]:
+        """Write the frame; the queue must not lead to these runs before it is synced."""
         payload = memoryview(b"".join(batches))
         partition = log.topic_partition.partition
         frame = Frame(REPLACE, len(payload), log.topic_id, partition, first_offset, next_offset, 0, 0)

@@ -20,9 +20,10 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, SYNCED, Frame, Key
-from headrace.storage.shared.queue import Queue, Run
-from headrace.storage.shared.queuefile import DAMAGED, GONE, NO_TIMESTAMP
+from headrace.storage.shared.queue import Queue
+from headrace.storage.shared.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Run
 from headrace.storage.shared.scanning import Batches, BrokenBytes, Scanner, read_batches, read_damaged
+from headrace.storage.shared.splicing import Replacement
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class State:
             self._miss(end, frame.first_offset, frame, broken)
         elif frame.first_offset < end and frame.kind == APPEND:
             self._cut(frame.first_offset)
-        self.checked_from = min(self.checked_from, frame.first_offset)
+        if frame.kind == APPEND:  # what lies behind a replaced range was not looked at
+            self.checked_from = min(self.checked_from, frame.first_offset)
         for epoch, base in found.epochs:
             self.epochs[epoch] = min(base, self.epochs.get(epoch, base))
         if frame.kind == APPEND:
@@ -85,7 +87,7 @@ class State:
             gone = Run(frame.number, frame.byte - FRAME_BYTES, GONE, frame.first_offset, NO_TIMESTAMP)
             runs = [gone, *runs]
         if frame.next_offset > frame.first_offset:
-            self.queue.splice(frame.first_offset, frame.next_offset, runs)
+            self.queue.splice([Replacement(frame.first_offset, frame.next_offset, runs)])
             self.queue.drop_before(self.start_offset)
 
     def _bounds(self, frame: Frame, broken: BrokenBytes | None) -> None:

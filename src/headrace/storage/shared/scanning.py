@@ -15,8 +15,7 @@ from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES, REPLACE, Frame
-from headrace.storage.shared.queue import Run
-from headrace.storage.shared.queuefile import DAMAGED, NO_TIMESTAMP
+from headrace.storage.shared.queuefile import DAMAGED, NO_TIMESTAMP, Run
 
 WINDOW_BYTES: Final = 1 << 20
 

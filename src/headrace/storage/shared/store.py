@@ -20,16 +20,19 @@ from headrace.storage import folder
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
 from headrace.storage.checkpointing import CheckpointWriter
+from headrace.storage.cleaner import Cleaner, Steps
 from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.shared import checkpoint, retention
+from headrace.storage.shared import checkpoint, compaction, retention
 from headrace.storage.shared.checkpoint import LogPoint
 from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import OpenQueues
 from headrace.storage.shared.recovery import Expected, Opening, make_folder
+from headrace.storage.shared.replacements import Replacements
 from headrace.storage.shared.replacing import Replacer
+from headrace.storage.shared.rewriting import Rewriter
 from headrace.storage.shared.surroundings import Found, Surroundings
 from headrace.storage.shared.writing import FrameWriter
 
@@ -63,7 +66,6 @@ class SharedStore:
         self._clock = clock
         self._retention_check_ms = retention_check_ms
         self._producer_expire_ms = producer_expire_ms
-        self._rewrite_share = rewrite_share
         self._lock = folder.lock(disk, data, folder.SHARED)
         self._logs: dict[TopicPartition, SharedLog] = {}
         self._staged: dict[SharedLog, None] = {}
@@ -88,6 +90,10 @@ class SharedStore:
             emptied=self._emptied,
             archived_offset=archived_offset,
         )
+        self.rewriter = Rewriter(
+            self.commit_log, self._logs.values, lambda: Replacements(self._around, self.replacer), rewrite_share
+        )
+        self._cleaner = Cleaner(clock, self._cleaned)
         self._flushes: list[tuple[float, int, SharedLog]] = []
         self._flush_due: set[SharedLog] = set()
         self._trash: list[tuple[float, int, list[str]]] = []
@@ -95,6 +101,7 @@ class SharedStore:
         self._checking: deque[SharedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
         self._perhaps_empty = False
+        self._checkpointed = 0
         self._empty_at: dict[int, int] = {}
         self._sync_wanted = 0
         self._opened = self._closed = self._clean = False
@@ -144,6 +151,7 @@ class SharedStore:
         if deleted is None:
             return
         self._staged.pop(deleted, None)
+        self._cleaner.drop(deleted)
         deleted.delete()
         deleted.close_files()
         aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
@@ -183,7 +191,8 @@ class SharedStore:
 
     @property
     def compacting(self) -> bool:
-        return False
+        """Whether maintenance work is being done."""
+        return self._cleaner.busy
 
     def on_durable(self, listener: Callable[[Log], None]) -> None:
         self.commit.listeners.append(listener)
@@ -217,7 +226,11 @@ class SharedStore:
         if now >= self._next_check:
             self._next_check = now + self._retention_check_ms / 1000
             self._checking = deque(self._logs.values())
-        self._check_some(now_ms)
+            self.rewriter.begin_round()
+        if self._checking:
+            self._check_some(now_ms)
+            if not self._checking:
+                self._rewrite_some()
         if self._perhaps_empty:
             self._remove_empty_files()
         self._checkpoints.tick(now)
@@ -243,8 +256,10 @@ class SharedStore:
                 checked.write_snapshot()
             if retention.apply(checked, now_ms, self._disk, self.commit_log):
                 self._checking.append(checked)
+            if not self._cleaner.has(checked) and compaction.due(checked, self._disk, self.commit_log, now_ms):
+                self._cleaner.add(checked, lambda: self._compact(checked))
         except CorruptBatch as error:
-            log.error("%s is not shortened: %s", checked.topic_partition, error)
+            log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
         except OSError as error:
             log.error("%s: %s", checked.topic_partition, error)
 
@@ -252,7 +267,21 @@ class SharedStore:
         self.commit.ask(one)
         self._clock.call_soon(self.commit.start)
 
-    # Commit files without anything wanted.
+    def _compact(self, one: SharedLog) -> Steps:
+        replacements = Replacements(self._around, self.replacer)
+        return compaction.steps(one, self._disk, self.commit_log, replacements, self._clock.wall_ms())
+
+    def _cleaned(self) -> None:
+        self._checkpoints.soon()
+        if not self._checking:
+            self._rewrite_some()
+
+    # Commit files of which little or nothing is wanted.
+
+    def _rewrite_some(self) -> None:
+        number = None if self._cleaner.busy or self._offline else self.rewriter.sparse_file(self.live_bytes())
+        if number is not None:
+            self._cleaner.add(number, lambda: self.rewriter.steps(number))
 
     def live_bytes(self) -> dict[int, int]:
         """Wanted bytes in each commit file, by its number."""
@@ -275,7 +304,7 @@ class SharedStore:
         if not empty or self._offline:
             return
         self._empty_at = {number: self._empty_at.get(number, commit_log.end) for number in empty}
-        ready = [n for n in empty if self._empty_at[n] <= commit_log.synced or writer.short_of_room]
+        ready = [n for n in empty if self._empty_at[n] <= self._checkpointed or writer.short_of_room]
         if ready and writer.marked >> 32 <= ready[-1]:
             writer.mark()
         told = writer.marked >> 32 if writer.mark_end <= commit_log.synced else 0
@@ -349,6 +378,7 @@ class SharedStore:
     def synced(self, error: OSError | None) -> None:
         if error is None:
             self.commit_log.synced_to(self._checkpoint_position)
+            self._checkpointed = self._checkpoint_position
             return
         if concerns(error, self._commit_files):
             self._failed(error)
@@ -363,6 +393,7 @@ class SharedStore:
         self.write_staged()
         self.commit.close()
         self.replacer.close()
+        self._cleaner.close()
         for each in self._logs.values():
             self._stop_log(each)
         self._sync_now()
@@ -382,6 +413,7 @@ class SharedStore:
         self._checkpoints.close()
         self.commit.close()
         self.replacer.close()
+        self._cleaner.close()
         self._let_go()
 
     def _let_go(self) -> None:

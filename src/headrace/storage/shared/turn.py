@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headrace.ports.disk import Buffer
 from headrace.storage.shared.frames import FRAME_BYTES
-from headrace.storage.shared.queue import Queue, Run
-from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP
+from headrace.storage.shared.queue import Queue
+from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP, Run
 
 
 class Turn:
