@@ -84,3 +84,50 @@ def test_what_is_no_data_folder_is_refused(alone: Run, data: Path, tmp_path: Pat
     assert "there is no folder" in alone("log", "verify", str(tmp_path / "nothing"), exit_code=1).stderr
     assert "is not the data folder of a broker" in alone("log", "dump", str(tmp_path), exit_code=1).stderr
     assert "holds no such partition" in alone("log", "dump", str(data), "--topic", "nothing", exit_code=1).stderr
+
+
+def test_a_folder_is_converted_and_read_in_either_layout(alone: Run, data: Path) -> None:
+    before = _batches(alone, data)
+    planned = json.loads(alone("log", "convert", "--to", "shared", "--data", str(data), "--dry-run", "--json").stdout)
+    assert (planned["dry_run"], planned["source"], planned["records"]) == (True, "partitioned", 11)
+    assert not (data / "@commitlog").exists()
+    text = alone("log", "convert", "--to", "shared", "--data", str(data), "--keep").stdout
+    assert f"{data} is now shared, was partitioned; 3 partitions, 11 records" in text
+    assert (data / "@kept-partitioned-0" / "orders" / "orders-1").is_dir()
+    shown = json.loads(alone("log", "verify", str(data), "--json").stdout)
+    assert (shown["layout"], shown["whole"], len(shown["commit_log"])) == ("shared", True, 1)
+    assert f"{data} (shared) is whole; 3 partitions, 1 commit files" in alone("log", "verify", str(data)).stdout
+    assert _batches(alone, data) == before
+    assert (
+        "has the layout 'shared' already"
+        in alone("log", "convert", "--to", "shared", "--data", str(data), exit_code=1).stderr
+    )
+    alone("log", "convert", "--to", "partitioned", "--data", str(data))
+    assert _batches(alone, data) == before
+
+
+def _batches(alone: Run, data: Path) -> list[object]:
+    rows = [json.loads(line) for line in alone("log", "dump", str(data), "--json", "--records").stdout.splitlines()]
+    return [{name: value for name, value in row.items() if name not in ("path", "position")} for row in rows]
+
+
+@proves("J1")
+def test_a_flipped_byte_of_a_commit_log_is_named(alone: Run, data: Path) -> None:
+    alone("log", "convert", "--to", "shared", "--data", str(data))
+    (log,) = (data / "@commitlog").glob("*.log")
+    content = bytearray(log.read_bytes())
+    content[300] ^= 0x10
+    log.write_bytes(content)
+    shown = json.loads(alone("log", "verify", str(data), "--json", exit_code=1).stdout)
+    assert shown["problems"][0]["path"] == str(log)
+    assert shown["problems"][0]["position"] <= 300
+    refused = alone("log", "convert", "--to", "partitioned", "--data", str(data), exit_code=1).stderr
+    assert "is not whole, problems: " in refused
+
+
+def test_how_to_convert_is_told(alone: Run, tmp_path: Path) -> None:
+    assert "Missing option '--data'" in alone("log", "convert", exit_code=2).stderr
+    assert "partitioned" in alone("log", "convert", "--to", "x", "--data", str(tmp_path), exit_code=2).stderr
+    refused = alone("log", "convert", "--to", "shared", "--data", str(tmp_path), exit_code=1).stderr
+    assert "is not the data folder of a broker" in refused
+    assert not list(tmp_path.iterdir())

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 from headrace.records.batch import BatchHeader, read_header
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log, TopicPartition
 from storage.harness import Harness, append, batch
 
 START_MS = 1_750_000_000_000
 SMALL = {"segment_bytes": 1024, "index_interval_bytes": 150}
+
+
+class FolderHarness(Harness):
+    """Every topic has an id of its own, as in a cluster."""
+
+    def topic_id(self, topic: str) -> bytes:
+        return hashlib.blake2b(topic.encode(), digest_size=16).digest()
+
+
+def folder_harness(layout: str) -> FolderHarness:
+    clock = VirtualClock()
+    return FolderHarness(SimDisk(clock), clock, "/data", layout=layout)
 
 
 def copied(log: Log, base_offset: int, *values: bytes, epoch: int = 0) -> None:
@@ -49,6 +64,7 @@ def fill_at_random(harness: Harness, chance: random.Random, *, gaps: bool = True
     logs = {each: harness.log(each, **SMALL) for each in (TopicPartition(f"t{n // 2}", n % 2) for n in range(6))}
     sequences = dict.fromkeys(logs, 0)
     epochs = dict.fromkeys(logs, 0)
+    anew = list(logs)[::3]
     for step in range(chance.randrange(150)):
         where = chance.choice(list(logs))
         log, action = logs[where], chance.random()
@@ -57,7 +73,11 @@ def fill_at_random(harness: Harness, chance: random.Random, *, gaps: bool = True
             if gaps and chance.random() < 0.2:
                 copied(log, log.end_offset + chance.randrange(5), *values, epoch=epochs[where])
             else:
-                producer = (chance.randrange(3), 0, sequences[where]) if chance.random() < 0.3 else (-1, -1, -1)
+                producer = (
+                    (chance.randrange(3), 0, sequences[where])
+                    if chance.random() < 0.3 and where not in anew
+                    else (-1, -1, -1)
+                )
                 append(log, batch(*values, timestamp_ms=START_MS + step, producer=producer), epoch=epochs[where])
             sequences[where] += len(values)
         elif action < 0.86:
@@ -65,7 +85,7 @@ def fill_at_random(harness: Harness, chance: random.Random, *, gaps: bool = True
             epochs[where] += 1
         elif action < 0.93:
             log.delete_before(chance.randrange(log.start_offset, log.written_offset + 1))
-        elif action < 0.95:
+        elif action < 0.95 and where in anew:
             log.restart_at(log.end_offset + chance.randrange(50))
             epochs[where] += 1
         if chance.random() < 0.5:

@@ -1,4 +1,5 @@
-"""`headrace log`: a data folder read offline. Nothing in it is changed, and no broker is needed.
+"""`headrace log`: a data folder read offline, of either layout. No broker is needed, and nothing in it is changed but
+by `convert` (see `cli.convert`).
 
 Exit code 0: whole. 1: not whole, with a line for every problem: file, byte, offset, reason.
 """
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from headrace.cli.convert import convert
 from headrace.cli.formats import format_json
 from headrace.cli.output import format_bytes, show_json, show_table
 from headrace.cli.times import format_time_ms
@@ -44,7 +46,10 @@ def _selection(command: click.decorators.FC) -> click.decorators.FC:
 
 @click.group()
 def log() -> None:
-    """Read a data folder offline: what is in it, and is it whole."""
+    """Read a data folder offline: what is in it, and is it whole. Convert it to the other layout."""
+
+
+log.add_command(convert)
 
 
 @log.command()

@@ -1,0 +1,90 @@
+"""`headrace log convert`: give the data folder of a stopped broker the other layout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+
+from headrace.cli.output import format_bytes, show_json
+from headrace.errors import DataFolderError
+from headrace.storage import folder
+from headrace.storage.convert import Options, Summary, Tell
+from headrace.storage.convert import convert as convert_folder
+from headrace.system.clock import LoopClock
+from headrace.system.disk import SystemDisk, raise_open_files_limit
+
+
+@click.command()
+@click.option("--data", required=True, metavar="DIR", help="The data folder of a stopped broker.")
+@click.option("--to", "layout", required=True, type=click.Choice([folder.SHARED, folder.PARTITIONED]), help="Layout.")
+@click.option("--keep", is_flag=True, help="Keep the old files, in a folder beside the new ones.")
+@click.option("--dry-run", is_flag=True, help="Check the folder and say what would be done; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def convert(data: str, layout: str, keep: bool, dry_run: bool, as_json: bool) -> int:
+    """Give a data folder the other layout, with the same content.
+
+    The new form is built beside the old one and compared with it byte for byte before that is removed, so the disk
+    needs room for both. An interrupted run leaves the old or the new one; run it again to go on.
+    """
+    path = os.path.abspath(data)
+    disk = SystemDisk()
+    if not os.path.isdir(path) or not disk.exists(f"{path}/{folder.LOCK_FILE}"):
+        raise DataFolderError(
+            f"{path} is not the data folder of a broker; it is what `headrace serve --data` was given"
+        )
+    raise_open_files_limit()
+    loop = asyncio.new_event_loop()
+    try:
+        with _progress() as tell:
+            done = convert_folder(disk, LoopClock(loop), path, Options(layout, keep=keep, dry_run=dry_run), tell)
+    finally:
+        loop.close()
+    if as_json:
+        show_json(asdict(done) | {"set_aside": list(done.set_aside)})
+    else:
+        _show(done)
+    return 0
+
+
+def _show(done: Summary) -> None:
+    content = f"{done.partitions} partitions, {done.records} records, {format_bytes(done.size_bytes)}"
+    for stray in done.set_aside:
+        click.echo(f"set aside, left as it is: {stray}")
+    if done.dry_run:
+        recover = "" if done.was_clean else "; it was not stopped cleanly and would be recovered first"
+        click.echo(f"{done.data} could be converted from {done.source} to {done.target}: {content}{recover}")
+        return
+    if not done.partitions and done.resumed:
+        content = "an interrupted conversion was finished"
+    click.echo(f"{done.data} is now {done.target}, was {done.source}; {content}, {done.seconds:.1f} s")
+    if done.kept:
+        click.echo(f"the old files are in {done.kept}; remove it when you do not need them")
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """A bar on the terminal that follows the steps."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        task, shown = progress.add_task("check", total=None), "check"
+
+        def tell(step: str, done: int, total: int) -> None:
+            nonlocal task, shown
+            if step != shown:
+                progress.remove_task(task)
+                task, shown = progress.add_task(step, total=total or None), step
+            progress.update(task, completed=done)
+
+        yield tell

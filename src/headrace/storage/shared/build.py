@@ -1,0 +1,106 @@
+"""Writing a data folder of the shared layout from the content of another one.
+
+The commit log is written partition by partition, a frame a megabyte. What a kill leaves behind is told by the frames
+themselves: the next run goes on behind the last whole one. Queues, epochs and the checkpoint come from the commit log,
+as at any start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Buffer, Disk
+from headrace.settings import LogSettings
+from headrace.storage import beside
+from headrace.storage.content import Content, chunks
+from headrace.storage.shared import frames
+from headrace.storage.shared.commitlog import CommitLog
+from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, REPLACE, SYNCED, Key
+from headrace.storage.shared.scanning import BrokenBytes, Scanner
+from headrace.storage.shared.store import SharedStore
+
+
+class CommitLogBuilder:
+    def __init__(self, disk: Disk, data: str, file_bytes: int) -> None:
+        self._disk = disk
+        self._log = CommitLog(disk, data, file_bytes)
+        self._log.find_files()
+        self._bounds: dict[Key, tuple[int, int]] = {}
+        """What the commit log holds of each partition."""
+        self._resume()
+
+    def _resume(self) -> None:
+        for found in Scanner(self._log).frames(0):
+            if isinstance(found, BrokenBytes):
+                self._log.cut(found.number, found.byte)
+                return
+            if found.kind == BOUNDS:
+                self._bounds[found.key] = (found.first_offset, found.next_offset)
+            elif found.kind != SYNCED:
+                first, _ = self._bounds[found.key]
+                self._bounds[found.key] = (first, found.next_offset)
+
+    def add(self, content: Content, wrote: Callable[[int], None]) -> None:
+        """Write what is missing of the partition."""
+        key = (content.topic_id, content.topic_partition.partition)
+        bounds = (content.start_offset, content.end_offset)
+        if self._bounds.get(key) == bounds:
+            return
+        from_offset = self._bounds[key][1] if key in self._bounds else content.start_offset
+        for chunk in chunks(content.stretches(from_offset)):
+            if key not in self._bounds:
+                first = min(content.start_offset, chunk.first_offset)
+                self._put(BOUNDS, key, first, first)
+            expected = self._bounds[key][1]
+            kind = APPEND if chunk.dense and chunk.first_offset == expected else REPLACE
+            self._put(kind, key, expected, chunk.next_offset, chunk.data)
+            wrote(len(chunk.data))
+        if key not in self._bounds:
+            self._put(BOUNDS, key, content.start_offset, content.start_offset)
+        if self._bounds[key][1] < content.end_offset:
+            self._put(REPLACE, key, self._bounds[key][1], content.end_offset)
+        self._put(BOUNDS, key, *bounds)
+
+    def _put(self, kind: bytes, key: Key, first: int, following: int, payload: bytes = b"") -> None:
+        count = FRAME_BYTES + len(payload)
+        if self._log.is_full(count):
+            told = [frames.pack(BOUNDS, 0, *each, *bounds) for each, bounds in self._bounds.items()]
+            self._log.roll(told, len(told) * FRAME_BYTES)
+        parts: Sequence[Buffer] = [frames.pack(kind, len(payload), *key, first, following), payload]
+        self._log.write(parts, count)
+        self._bounds[key] = (first if kind == BOUNDS else self._bounds[key][0], following)
+
+    def close(self) -> None:
+        self._disk.sync_now(self._log.unsynced())
+        self._log.close()
+
+
+def build(
+    disk: Disk,
+    clock: Clock,
+    data: str,
+    contents: Sequence[Content],
+    settings: LogSettings,
+    file_bytes: int,
+    wrote: Callable[[int], None],
+) -> None:
+    """Build the folder, or go on with it."""
+    builder = CommitLogBuilder(disk, data, file_bytes)
+    for content in contents:
+        builder.add(content, wrote)
+        beside.write(disk, data, content)
+    builder.close()
+    store = SharedStore(disk, clock, data, file_bytes=file_bytes)
+    try:
+        store.open({each.topic_partition: (each.topic_id, settings) for each in contents})
+        for content in contents:
+            opened = store.get(content.topic_partition)
+            assert opened is not None
+            opened.cleanings = list(content.cleanings)
+        store.close()
+    except BaseException:
+        store.abandon()
+        raise
+    for content in contents:
+        beside.write_epochs(disk, data, content)
