@@ -1,11 +1,14 @@
 """`make demo`: a broker, traffic, an archive, an aggregation with a plot, and an audit of it all.
 
-Every step shows the command that a person would type. Everything lives in a temporary folder and is removed at the end,
-but for the plot; KEEP=1 in the environment keeps it. The exit code is 0 only if every step succeeded.
+Every step shows the command that a person would type. Those that need Spark run in this process, so that they share one
+JVM, which starts while the orders come in; typed one by one each would wait for its own. Everything lives in a
+temporary folder and is removed at the end, but for the plot; KEEP=1 in the environment keeps it. The exit code is 0
+only if every step succeeded.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -15,15 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
+
+from headrace.cli.main import main as main_of_headrace
+from headrace.errors import HeadraceError
+from headrace.spark import session
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 HEADRACE: Final = str(Path(sys.executable).parent / "headrace")
 PLOT: Final = ROOT / ".work" / "demo" / "revenue.png"
-SECONDS: Final = 15
-RATE: Final = 8000
+SECONDS: Final = 10
+RATE: Final = 6000
+# A JVM that lives for a minute is not worth the optimising compiler.
+SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 STOP_WITHIN_S: Final = 30.0
 BAR: Final = 44
 BOLD, GREEN, RED, DIM, PLAIN = ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")
@@ -47,9 +58,15 @@ class Demo:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.broker: subprocess.Popen[str] | None = None
-        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.took: list[tuple[str, float]] = []
         self._step = 0
+        self._jvm: Future[None] | None = None
+
+    def _start_jvm(self) -> None:
+        """In the background; commands wait for it."""
+        starter = ThreadPoolExecutor(1)
+        self._jvm = starter.submit(start_jvm)
+        starter.shutdown(wait=False)
 
     def step(self, title: str) -> None:
         self._step += 1
@@ -57,28 +74,37 @@ class Demo:
 
     def command(self, *arguments: str, shown: bool = True) -> str:
         """Run a command of headrace; what it prints is shown, and answered."""
-        typed = ["headrace", *(argument.replace(f"{self.folder}/", "") for argument in arguments)]
-        print(f"{DIM}$ {shlex.join(typed)}{PLAIN}", flush=True)
+        typed = shlex.join(["headrace", *arguments])
+        print(f"{DIM}$ {typed}{PLAIN}", flush=True)
         began = time.monotonic()
-        done = subprocess.run(
-            [HEADRACE, *arguments],
-            env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+        code, output = self._run(arguments)
         if shown:
-            print("\n".join(f"  {line}" for line in done.stdout.strip().splitlines()), flush=True)
-        if done.returncode:
-            raise StepFailed(f"{shlex.join(typed)} ended with exit code {done.returncode}")
+            print("\n".join(f"  {line}" for line in output.strip().splitlines()), flush=True)
+        if code:
+            raise StepFailed(f"{typed} ended with exit code {code}")
         self.took.append((" ".join(arguments[: 2 if arguments[0] == "pipeline" else 1]), time.monotonic() - began))
-        return done.stdout
+        return output
+
+    def _run(self, arguments: Sequence[str]) -> tuple[int, str]:
+        """Exit code and output. The first command is a process of its own, and the JVM starts beside it."""
+        if self._jvm is None:
+            with subprocess.Popen([HEADRACE, *arguments], stdout=subprocess.PIPE, text=True) as process:
+                self._start_jvm()
+                output, _ = process.communicate()
+            return process.returncode, output
+        self._jvm.result()
+        with redirect_stdout(io.StringIO()) as printed:
+            code = main_of_headrace(list(arguments))
+        return code, printed.getvalue()
 
     def serve(self) -> None:
-        arguments = ["serve", "--data", str(self.folder / "data"), "--listen", "127.0.0.1:0"]
-        print(f"{DIM}$ headrace serve --data data --listen 127.0.0.1:0{PLAIN}", flush=True)
+        arguments = ["serve", "--data", "data", "--listen", "127.0.0.1:0"]
+        print(f"{DIM}$ {shlex.join(['headrace', *arguments])}{PLAIN}", flush=True)
         began = time.monotonic()
         errors = (self.folder / "broker.log").open("w")
         self.broker = subprocess.Popen(
             [HEADRACE, *arguments, "--set", "http.listen=127.0.0.1:0"],
-            stdout=subprocess.PIPE, stderr=errors, text=True, env=self.environment,
+            stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
         errors.close()
         assert self.broker.stdout is not None
@@ -87,7 +113,7 @@ class Demo:
             raise StepFailed(f"the broker did not start: {(self.folder / 'broker.log').read_text()[-2000:]}")
         address = dict(part.split("=", 1) for part in line.split()[1:])["kafka"]
         print(f"  {line.strip()}\n{DIM}$ export HEADRACE_BOOTSTRAP={address}{PLAIN}")
-        self.environment["HEADRACE_BOOTSTRAP"] = address
+        os.environ["HEADRACE_BOOTSTRAP"] = address
         self.took.append(("serve", time.monotonic() - began))
 
     def stop(self) -> None:
@@ -107,26 +133,30 @@ class Demo:
             raise StepFailed(f"the broker did not stop within {STOP_WITHIN_S:.0f} s") from None
 
 
+def start_jvm() -> None:
+    """The JVM stays when its first session ends, and knows its way by then."""
+    spark = session.start("demo", settings=SHORT_LIVED)
+    spark.range(1).collect()
+    spark.stop()
+
+
 def play(demo: Demo) -> None:
-    folder = demo.folder
     demo.step("A broker, on a folder and a port of its own")
     demo.serve()
 
     demo.step(f"Orders from two producers for {SECONDS} seconds; each notes in a ledger what the broker acknowledged")
     demo.command(
         "load", "orders", "--kind", "orders", "--duration", str(SECONDS), "--rate", str(RATE), "--partitions", "4",
-        "--producers", "2", "--compression", "lz4", "--ledger", str(folder / "ledger"),
+        "--producers", "2", "--compression", "lz4", "--ledger", "ledger",
     )  # fmt: skip
 
     demo.step("The topic into an archive: a Delta table by topic and date, each record once")
-    demo.command("pipeline", "archive", "--topic", "orders", "--to", str(folder / "archive"))
+    demo.command("pipeline", "archive", "--topic", "orders", "--to", "archive")
 
     demo.step("A SQL job: revenue per country and second to a topic, large orders to a table")
-    job = folder / "revenue_per_minute.sql"
-    shutil.copyfile(ROOT / "examples" / "revenue_per_minute.sql", job)
-    demo.command(
-        "pipeline", "run", str(job), "--set", "window=1 second", "--set", "lateness=1 second", "--set", "least=300"
-    )
+    job = "revenue_per_minute.sql"
+    shutil.copyfile(ROOT / "examples" / job, demo.folder / job)
+    demo.command("pipeline", "run", job, "--set", "window=1 second", "--set", "lateness=1 second", "--set", "least=300")
 
     demo.step("What a person wants to see")
     lines = demo.command("sql", "--json", f"{PER_COUNTRY}; {PER_SECOND}", shown=False).splitlines()
@@ -138,7 +168,7 @@ def play(demo: Demo) -> None:
     plot([row for row in rows if "second" in row], [row["country"] for row in countries])
 
     demo.step("Audit: every acknowledged order is in the topic and in the archive, once, whole and in order")
-    demo.command("pipeline", "audit", "--ledger", str(folder / "ledger"), "--archive", str(folder / "archive"))
+    demo.command("pipeline", "audit", "--ledger", "ledger", "--archive", "archive")
 
     demo.step("The broker stops cleanly")
     demo.stop()
@@ -176,15 +206,18 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
     demo, failure, began = Demo(folder), "", time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    os.chdir(folder)
     try:
         play(demo)
-    except StepFailed as error:
+    except (StepFailed, HeadraceError) as error:
         failure = str(error)
     except KeyboardInterrupt:
         failure = "interrupted"
     finally:
         with suppress(StepFailed):
             demo.stop()
+        os.chdir(ROOT)
         if keep:
             print(f"\n{DIM}kept: {folder}{PLAIN}")
         else:
