@@ -49,10 +49,10 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
 from headrace.settings import BrokerSettings, Value
+from headrace.storage.folder import layout_of
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
-from headrace.storage.folder import layout_of
-from headrace.storage.layouts import open_store
+from headrace.storage.layouts import Store, open_store
 from headrace.storage.log import TopicPartition
 from headrace.system import descriptors
 from headrace.system.clock import LoopClock
@@ -91,20 +91,7 @@ class Node:
         self.disk = SystemDisk(self._loop, sync_helper=settings["sync.helper"])
         self._descriptors = descriptors.allowed()
         built.callback(self.disk.close)
-        self.store = open_store(
-            self.disk,
-            self.clock,
-            self._folder,
-            settings["log.layout"],
-            retention_check_ms=settings["retention.check.ms"],
-            checkpoint_ms=settings["checkpoint.ms"],
-            producer_expire_ms=settings["producer.expire.ms"],
-            archived_offset=self._archived_offset,
-            open_segments_max=self._descriptors.segments,
-            sync_files_max=self._descriptors.sync_files,
-            commit_file_bytes=settings["commitlog.file.bytes"],
-            rewrite_share=settings["commitlog.rewrite.share"],
-        )
+        self.store = self._open_store()
         built.callback(self.store.close)
         # `auto` is settled now: whoever asks hears which layout it is.
         settled = {**settings.values, "log.layout": layout_of(self.disk, self._folder)}
@@ -156,6 +143,22 @@ class Node:
         await self.membership.start()
         self._tick()
         built.callback(lambda: self._ticker.cancel())
+
+    def _open_store(self) -> Store:
+        return open_store(
+            self.disk,
+            self.clock,
+            self._folder,
+            self.settings["log.layout"],
+            retention_check_ms=self.settings["retention.check.ms"],
+            checkpoint_ms=self.settings["checkpoint.ms"],
+            producer_expire_ms=self.settings["producer.expire.ms"],
+            archived_offset=self._archived_offset,
+            open_segments_max=self._descriptors.segments,
+            sync_files_max=self._descriptors.sync_files,
+            commit_file_bytes=self.settings["commitlog.file.bytes"],
+            rewrite_share=self.settings["commitlog.rewrite.share"],
+        )
 
     def _listen(self) -> dict[str, Endpoint]:
         """Open all listeners; what clients are told of each."""
