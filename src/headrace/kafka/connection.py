@@ -88,6 +88,7 @@ class Connection:
         self._slots: deque[Slot] = deque()
         self._paused = False
         self._receiving = False
+        self._sending_soon = False
         self._ready_bytes = 0
         """Of responses that are known and wait for earlier ones, or for the end of the turn."""
         self.lone_produces: list[LoneProduce] = []
@@ -233,11 +234,22 @@ class Connection:
         slot.parts = parts
         self._ready_bytes += sum(map(len, parts))
         if not self._receiving:
-            self._send_ready()
+            self._send_soon()
 
     def fill_many(self, filled_bytes: int) -> None:
         """So many bytes of responses were put into slots by the handler itself."""
         self._ready_bytes += filled_bytes
+        if not self._receiving:
+            self._send_soon()
+
+    def _send_soon(self) -> None:
+        """What one sync or one turn of another connection has answered here leaves together."""
+        if not self._sending_soon:
+            self._sending_soon = True
+            self.services.clock.call_soon(self._send_late)
+
+    def _send_late(self) -> None:
+        self._sending_soon = False
         if not self._receiving:
             self._send_ready()
 
