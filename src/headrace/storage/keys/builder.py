@@ -23,6 +23,7 @@ from headrace.storage.log import Log, LogStore, TopicPartition
 logger = logging.getLogger(__name__)
 
 LOGS_PER_TICK: Final = 200
+ROUND_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 20.0
 
@@ -43,15 +44,22 @@ class KeyIndexes:
         self._retry_at: dict[PartitionKeys, float] = {}
         self._without: set[Log] = set()
         self._to_see: list[Log] = []
+        self._next_round = clock.now()
 
     def tick(self) -> None:
-        """Look at some logs: begin, drop and go on building as their settings say."""
+        """Go on building; and look at some logs, all of them in a round: begin and drop as their settings say."""
+        for log in list(self._indexes):
+            self._see(log)
         if not self._to_see:
+            if self._clock.now() < self._next_round:
+                return
+            self._next_round = self._clock.now() + ROUND_SECONDS
             self._to_see = list(self._store.logs())
             self._forget()
         seen, self._to_see = self._to_see[-LOGS_PER_TICK:], self._to_see[:-LOGS_PER_TICK]
         for log in seen:
-            self._see(log)
+            if log not in self._indexes:
+                self._see(log)
 
     def _see(self, log: Log) -> None:
         keys = self._indexes.get(log)
