@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 GROUP_BYTES: Final = 1 << 18
 GROUP_ENTRIES: Final = 512
-WAITING_RUNS_MAX: Final = 50_000
+WAITING_RUNS_MAX: Final = 4096
 
 
 def due(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, now_ms: int) -> bool:

@@ -204,6 +204,16 @@ class QueueFiles:
     def count_anew(self) -> None:
         """Count what the entries point to."""
         self.live, self.size_bytes = {}, 0
+        live = self.live
         for file, front in self.files():
-            for at in range(front, file.count):
-                self._count(Run(*file.raw(at)))
+            numbers, sizes = file.numbers_of(front, file.count), file.sizes_of(front, file.count)
+            for number, size in zip(numbers, sizes, strict=True):
+                if size not in (GONE, DAMAGED):
+                    live[number] = live.get(number, 0) + size
+            self.size_bytes = sum(live.values())
+        for file, front in self.files():
+            sizes = file.sizes_of(front, file.count)
+            if GONE in sizes:
+                for at, size in enumerate(sizes, front):
+                    if size == GONE:
+                        self._count(Run(*file.raw(at)))

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 SHARE_MAX: Final = 0.5
 STEP_ENTRIES: Final = 512
 STEP_BYTES: Final = 1 << 20
-WAITING_RUNS_MAX: Final = 50_000
+WAITING_RUNS_MAX: Final = 4096
 
 
 class Rewriter:
