@@ -34,6 +34,7 @@ from headrace.client.produce import Outgoing, Produced, produce
 from headrace.errors import OperatorError
 from headrace.records import kernel
 from headrace.records.batch import batches
+from headrace.spark import accounting
 from headrace.spark.pipelines.audit import Options, run
 from headrace.spark.pipelines.summary import Progress, Summary
 from headrace.spark.stores import archive as archive_store
@@ -370,6 +371,29 @@ def test_the_exit_code_says_whether_all_agree(
     told = json.loads(capsys.readouterr().out)
     (finding,) = told["findings"]
     assert (told["ok"], finding["what"], finding["offset"]) == (False, "lost", 0)
+
+
+@proves("S6")
+def test_of_claims_that_are_all_alike_one_is_enough(spark: SparkSession) -> None:
+    types = "producer string, sequence long, topic string, partition int, offset long, digest long"
+    ledger = spark.createDataFrame([("p", n, "t", 0, n, 7) for n in range(50)] + [("q", 0, "t", 1, 0, 8)], types)
+    types = "topic string, partition int, offset long, digest long, claims int, copies int"
+    leftovers = spark.createDataFrame([("t", 0, 90, 7, 0, 1), ("t", 0, 12, 7, 1, 0)], types)
+    claims = {(row["producer"], row["sequence"]) for row in accounting.touched(ledger, leftovers).collect()}
+    assert claims == {("p", 0), ("p", 12)}
+
+
+@proves("S6")
+def test_more_faults_than_the_driver_can_hold_are_counted(
+    spark: SparkSession, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.spark.pipelines.audit.COLLECTED_MAX", 100)
+    summary = audit(spark, ledgers=(scene.ledger,), archive=archive(scene.rows.slice(1_000), tmp_path))
+    (store,) = summary.tables[1].rows
+    assert not summary.ok
+    assert (store["faults"], store["not_told_apart"], store["unclaimed"]) == (1_000, 900, 0)
+    assert sum(row["lost"] for row in summary.tables[0].rows) == 100
+    assert summary.facts["verdict"] == "1000 findings"
 
 
 def test_a_ledger_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:

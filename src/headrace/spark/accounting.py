@@ -59,10 +59,13 @@ def excused(ledger: DataFrame, leftovers: DataFrame) -> DataFrame:
 
 
 def touched(ledger: DataFrame, leftovers: DataFrame) -> DataFrame:
-    """The claims that share their place or their content with a leftover, and those that have no place."""
+    """The claims that share their place with a leftover, those that have no place, and of the claims that share their
+    content with one the earliest: a judgement needs no more, and there may be millions that are all alike."""
     columns = ("producer", "sequence", *PLACE, "digest")
     by_place = ledger.join(leftovers.select(*PLACE).distinct(), list(PLACE)).select(*columns)
-    by_content = ledger.join(leftovers.select(*CONTENT).distinct(), list(CONTENT)).select(*columns)
+    alike = ledger.join(leftovers.select(*CONTENT).distinct(), list(CONTENT)).groupBy(*CONTENT)
+    earliest = alike.agg(F.min(F.struct("sequence", "producer", "partition", "offset")).alias("earliest"))
+    by_content = earliest.select(*CONTENT, "earliest.*").select(*columns)
     claims = by_place.unionAll(by_content).unionAll(ledger.where("offset is null").select(*columns))
     return claims.distinct().fillna({"offset": NO_OFFSET})
 
@@ -70,8 +73,8 @@ def touched(ledger: DataFrame, leftovers: DataFrame) -> DataFrame:
 def touching(leftovers: DataFrame, claims: DataFrame) -> DataFrame:
     """The leftovers without the copies that have nothing to do with any claim: other producers' records."""
     copies = leftovers.where("claims = 0 and copies = 1")
-    by_place = copies.join(F.broadcast(claims.select(*PLACE).distinct()), list(PLACE), "left_semi")
-    by_content = copies.join(F.broadcast(claims.select(*CONTENT).distinct()), list(CONTENT), "left_semi")
+    by_place = copies.join(claims.select(*PLACE).distinct(), list(PLACE), "left_semi")
+    by_content = copies.join(claims.select(*CONTENT).distinct(), list(CONTENT), "left_semi")
     return leftovers.where("claims > 0 or copies > 1").unionAll(by_place.unionAll(by_content).distinct())
 
 

@@ -53,8 +53,9 @@ class Bound:
 def judge(claims: pd.DataFrame, leftovers: pd.DataFrame, bounds: Sequence[Bound]) -> pd.DataFrame:
     """Verdicts on all claims that are missing and all copies that are too many.
 
-    `claims`: producer, sequence, place and digest of every ledger row that shares its place or content with a leftover,
-    and of every one without an offset (NO_OFFSET). `leftovers`: place, digest, claims, copies, sent_at, kept_at.
+    `claims`: producer, sequence, place and digest of every ledger row that shares its place with a leftover, of the
+    earliest that shares its content, and of every one without an offset (NO_OFFSET). `leftovers`: place, digest,
+    claims, copies, sent_at, kept_at.
     """
     missing = _missing(claims, leftovers)
     extra = _extra(leftovers)

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import OperatorError
 from headrace.spark import accounting, stores
-from headrace.spark.judgement import FAULTS, VERDICT, Bound, judge
+from headrace.spark.judgement import FAULTS, PLACE, VERDICT, Bound, judge
 from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ LEDGER_STORE: Final = "ledger"
 ROWS_PER_TASK: Final = 250_000
 TASKS_MAX: Final = 2_000
 COLLECTED_MAX: Final = 1_000_000
+"""What the driver looks at one by one, of each store; faults beyond that many are counted, and not told apart."""
 SHOWN: Final = 20
 
 COUNTED: Final = (*FAULTS, "deleted", "pending")
 _PRODUCER_COLUMNS: Final = ("store", "producer", "acknowledged", "found", *FAULTS, "deleted", "pending")
-_STORE_COLUMNS: Final = ("store", "records", "unclaimed", "faults")
+_STORE_COLUMNS: Final = ("store", "records", "unclaimed", "faults", "not_told_apart")
 _FINDING_COLUMNS: Final = ("store", *VERDICT)
 
 
@@ -65,10 +66,12 @@ class _Account:
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     """(producer, verdict) to how many."""
     findings: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(VERDICT)))
+    not_told_apart: int = 0
+    """Places where claims and copies differ, beyond those that were looked at."""
 
     @property
     def faults(self) -> int:
-        return len(self.findings)
+        return len(self.findings) + self.not_told_apart
 
     def add(self, verdicts: pd.DataFrame) -> None:
         for (producer, what), count in verdicts.groupby(["producer", "what"]).size().items():
@@ -85,6 +88,11 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
     claims = _claims(ledger)
     if not claims.acknowledged:
         raise OperatorError(f"the ledger in {', '.join(options.ledgers)} has no acknowledged records: nothing to audit")
+    if claims.without_offset > COLLECTED_MAX:
+        raise OperatorError(
+            f"{claims.without_offset:,} records of the ledger were acknowledged without an offset, and no more than "
+            f"{COLLECTED_MAX:,} can be looked for by content; audit some topics at a time with --topics"
+        )
     accounts = [_order_of(ledger)]
     for store in _stores(spark, options, options.topics or claims.topics):
         progress.say(f"comparing {claims.total:,} acknowledged records with {store.name}")
@@ -136,12 +144,15 @@ def _claims(ledger: DataFrame) -> _Claims:
 
 def _order_of(ledger: DataFrame) -> _Account:
     """The ledger by itself: whether what a producer sent in order was acknowledged in order."""
-    rows = accounting.disordered(ledger).toArrow().to_pandas()
+    disordered = accounting.disordered(ledger)
+    rows = disordered.limit(COLLECTED_MAX).toArrow().to_pandas()
     detail = (
         "behind sequence " + rows["sequence_before"].astype(str) + " at offset " + rows["offset_before"].astype(str)
     )
     verdicts = rows.assign(what="out_of_order", found_partition=None, found_offset=None, detail=detail)
     account = _Account(LEDGER_STORE)
+    if len(rows) == COLLECTED_MAX:
+        account.not_told_apart = disordered.count() - len(rows)
     account.add(verdicts[list(VERDICT)])
     return account
 
@@ -175,15 +186,19 @@ def _judge(
         for producer, reason, count in accounting.excused(ledger, leftovers).collect():
             account.counts[producer, reason] = count
         leftovers = leftovers.where("excuse is null").drop("excuse")
-    with _persisted(accounting.touched(ledger, leftovers)) as claims:
-        if left > COLLECTED_MAX:
-            leftovers = accounting.touching(leftovers, claims)
-        looked_at = leftovers.toArrow().to_pandas()
-        verdicts = judge(claims.toArrow().to_pandas(), looked_at, bounds)
+    if left > COLLECTED_MAX:
+        leftovers = accounting.touching(leftovers, accounting.touched(ledger, leftovers))
+    with _persisted(leftovers) as all_looked_at:
+        count = all_looked_at.agg(F.count("*"), F.sum(F.expr("greatest(copies - claims, 0)"))).first()
+        assert count is not None
+        # Copies that touch no claim may not be among them.
+        account.unclaimed = spare - int(count[1] or 0)
+        account.not_told_apart = max(0, count[0] - COLLECTED_MAX)
+        some = all_looked_at.orderBy(*PLACE, "digest").limit(COLLECTED_MAX) if account.not_told_apart else all_looked_at
+        claims = accounting.touched(ledger, some).toArrow().to_pandas()
+        verdicts = judge(claims, some.toArrow().to_pandas(), bounds)
     account.add(verdicts)
-    # Copies that touch no claim may not have been looked at.
-    ignored = spare - int((looked_at["copies"] - looked_at["claims"]).clip(lower=0).sum())
-    account.unclaimed = ignored + int((verdicts["what"] == "unclaimed").sum())
+    account.unclaimed += int((verdicts["what"] == "unclaimed").sum())
 
 
 @contextmanager
@@ -197,7 +212,9 @@ def _persisted(rows: DataFrame) -> Iterator[DataFrame]:
 
 def _findings(accounts: Sequence[_Account]) -> pd.DataFrame:
     """All faults of all stores, with the name of the store."""
-    found = [account.findings.assign(store=account.store).astype(object) for account in accounts if account.faults]
+    found = [
+        account.findings.assign(store=account.store).astype(object) for account in accounts if len(account.findings)
+    ]
     return pd.concat(found)[list(_FINDING_COLUMNS)] if found else pd.DataFrame(columns=list(_FINDING_COLUMNS))
 
 
@@ -226,6 +243,7 @@ def _summary(
             "records": account.records,
             "unclaimed": account.unclaimed,
             "faults": account.faults,
+            "not_told_apart": account.not_told_apart,
         }
         for account in accounts
         if account.store != LEDGER_STORE
