@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from headrace.errors import CorruptBatch
+from headrace.ports.disk import File, SyncDone
 from headrace.records import kernel
 from headrace.sim.disk import SimDisk
+from headrace.storage.folder import SHARED
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
 from proving import proves
-from storage.harness import Harness, append, batch, read_all, values
+from storage.harness import Harness, append, batch, read_all, real_harness, values
 
 PLACES = [TopicPartition(topic, n) for topic in ("orders", "payments", "shipments") for n in range(2)]
 OFFSETS = re.compile(r"(\S+): offsets (\d+) to (\d+) are missing: (\S+) at byte (\d+)")
@@ -201,6 +205,43 @@ class TestStart:
         shared.open()
         assert values(shared.log(PLACES[0])) == [b"second life"]
         assert values(shared.log(PLACES[1])) == []
+
+
+class TestDescriptors:
+    def test_logs_that_nobody_touches_open_no_files(self, tmp_path: Path) -> None:
+        for real in real_harness(str(tmp_path / "data"), SHARED):
+            for n in range(50):
+                append(real.log(TopicPartition("many", n)), batch())
+            real.write()
+            store_of(real).close()
+            before = len(list(Path("/proc/self/fd").iterdir()))
+            real.open()
+            assert store_of(real).was_clean
+            assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+    @proves("L5")
+    def test_a_checkpoint_syncs_so_many_files_and_the_next_one_the_others(
+        self, shared: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shared.file_bytes = 1 << 20
+        for n in range(100):
+            append(shared.log(TopicPartition("many", n)), batch(b"%d" % n))
+        shared.write()
+        store_of(shared)._derived_files.most = 20
+        taken: list[int] = []
+        request_sync = sim_disk(shared).request_sync
+
+        def counted(files: Sequence[File], done: SyncDone) -> None:
+            taken.append(len(files))
+            request_sync(files, done)
+
+        monkeypatch.setattr(shared.disk, "request_sync", counted)
+        for _ in range(40):
+            shared.advance(61)
+        assert max(taken) < 30
+        assert sum(taken) > 300
+        shared.kill(seed=1)
+        assert [values(shared.log(TopicPartition("many", n))) for n in range(100)] == [[b"%d" % n] for n in range(100)]
 
 
 class TestTornTail:

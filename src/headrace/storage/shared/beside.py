@@ -1,11 +1,13 @@
 """The small files of a partition beside its queue: leader epochs and snapshots of producers.
 
-They can be derived from the commit log, so a checkpoint syncs them, and nothing waits for that.
+They can be derived from the commit log, so a checkpoint syncs them, and nothing waits for that. A start believes
+neither them nor the queue without their CRCs, so a checkpoint may leave some of them to the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.ports.disk import Disk, File
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
@@ -13,6 +15,9 @@ from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.producers import ProducerState, ProducerTable
 from headrace.storage.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from headrace.storage.shared.log import SharedLog
 
 
 class Beside:
@@ -65,5 +70,22 @@ class Beside:
         topic_folder = self._folder.rpartition("/")[0]
         paths = [f"{self._folder}/{name}" for name in (EPOCHS_FILE, PARTITION_FILE)]
         paths += [self.snapshots.path(offset) for offset in self.snapshots.offsets]
-        paths += [self._folder, topic_folder, topic_folder.rpartition("/")[0]]
+        paths += [self._folder, topic_folder]
         self._unsynced |= dict.fromkeys(paths)
+
+
+class DerivedFiles:
+    """What checkpoints sync of all logs: so many files at a time, and next time the others first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._next = 0
+
+    def take(self, logs: Sequence[SharedLog]) -> list[File]:
+        files: list[File] = []
+        for nth in range(len(logs)):
+            if len(files) >= self.most:
+                self._next += nth
+                break
+            files += logs[(self._next + nth) % len(logs)].take_beside()
+        return files

@@ -395,8 +395,8 @@ class SharedLog:
 
     def _remember_producers(self, start_offset: int) -> None:
         """Have a snapshot that speaks for everything below a new start."""
-        if self._turn.batches:
-            return  # what is staged may be taken back
+        if self._turn.batches and (refused := self._around.write_now(self)) is not None:
+            self._refusal = self._refusal or refused
         try:
             if self.beside.needs_snapshot(start_offset, self.producers):
                 self.beside.write_snapshot(self.written_offset, self.producers.states)

@@ -33,10 +33,13 @@ Place = tuple[QueueFile, int]
 class Queue(QueueFiles):
     def find_front(self, start_offset: int) -> None:
         """Nothing before the entry that speaks for the start counts, and none of it is counted."""
+        if not self._firsts or start_offset <= self._firsts[0]:
+            return
         place = self.place(start_offset)
         if place is not None:
             nth = self._files.index(place[0])
             self._front = place[1]
+            place[0].release()
             if nth:
                 self._remove_files(0, nth)
 

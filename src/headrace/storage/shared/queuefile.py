@@ -71,7 +71,8 @@ class Run(NamedTuple):
 
 
 class OpenQueues:
-    """Bounds how many queue files are open: the longest open is dropped first, and comes back at next use."""
+    """Bounds how many queue files are open: the longest open is dropped first, and comes back at next use. Each takes
+    two descriptors, its own and the map's."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -197,7 +197,8 @@ class Opening:
             found.checked_from = min(state.checked_from, queue.end_offset)
             found.epochs = self._epochs(path, state)
         opened = SharedLog(self._around, path, where, topic_id, settings, found)
-        opened.doubt_beside()
+        if state.touched or not self._clean or not state.known:
+            opened.doubt_beside()
         if not state.known:
             # Whatever the commit log holds of it from before is not its own.
             opened.bounds_untold = True

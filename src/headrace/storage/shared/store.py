@@ -25,6 +25,7 @@ from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared import checkpoint, compaction, retention
+from headrace.storage.shared.beside import DerivedFiles
 from headrace.storage.shared.checkpoint import LogPoint
 from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
 from headrace.storage.shared.log import SharedLog
@@ -74,13 +75,14 @@ class SharedStore:
         self._writer = FrameWriter(self.commit_log, self._logs.values)
         self._checkpoints = CheckpointWriter(disk, clock, data, self, checkpoint_ms)
         self.replacer = Replacer(disk, self.commit_log, self._writer, self._failed)
+        self._derived_files = DerivedFiles(sync_files_max)
         self._checkpoint_position = 0
         self._commit_files: Sequence[File] = ()
         self._around = Surroundings(
             disk=disk,
             clock=clock,
             commit_log=self.commit_log,
-            open_queues=OpenQueues(max(8, open_segments_max)),
+            open_queues=OpenQueues(max(8, open_segments_max // 2)),
             check_budget=CheckBudget(clock),
             staged=self._staged,
             checkpoint_soon=self._checkpoints.soon,
@@ -370,10 +372,7 @@ class SharedStore:
 
     def beside(self) -> Sequence[File]:
         self._commit_files = self.commit_log.unsynced()
-        files = list(self._commit_files)
-        for each in self._logs.values():
-            files += each.take_beside()
-        return files
+        return [*self._commit_files, *self._derived_files.take(list(self._logs.values()))]
 
     def synced(self, error: OSError | None) -> None:
         if error is None:
@@ -430,16 +429,18 @@ class SharedStore:
                 log.warning("%s: the next start reads more of it: %s", stopping.topic_partition, error)
 
     def _sync_now(self) -> None:
-        """Make everything that is written durable."""
+        """Make everything that is written durable, many files at a time."""
         if not self._offline:
             self._checkpoint_position = self.commit_log.end
-            files = self.beside()
-            failure: OSError | None = None
-            try:
-                self._disk.sync_now(files)
-            except OSError as error:
-                failure = error
-            self.synced(failure)
+            while files := self.beside():
+                failure: OSError | None = None
+                try:
+                    self._disk.sync_now(files)
+                except OSError as error:
+                    failure = error
+                self.synced(failure)
+                if failure is not None or len(files) < self._derived_files.most:
+                    break
             if not self._offline:
                 for each in self._logs.values():
                     each.synced_upto(each.written_offset)
