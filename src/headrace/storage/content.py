@@ -211,7 +211,8 @@ def compare_bytes(left: Content, right: Content, compared: Callable[[int], None]
         count = min(map(len, rest))
         if not count:
             return None if not any(map(len, rest)) else at
-        if rest[0][:count] != rest[1][:count]:
+        # Views compare item by item, bytes at once.
+        if bytes(rest[0][:count]) != bytes(rest[1][:count]):
             return at
         rest = [each[count:] for each in rest]
         at += count
