@@ -26,7 +26,9 @@ from headrace.storage.epochs import read_entries
 from headrace.storage.index import LOW_HALF, OFFSET_ENTRY_BYTES, OffsetIndex, closed_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.segment import INDEX, LOG, NEVER, SUM
+from headrace.storage.shared.offline import Folder
 from headrace.storage.swap import DIGITS, SWAP
+from headrace.storage.verify import layout_of
 
 TOPICS_SHOWN_MAX: Final = 20
 
@@ -80,8 +82,26 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSplit(Split):
+    """The same in the layout `shared`: where the batches lay when this was planned, and what was missing then."""
+
+    runs: tuple[tuple[str, int, int, int], ...]
+    """Path of a commit file, position, size, first offset."""
+    problems: tuple[LogProblem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCheck:
+    """A folder of the layout `shared` that one task reads for problems, all at once as its commit log is."""
+
+    folder: str
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     splits: list[Split]
+    checks: list[FolderCheck]
     problems: list[LogProblem]
 
 
@@ -118,8 +138,14 @@ def chosen(disk: Disk, options: LogOptions) -> dict[str, dict[TopicPartition, st
 
 
 def plan(disk: Disk, options: LogOptions) -> Plan:
-    planned = Plan([], [])
+    planned = Plan([], [], [])
     for data, partitions in chosen(disk, options).items():
+        if layout_of(disk, data) == folder.SHARED:
+            if options.table == "problems":
+                planned.checks.append(FolderCheck(data, frozenset(partitions)))
+            else:
+                _plan_shared(disk, data, partitions, options, planned)
+            continue
         points = checkpoint.read(disk, data)
         if points is None:
             damaged = f"{checkpoint.FILE_NAME} is damaged: records that were deleted inside a segment are rows again"
@@ -127,6 +153,36 @@ def plan(disk: Disk, options: LogOptions) -> Plan:
         for topic_partition, path in partitions.items():
             _plan_partition(disk, data, path, topic_partition, (points or {}).get(topic_partition), options, planned)
     return planned
+
+
+def _plan_shared(
+    disk: Disk, data: str, partitions: dict[TopicPartition, str], options: LogOptions, planned: Plan
+) -> None:
+    """Splits of about the wanted size; a long run of batches is not cut."""
+    found = Folder(disk, data)
+    found.open()
+    for where, path in partitions.items():
+        each = found.partitions.get(where)
+        if each is None:
+            continue  # it was created just now
+        problems = tuple(
+            LogProblem(data, where.topic, where.partition, None, told.position, told.offset, "missing", told.what, True)
+            for told in each.problems
+            if told.offset is not None
+        )
+        runs: list[tuple[str, int, int, int]] = []
+        size, first = 0, each.start_offset
+        base = (data, path, where.topic, where.partition)
+        state = (each.start_offset, each.end_offset, found.is_clean)
+        for stretch in found.stretches(each, each.start_offset):
+            if size and size + stretch.size > options.split_bytes:
+                following = max(first, stretch.first_offset)
+                planned.splits.append(SharedSplit(*base, first, following, *state, tuple(runs), problems))
+                runs, size, first, problems = [], 0, following, ()
+            runs.append((stretch.file.path, stretch.position, stretch.size, stretch.first_offset))
+            size += stretch.size
+        if runs or problems:
+            planned.splits.append(SharedSplit(*base, first, each.end_offset, *state, tuple(runs), problems))
 
 
 def _plan_partition(

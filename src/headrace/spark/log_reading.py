@@ -19,13 +19,27 @@ from headrace.ports.disk import File, read_whole
 from headrace.records.arrow import PASSED_ON_BYTES, TYPES, Decoder
 from headrace.records.batch import HEADER_BYTES, batches, read_header
 from headrace.spark.log_options import FOLDER, SEGMENT
-from headrace.spark.log_planning import LogProblem, SegmentFile, Split, covering, entry_before, index_entries
+from headrace.spark.log_planning import (
+    FolderCheck,
+    LogProblem,
+    SegmentFile,
+    SharedSplit,
+    Split,
+    covering,
+    entry_before,
+    index_entries,
+)
 from headrace.storage import sums
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.index import LOW_HALF, OffsetIndex, closed_entries
+from headrace.storage.log import TopicPartition
+from headrace.storage.report import PartitionReport, Problem
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segment import NEVER
+from headrace.storage.shared.commitlog import DELETED
+from headrace.storage.shared.offline import CUT_BY_START
+from headrace.storage.verify import inspect_folder, reports
 from headrace.system.disk import SystemDisk, SystemFile
 
 PIECE_BYTES: Final = 8 << 20
@@ -38,7 +52,41 @@ def read_split(split: Split, columns: Sequence[str], *, thorough: bool = False) 
     """Rows with those columns, and problems; `thorough` looks at index and sum too, which no row depends on."""
     if not os.path.isdir(split.path) and not os.path.isdir(split.folder):
         raise DataFolderError(f"there is no folder {split.folder} on {os.uname().nodename}; every worker has to see it")
-    yield from _Reading(split, columns, thorough).run()
+    if isinstance(split, SharedSplit):
+        yield from _SharedReading(split, columns).run()
+    else:
+        yield from _Reading(split, columns, thorough).run()
+
+
+def check_folder(check: FolderCheck) -> Iterator[LogProblem]:
+    """Everything that is not as it should be in a folder of the layout `shared`."""
+    disk = SystemDisk()
+    for problem in inspect_folder(disk, check.folder).problems:
+        yield _told(check.folder, None, problem)
+    for report in reports(disk, check.folder):
+        where = report.topic_partition if isinstance(report, PartitionReport) else None
+        if where is None or where in check.partitions:
+            for problem in report.problems:
+                yield _told(check.folder, where, problem)
+
+
+def _told(data: str, where: TopicPartition | None, problem: Problem) -> LogProblem:
+    topic, partition = (where.topic, where.partition) if where is not None else (None, None)
+    name = os.path.basename(problem.path)
+    kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "missing")
+    if kind == "corrupt" and CUT_BY_START in problem.what:
+        kind = "torn"
+    return LogProblem(data, topic, partition, name, problem.position, problem.offset, kind, problem.what)
+
+
+_KINDS: Final = {
+    ".log": "corrupt",
+    ".queue": "index",
+    EPOCHS_FILE: "epochs",
+    "partition": "partition",
+    "@checkpoint": "checkpoint",
+    ".snapshot": "snapshot",
+}
 
 
 class _Pieces(SystemFile):
@@ -262,6 +310,66 @@ class _Reading:
         split = self._split
         segment = self._segment.log if self._segment else None
         return LogProblem(split.folder, split.topic, split.partition, segment, position, offset, kind, reason, fails)
+
+
+class _Run(_Pieces):
+    """A commit file of which no more is read than one run, since others' batches lie behind it."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, file: File, limit: int) -> None:
+        super().__init__(file)
+        self.limit = limit
+
+    def view(self, count: int, position: int) -> memoryview:
+        if not self.holds_together(position, position + count):
+            wanted = min(max(count, PIECE_BYTES), self.limit - position)
+            piece = SystemFile.pread(self, wanted, position)
+            self._pieces = ((position, piece), *self._pieces[:1])
+        return super().view(count, position)
+
+
+class _SharedReading(_Reading):
+    """A split whose batches lie in a commit log, in runs."""
+
+    def __init__(self, split: SharedSplit, columns: Sequence[str]) -> None:
+        super().__init__(split, columns, thorough=False)
+        self._shared = split
+
+    def run(self) -> Iterator[Found]:
+        yield from self._shared.problems
+        entries, wrong = read_entries(self._disk, f"{self._split.path}/{EPOCHS_FILE}")
+        epoch_at = EpochHistory(self._disk, self._split.path).epoch_at if entries and not wrong else None
+        for path, position, size, offset in self._shared.runs:
+            self._segment = SegmentFile(offset, None, os.path.basename(path), None, None)
+            try:
+                opened = self._open_commit_file(path)
+            except FileNotFoundError:
+                reason = "the running broker removed its commit file before it was read; run this again"
+                yield self._problem("removed", offset, position, reason, fails=True)
+                continue
+            yield from self._read_run(_Run(opened, position + size), position, offset, Chain(False, epoch_at))
+
+    def _open_commit_file(self, path: str) -> File:
+        try:
+            return self._disk.open(path)
+        except FileNotFoundError:
+            return self._disk.open(path + DELETED)  # for a while
+
+    def _read_run(self, file: _Run, position: int, offset: int, chain: Chain) -> Iterator[Found]:
+        piece_at = piece_end = position
+        for found in scan(file, file.limit, offset, chain, position):
+            if isinstance(found, Broken):
+                yield from self._rows(file, piece_at, piece_end)
+                piece_at = piece_end = found.end
+                yield self._problem("corrupt", found.expected_offset, found.position, found.reason, fails=True)
+                continue
+            end = found.position + found.header.size_bytes
+            if not file.holds_together(piece_at, end):
+                yield from self._rows(file, piece_at, piece_end)
+                piece_at = piece_end
+            piece_end = end
+        yield from self._rows(file, piece_at, piece_end)
 
 
 def _is_cut(file: File, position: int, size: int) -> bool:

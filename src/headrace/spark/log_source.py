@@ -5,7 +5,8 @@
 `table=problems` gives, instead of records, one row for each place where a folder is not whole: `torn` (bytes behind
 the last whole batch of a log, as a crash or a running broker leaves them), `corrupt` (a batch whose CRC, place or
 records are wrong), `missing` (offsets that are not there), `removed` (deleted by a running broker before they were
-read), `index`, `sum`, `epochs`, `partition`, `checkpoint` (files beside the log; no row depends on them).
+read), `index`, `sum`, `epochs`, `snapshot`, `partition`, `checkpoint` (files beside the log; no row depends on
+them). A folder may have either layout; `segment` is then a file of the partition, or of the commit log.
 
 `mode=FAILFAST`, the default, fails on the first place from which records are gone that nobody deleted; a torn tail is
 none. `mode=PERMISSIVE` leaves such places out.
@@ -24,8 +25,8 @@ from pyspark.sql.types import StructType
 from headrace.errors import CorruptBatch
 from headrace.records.arrow import TYPES
 from headrace.spark.log_options import LogOptions, parse
-from headrace.spark.log_planning import LogProblem, Split, chosen, plan
-from headrace.spark.log_reading import read_split
+from headrace.spark.log_planning import FolderCheck, LogProblem, Split, chosen, plan
+from headrace.spark.log_reading import check_folder, read_split
 from headrace.system.disk import SystemDisk
 
 PROBLEMS: Final = pa.schema(
@@ -68,7 +69,7 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         planned = plan(SystemDisk(), self._options)
-        found = [InputPartition(split) for split in planned.splits]
+        found = [InputPartition(each) for each in (*planned.splits, *planned.checks)]
         if self._options.table == "problems" and planned.problems:
             found.append(InputPartition(planned.problems))
         return found
@@ -83,6 +84,8 @@ class LogReader(DataSourceReader):
         found: Iterable[object] = value or ()
         if isinstance(value, Split):
             found = read_split(value, ["offset"], thorough=True)
+        elif isinstance(value, FolderCheck):
+            found = check_folder(value)
         problems = [each for each in found if isinstance(each, LogProblem)]
         if problems:
             yield pa.RecordBatch.from_pylist(

@@ -1,0 +1,116 @@
+"""`format("headrace-log")` on folders of the shared layout. Splits are read without Spark; one test has it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.settings import log_settings
+from headrace.spark import log_options, log_planning, log_reading
+from headrace.spark.log_planning import LogProblem, SharedSplit
+from headrace.storage.convert import Options, convert
+from headrace.storage.folder import SHARED
+from headrace.system.clock import LoopClock
+from headrace.system.disk import SystemDisk
+from storage.folders import FolderHarness, contents, fill, stop
+from storage.harness import real_harness
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, list[int]]]]:
+    """A folder of the shared layout, and the offsets of each partition."""
+    data = tmp_path_factory.mktemp("shared") / "data"
+    for real in real_harness(str(data), SHARED):
+        harness = FolderHarness(real.disk, real.clock, real.data, real.loop, layout=SHARED)
+        fill(harness)
+        offsets = {
+            str(where): [
+                offset
+                for header, _ in contents(harness.log(where))
+                for offset in range(header.base_offset, header.next_offset)
+                if offset >= harness.log(where).start_offset
+            ]
+            for where in harness.expected
+        }
+        stop(harness)
+        yield data, offsets
+
+
+@pytest.fixture
+def data(left: tuple[Path, Any], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(left[0], tmp_path / "data"))
+
+
+def planned(data: Path, **more: str) -> log_planning.Plan:
+    return log_planning.plan(SystemDisk(), log_options.parse({"path": str(data), **more}))
+
+
+def read(data: Path, **more: str) -> tuple[dict[str, list[int]], list[LogProblem]]:
+    rows: dict[str, list[int]] = {}
+    problems: list[LogProblem] = []
+    for split in planned(data, **more).splits:
+        for found in log_reading.read_split(split, ["topic", "partition", "offset", "value", "segment"]):
+            if isinstance(found, LogProblem):
+                problems.append(found)
+                continue
+            for row in found.to_pylist():
+                rows.setdefault(f"{row['topic']}-{row['partition']}", []).append(row["offset"])
+    return rows, problems
+
+
+def test_every_record_is_a_row_once_however_small_the_splits(left: tuple[Path, dict[str, list[int]]]) -> None:
+    data, offsets = left
+    wanted = {where: found for where, found in offsets.items() if found}
+    for split_bytes in ("300", "1000000"):
+        rows, problems = read(data, maxPartitionBytes=split_bytes)
+        assert not problems
+        assert rows == wanted
+    assert len(planned(data, maxPartitionBytes="300").splits) > len(planned(data).splits)
+
+
+def test_damage_is_a_problem_and_the_rest_are_rows(data: Path, left: tuple[Path, dict[str, list[int]]]) -> None:
+    split = next(each for each in planned(data, topic="busy").splits if isinstance(each, SharedSplit))
+    path, position, _, offset = split.runs[1]
+    content = bytearray(Path(path).read_bytes())
+    content[position + 65] ^= 1
+    Path(path).write_bytes(content)
+    rows, (problem,) = read(data, topic="busy")
+    assert (problem.kind, problem.offset, problem.position, problem.fails) == ("corrupt", offset, position, True)
+    assert rows["busy-0"] == [each for each in left[1]["busy-0"] if each != offset]
+    (check,) = planned(data, table="problems").checks
+    told = list(log_reading.check_folder(check))
+    assert any((each.kind, each.position, each.offset) == ("corrupt", position, offset) for each in told)
+    Path(path).rename(path + ".deleted")
+    assert read(data, topic="late")[0] == {"late-0": left[1]["late-0"]}
+
+
+def test_lost_queues_cost_no_rows_and_are_told(data: Path, left: tuple[Path, dict[str, list[int]]]) -> None:
+    for path in data.glob("*/*/*.queue"):
+        path.unlink()
+    rows, problems = read(data)
+    assert not problems
+    assert rows == {where: found for where, found in left[1].items() if found}
+    (check,) = planned(data, table="problems").checks
+    assert {each.kind for each in log_reading.check_folder(check)} == {"index"}
+
+
+def test_spark_reads_either_layout_alike(
+    spark: SparkSession, data: Path, left: tuple[Path, Any], tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    loop = asyncio.new_event_loop()
+    options = Options("partitioned", settings=lambda _: log_settings({}, {"segment.bytes": "2000"}))
+    convert(SystemDisk(), LoopClock(loop), str(other), options)
+    loop.close()
+    columns = "topic,partition,offset,value"
+    one, two = (spark.read.format("headrace-log").option("columns", columns).load(str(each)) for each in (data, other))
+    assert sorted(one.collect()) == sorted(two.collect())
+    assert spark.read.format("headrace-log").option("table", "problems").load(str(data)).count() == 0
