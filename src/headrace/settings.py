@@ -231,11 +231,11 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "commitlog.rewrite.share",
         "float",
-        0.5,
+        0.25,
         "layout shared: a file of which less than this share is still wanted is emptied into the newest one",
         "",
         0,
-        0.9,
+        0.5,
     ),
     Setting("retention.check.ms", "int", 300_000, "interval at which retention and compaction look for work", "ms", 10),
     Setting(
