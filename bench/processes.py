@@ -54,13 +54,17 @@ def cpu_seconds(root: int) -> float:
         fields = _stat_fields(pid)
         if fields is None:
             continue
-        # Linux names the scheduler's clock of another process by the inverted pid and the number 2.
-        try:
-            total += time.clock_gettime((~pid << 3) | 2)
-        except OSError:
-            continue
-        total += (int(fields[13]) + int(fields[14])) * TICK_S
+        total += own_cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) * TICK_S
     return total
+
+
+def own_cpu_seconds(pid: int) -> float:
+    """Processor time of the process alone, 0 when it has ended."""
+    # Linux names the scheduler's clock of another process by the inverted pid and the number 2.
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
 
 
 def machine_cpu_seconds() -> float:

@@ -1,7 +1,7 @@
 """The driver that bench/spark_rows.py starts for one size and one master: contestants take turns in one session.
 
-Every contestant hands all rows, with all columns, to Spark's noop sink, or to a table where it says so. The first
-round warms the session up and is not counted.
+Every contestant hands all rows, with all columns, to Spark's noop sink, or to a table where it says so. Each first
+reads the tenth that warms the session up, then a few rows some times for its fixed costs, then takes its rounds.
 """
 
 import json
@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from headrace.spark.pipelines import archive
 from headrace.spark.table_sink import TableSink
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
-SLOW_SHARE = 0.1
 PIECE_ROWS = 100_000
+FEW_ROUNDS = 3
 
 
 class Prebuilt(DataSource):
@@ -65,8 +66,8 @@ class PrebuiltReader(DataSourceReader):
             ],
             names=["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"],
         )
-        for _ in range(self.rows // self.splits // count):
-            yield made
+        for nth in range(0, self.rows // self.splits, count):
+            yield made.slice(0, min(count, self.rows // self.splits - nth))
 
 
 def to_noop(frame: DataFrame) -> None:
@@ -78,10 +79,11 @@ def topic_frame(spark: SparkSession, form: str, bootstrap: str, topic: str) -> D
     return reader.option("startingOffsets", "earliest").load()
 
 
-def confluent_loop(spark: SparkSession, bootstrap: str, topic: str, rows: int) -> None:
+def confluent_loop(spark: SparkSession, bootstrap: str, wanted: dict[str, Any]) -> None:
     """What people do without a source: consume in the driver, make frames of the pieces."""
     from confluent_kafka import Consumer
 
+    topic, rows = wanted["topic"], wanted["rows"]
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": f"loop-{time.time()}", "auto.offset.reset": "earliest"}
     )
@@ -113,17 +115,36 @@ def confluent_loop(spark: SparkSession, bootstrap: str, topic: str, rows: int) -
     consumer.close()
 
 
-Contestants = dict[str, tuple[Callable[[], None], float, str]]
-"""Name to what it does, its share of the rows, and the broker whose processor time is its own."""
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """What it does with one of the sets of rows, and the broker whose processor time is its own."""
+
+    run: Callable[[dict[str, Any]], None]
+    broker: str = ""
+    which: str = "all"
+    """The slow ones are measured with the set that others warm up with."""
+    quick: bool = False
+    """Worth several rounds."""
 
 
-def contestants(spark: SparkSession, setup: dict[str, Any]) -> Contestants:
-    bootstraps, topic, rows = setup["bootstraps"], setup["topic"], setup["rows"]
+def contestants(spark: SparkSession, setup: dict[str, Any]) -> dict[str, Contestant]:
+    bootstraps = setup["bootstraps"]
     headrace = bootstraps["headrace"]
     splits = 2 * spark.sparkContext.defaultParallelism
-    parquet = spark.read.parquet(setup["parquet"])
-    prebuilt = spark.read.format("prebuilt").options(rows=rows, size=setup["size_bytes"], splits=splits).load()
     table = Path(setup["folder"]) / "delta"
+
+    def source(rows: dict[str, Any]) -> DataFrame:
+        return topic_frame(spark, "headrace", headrace, rows["topic"])
+
+    def scan(rows: dict[str, Any]) -> DataFrame:
+        return spark.read.parquet(rows["parquet"])
+
+    def prebuilt(rows: dict[str, Any]) -> DataFrame:
+        reader = spark.read.format("prebuilt")
+        return reader.options(rows=rows["rows"], size=setup["size_bytes"], splits=splits).load()
+
+    def connector(rows: dict[str, Any], broker: str) -> DataFrame:
+        return topic_frame(spark, "kafka", bootstraps[broker], rows["topic"])
 
     def to_delta(frame: DataFrame) -> None:
         shutil.rmtree(table, ignore_errors=True)
@@ -131,97 +152,129 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> Contestants:
         sink.prepare(spark, frame.schema)
         sink.write(frame, 0)
 
-    def to_archive() -> None:
+    def to_archive(rows: dict[str, Any]) -> None:
         shutil.rmtree(table, ignore_errors=True)
-        archive.run(
-            spark, archive.Options(to=table, bootstrap=headrace, topics=(topic,), group=f"bench-{time.time_ns()}")
-        )
+        group = f"bench-{time.time_ns()}"
+        archive.run(spark, archive.Options(to=table, bootstrap=headrace, topics=(rows["topic"],), group=group))
 
-    found: Contestants = {
-        "headrace source": (lambda: to_noop(topic_frame(spark, "headrace", headrace, topic)), 1.0, "headrace"),
-        "parquet scan": (lambda: to_noop(parquet), 1.0, ""),
-        "prebuilt Arrow": (lambda: to_noop(prebuilt), 1.0, ""),
-        "confluent loop": (
-            lambda: confluent_loop(spark, headrace, topic, int(rows * SLOW_SHARE)),
-            SLOW_SHARE,
-            "headrace",
-        ),
-        "headrace source -> Delta": (
-            lambda: to_delta(topic_frame(spark, "headrace", headrace, topic)),
-            1.0,
-            "headrace",
-        ),
-        "headrace archive -> Delta": (to_archive, 1.0, "headrace"),
-        "parquet scan -> Delta": (lambda: to_delta(parquet), 1.0, ""),
+    found = {
+        "parquet scan": Contestant(lambda rows: to_noop(scan(rows)), quick=True),
+        "headrace source": Contestant(lambda rows: to_noop(source(rows)), "headrace", quick=True),
+        "prebuilt Arrow": Contestant(lambda rows: to_noop(prebuilt(rows)), quick=True),
+        "parquet scan -> Delta": Contestant(lambda rows: to_delta(scan(rows))),
+        "headrace source -> Delta": Contestant(lambda rows: to_delta(source(rows)), "headrace"),
+        "headrace archive -> Delta": Contestant(to_archive, "headrace"),
+        "confluent loop": Contestant(lambda rows: confluent_loop(spark, headrace, rows), "headrace", "warm"),
     }
     if setup["jars"]:
-        found["Spark's Kafka connector on headrace"] = (
-            lambda: to_noop(topic_frame(spark, "kafka", headrace, topic)),
-            1.0,
-            "headrace",
-        )
-    if setup["jars"] and "kafka" in bootstraps:
-        found["Spark's Kafka connector on kafka"] = (
-            lambda: to_noop(topic_frame(spark, "kafka", bootstraps["kafka"], topic)),
-            1.0,
-            "kafka",
-        )
+        for broker in bootstraps:
+            found[f"Spark's Kafka connector on {broker}"] = Contestant(
+                lambda rows, broker=broker: to_noop(connector(rows, broker)),  # type: ignore[misc]
+                broker,
+            )
     return {name: entry for name, entry in found.items() if not setup["only"] or name in setup["only"]}
 
 
 def check_rows(spark: SparkSession, setup: dict[str, Any]) -> None:
     """A contestant that reads less than all would look fast."""
+    rows = setup["sets"]["warm"]
     for name, bootstrap in setup["bootstraps"].items():
         form = "headrace" if name == "headrace" else "kafka"
-        found = topic_frame(spark, form, bootstrap, setup["topic"]).count()
-        if found != setup["rows"]:
-            raise SystemExit(f"{name} has {found} rows, not {setup['rows']}")
+        found = topic_frame(spark, form, bootstrap, rows["topic"]).count()
+        if found != rows["rows"]:
+            raise SystemExit(f"{name} has {found} rows of {rows['topic']}, not {rows['rows']}")
 
 
-def measure(run: Callable[[], None], rows: float, broker_pid: int | None) -> dict[str, float]:
-    driver, whole = processes.cpu_seconds(os.getpid()), processes.machine_cpu_seconds()
-    broker = processes.cpu_seconds(broker_pid) if broker_pid else 0.0
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Processor time of all that has to do with a driver, by who used it."""
+
+    jvm: float
+    python: float
+    broker: float
+    machine: float
+
+    @classmethod
+    def now(cls, broker_pid: int | None) -> "Clocks":
+        driver = processes.cpu_seconds(os.getpid())
+        jvm = sum(processes.own_cpu_seconds(pid) for pid in processes.process_tree(os.getpid()) if is_java(pid))
+        broker = processes.cpu_seconds(broker_pid) if broker_pid else 0.0
+        return cls(jvm, driver - jvm, broker, processes.machine_cpu_seconds())
+
+
+def is_java(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "java"
+    except OSError:
+        return False
+
+
+def measure(contestant: Contestant, rows: dict[str, Any], setup: dict[str, Any]) -> dict[str, float]:
+    broker_pid = setup["broker_pids"].get(contestant.broker)
+    before = Clocks.now(broker_pid)
     began = time.monotonic()
-    run()
+    contestant.run(rows)
     took_s = time.monotonic() - began
-    used = processes.cpu_seconds(os.getpid()) - driver
-    served = processes.cpu_seconds(broker_pid) - broker if broker_pid else 0.0
-    others = processes.machine_cpu_seconds() - whole - used - served
+    after = Clocks.now(broker_pid)
+    used = {name: getattr(after, name) - getattr(before, name) for name in ("jvm", "python", "broker")}
+    others = after.machine - before.machine - sum(used.values())
     return {
-        "rows_per_s": rows / took_s,
-        "cpu_s_per_million": (used + served) / rows * 1e6,
-        "broker_cpu_s_per_million": served / rows * 1e6,
+        "rows_per_s": rows["rows"] / took_s,
+        "took_s": took_s,
+        "cpu_s_per_million": sum(used.values()) / rows["rows"] * 1e6,
+        **{f"{name}_cpu_s_per_million": spent / rows["rows"] * 1e6 for name, spent in used.items()},
         "others_cpu_percent": max(0.0, others) / took_s / (os.cpu_count() or 1) * 100,
+    }
+
+
+def take_turns(setup: dict[str, Any], entries: dict[str, Contestant]) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + setup["within_s"]
+    sets = setup["sets"]
+    fixed: dict[str, list[float]] = {}
+    rounds: dict[str, list[dict[str, float]]] = {}
+    for name, entry in entries.items():
+        measure(entry, sets["warm"], setup)
+        fixed[name] = [measure(entry, sets["few"], setup)["took_s"] for _ in range(FEW_ROUNDS if entry.quick else 1)]
+        print(f"  {name}: {min(fixed[name]):.2f} s for a few rows", flush=True)
+    for nth in range(setup["rounds"]):
+        for name, entry in entries.items():
+            longest_s = max((each["took_s"] for each in rounds.get(name, [])), default=0.0)
+            if nth and (not entry.quick or time.monotonic() + longest_s > deadline):
+                continue
+            figures = measure(entry, sets[entry.which], setup)
+            rounds.setdefault(name, []).append(figures)
+            print(f"  round {nth} {name}: {figures['rows_per_s'] / 1e6:.2f} Mrows/s", flush=True)
+    return [summary(setup, name, entries[name], fixed[name], taken) for name, taken in rounds.items()]
+
+
+def summary(
+    setup: dict[str, Any], name: str, entry: Contestant, fixed: list[float], taken: list[dict[str, float]]
+) -> dict[str, Any]:
+    medians = {key: statistics.median(each[key] for each in taken) for key in taken[0]}
+    rows, fixed_s = setup["sets"][entry.which]["rows"], statistics.median(fixed)
+    return {
+        "contestant": name,
+        "master": setup["master"],
+        "size_bytes": setup["size_bytes"],
+        "rows": rows,
+        "rounds": len(taken),
+        "fixed_s": fixed_s,
+        "steady_rows_per_s": rows / max(1e-3, medians["took_s"] - fixed_s),
+        **medians,
     }
 
 
 def main() -> None:
     setup = json.loads(Path(sys.argv[1]).read_text())
-    settings = {"spark.driver.memory": "3g", "spark.sql.shuffle.partitions": "4"}
+    settings = {"spark.driver.memory": "3g", "spark.sql.shuffle.partitions": "4", **setup["conf"]}
     if setup["jars"]:
         settings["spark.jars"] = ",".join(setup["jars"])
     spark = session.start("bench", setup["master"], settings)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(Prebuilt)
     check_rows(spark, setup)
-    rounds: dict[str, list[dict[str, float]]] = {}
-    entries = contestants(spark, setup)
-    for nth in range(setup["rounds"] + 1):
-        for name, (run, share, broker) in entries.items():
-            figures = measure(run, setup["rows"] * share, setup["broker_pids"].get(broker))
-            if nth:
-                rounds.setdefault(name, []).append(figures)
-            print(f"  round {nth} {name}: {figures['rows_per_s'] / 1e6:.2f} Mrows/s", flush=True)
-    medians = [
-        {
-            "contestant": name,
-            "master": setup["master"],
-            "size_bytes": setup["size_bytes"],
-            **{key: statistics.median(each[key] for each in taken) for key in taken[0]},
-        }
-        for name, taken in rounds.items()
-    ]
-    Path(sys.argv[2]).write_text(json.dumps(medians))
+    figures = take_turns(setup, contestants(spark, setup))
+    Path(sys.argv[2]).write_text(json.dumps(figures))
     spark.stop()
 
 
