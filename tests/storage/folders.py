@@ -73,11 +73,7 @@ def fill_at_random(harness: Harness, chance: random.Random, *, gaps: bool = True
             if gaps and chance.random() < 0.2:
                 copied(log, log.end_offset + chance.randrange(5), *values, epoch=epochs[where])
             else:
-                producer = (
-                    (chance.randrange(3), 0, sequences[where])
-                    if chance.random() < 0.3 and where not in anew
-                    else (-1, -1, -1)
-                )
+                producer = (chance.randrange(3), 0, sequences[where]) if chance.random() < 0.3 else (-1, -1, -1)
                 append(log, batch(*values, timestamp_ms=START_MS + step, producer=producer), epoch=epochs[where])
             sequences[where] += len(values)
         elif action < 0.86:

@@ -93,7 +93,7 @@ def _shared(disk: Disk, data: str, now_ms: int) -> Iterator[Content]:
     for where, each in found.partitions.items():
         bounds, cleanings = (each.start_offset, each.end_offset), each.point.cleanings if each.point else []
         stretches = partial(found.stretches, each)
-        yield _content(disk, where, each.path, each.topic_id, bounds, cleanings, stretches, now_ms)
+        yield _content(disk, where, each.path, each.topic_id, bounds, cleanings, stretches, now_ms, is_shared=True)
 
 
 def _partitioned(disk: Disk, data: str, now_ms: int) -> Iterator[Content]:
@@ -103,7 +103,7 @@ def _partitioned(disk: Disk, data: str, now_ms: int) -> Iterator[Content]:
         assert isinstance(topic_id, bytes), topic_id
         bounds = point.start_offset, point.end_offset
         stretches = partial(_segments, disk, path, point.end_offset)
-        yield _content(disk, where, path, topic_id, bounds, point.cleanings, stretches, now_ms)
+        yield _content(disk, where, path, topic_id, bounds, point.cleanings, stretches, now_ms, is_shared=False)
 
 
 def _content(
@@ -115,10 +115,14 @@ def _content(
     cleanings: list[tuple[int, int]],
     stretches: Callable[[int], Iterator[Stretch]],
     now_ms: int,
+    *,
+    is_shared: bool,
 ) -> Content:
     start_offset, end_offset = bounds
     snapshots = Snapshots(disk, path, _offsets(disk, path, SNAPSHOT))
     from_offset, states = snapshots.newest(end_offset) or (start_offset, {})
+    if from_offset < start_offset and is_shared:
+        from_offset, states = start_offset, {}  # as its store reads them
     if from_offset < end_offset:
         headers = (
             header
