@@ -12,13 +12,15 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import File, SyncDone
 from headrace.records import kernel
+from headrace.records.batch import read_header
 from headrace.sim.disk import SimDisk
 from headrace.storage.folder import SHARED
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
 from proving import proves
-from storage.harness import Harness, append, batch, read_all, real_harness, values
+from storage.folders import copied
+from storage.harness import Harness, append, batch, content, read_all, real_harness, values
 
 PLACES = [TopicPartition(topic, n) for topic in ("orders", "payments", "shipments") for n in range(2)]
 OFFSETS = re.compile(r"(\S+): offsets (\d+) to (\d+) are missing: (\S+) at byte (\d+)")
@@ -366,6 +368,29 @@ class TestDamage:
         shared.settle()
         assert log.read(11, 1 << 20, log.end_offset).count > 0
         assert len(read_all(shared.log(PLACES[0]))) == len(right[PLACES[0]])
+
+    @proves("J6")
+    def test_a_base_offset_beyond_its_frame_is_damage(self, shared: Harness) -> None:
+        place = PLACES[0]
+        log, *_ = [shared.log(each) for each in PLACES]
+        for first in range(0, 40, 10):
+            for offset in (first + 1, first + 5):
+                copied(log, offset, b"%d" % offset)
+            assert not shared.write()
+        shared.settle()
+        path, _, byte = place_of(shared, place, 15)
+        store_of(shared).close()
+        sim_disk(shared).flip(path, byte + 1, 0x40)
+        for each in queue_files(shared):
+            shared.disk.remove(each)
+        shared.open()
+        log = shared.log(place)
+        assert log.end_offset == 36
+        with pytest.raises(CorruptBatch, match=re.escape(f"{path} at byte {byte}")):
+            log.read(15, 1 << 20, log.end_offset)
+        for offset in (11, 21, 35):
+            assert read_header(content(log.read(offset, 1, log.end_offset))).base_offset == offset
+            shared.settle()
 
     @proves("L5")
     def test_a_commit_file_that_is_gone_is_told_as_missing_offsets(

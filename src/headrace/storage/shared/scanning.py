@@ -139,17 +139,23 @@ def read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch: 
 def read_damaged(file: File, frame: Frame, epoch: int) -> Batches:
     """What is whole of a frame that is damaged; every whole batch is a run of its own."""
     found = Batches(epoch=epoch)
-    chain = Chain(dense=frame.kind != REPLACE)
+    chain, expected = Chain(dense=frame.kind != REPLACE), frame.first_offset
     for part in scan(file, frame.end, frame.first_offset, chain, frame.byte, epoch):
         if isinstance(part, Broken):
             found.damage.append(part)
             found.runs.append(Run(frame.number, part.position, DAMAGED, part.expected_offset, NO_TIMESTAMP))
             continue
         header = part.header
+        if header.next_offset > frame.next_offset:  # its base offset cannot be true, nor what is told by it
+            reason = f"offsets up to {header.next_offset - 1}, but its frame ends with {frame.next_offset - 1}"
+            found.damage.append(Broken(part.position, frame.end, expected, None, reason))
+            found.runs.append(Run(frame.number, part.position, DAMAGED, expected, NO_TIMESTAMP))
+            break
         if header.leader_epoch != found.epoch:
             found.epoch = header.leader_epoch
             found.epochs.append((found.epoch, header.base_offset))
         found.runs.append(
             Run(frame.number, part.position, header.size_bytes, header.base_offset, header.max_timestamp_ms)
         )
+        expected = header.next_offset
     return found
