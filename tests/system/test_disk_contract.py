@@ -193,7 +193,7 @@ def test_a_read_ahead_is_answered(bench: Bench) -> None:
     file.pwritev([b"x" * 100_000], 0)
     assert file.in_cache(0, 100_000)
     answers: list[bool] = []
-    bench.disk.read_ahead(file, 0, 100_000, lambda: answers.append(True))
+    bench.disk.read_ahead(file, [(0, 100_000)], lambda: answers.append(True))
     bench.wait(lambda: bool(answers))
     assert file.in_cache(0, 100_000)
 

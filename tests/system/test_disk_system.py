@@ -185,7 +185,7 @@ def test_a_cold_file_is_told_from_a_warm_one(loop: asyncio.AbstractEventLoop, tm
     if file.in_cache(0, 4 << 20):
         pytest.skip("this file system does not drop its cache when told to")
     done: list[bool] = []
-    disk.read_ahead(file, 0, 4 << 20, lambda: done.append(True))
+    disk.read_ahead(file, [(0, 4 << 20)], lambda: done.append(True))
     wait(loop, lambda: bool(done))
     assert file.in_cache(0, 4 << 20)
     disk.close()
@@ -209,7 +209,7 @@ def helper() -> Iterator[socket.socket]:
 
 
 def ask(channel: socket.socket, kind: bytes, number: int, descriptor: int) -> None:
-    socket.send_fds(channel, [sync_helper.REQUEST.pack(kind, number, 0, 100)], [descriptor])
+    socket.send_fds(channel, [sync_helper.pack(kind, number, [(0, 100)])], [descriptor])
 
 
 def answer(channel: socket.socket) -> tuple[int, int]:
@@ -222,7 +222,7 @@ def test_only_a_few_threads_read_ahead_and_a_sync_does_not_wait_for_them(
 ) -> None:
     gate, reading, most, lock = threading.Event(), [0], [0], threading.Lock()
 
-    def slow_read(descriptor: int, position: int, count: int) -> None:
+    def slow_read(descriptor: int, ranges: list[tuple[int, int]]) -> None:
         with lock:
             reading[0] += 1
             most[0] = max(most[0], reading[0])
@@ -262,7 +262,7 @@ def test_the_helper_lives_on_when_it_gets_no_thread(
 
 def test_a_sync_whose_files_did_not_all_arrive_has_failed(helper: socket.socket, tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as file:
-        packet = sync_helper.REQUEST.pack(sync_helper.DATASYNC, 7, 0, 0)
+        packet = sync_helper.pack(sync_helper.DATASYNC, 7, [])
         socket.send_fds(helper, [packet], [file.fileno()] * (sync_helper.FILES_MAX + 5))
         assert answer(helper) == (7, errno.EMFILE)
 
@@ -286,5 +286,6 @@ def test_a_write_to_a_full_disk_is_an_error_not_a_short_write(tmp_path: Path) ->
         assert file.pwritev([b"x"], 0) == 1
 
 
-def test_the_request_and_its_answer_are_of_fixed_size() -> None:
-    assert (sync_helper.REQUEST.size, sync_helper.ANSWER.size) == (25, 20)
+def test_a_request_grows_with_its_ranges_and_an_answer_is_of_fixed_size() -> None:
+    assert len(sync_helper.pack(sync_helper.READ_AHEAD, 1, [(0, 1), (5, 2)])) == 9 + 2 * 16
+    assert sync_helper.ANSWER.size == 20

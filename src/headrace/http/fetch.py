@@ -105,7 +105,7 @@ class Fetching:
             def again() -> None:
                 exchange.run(lambda _: self._collect(warm=True))
 
-            if are_warm(disk, [found.unchecked], again):
+            if are_warm(disk, found.wanted, again):
                 exchange.services.clock.call_soon(again)
             return None
         if are_warm(disk, found.slices, lambda: exchange.run(lambda _: self._answer(partition, found.slices))):

@@ -13,6 +13,8 @@ from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 SyncDone = Callable[[OSError | None], None]
+Range = tuple[int, int]
+"""Position and count of bytes in a file."""
 
 
 class File(Protocol):
@@ -128,8 +130,8 @@ class Disk(Protocol):
         """The same, but waiting for it, for start and stop only. Many files cost little more than one."""
         ...
 
-    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
-        """Bring a range into the page cache without blocking the loop; `done` runs on the loop."""
+    def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
+        """Bring ranges into the page cache without blocking the loop; `done` runs on the loop."""
         ...
 
     def close(self) -> None: ...

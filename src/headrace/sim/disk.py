@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Buffer, File, SyncDone, SyncFailed
+from headrace.ports.disk import Buffer, File, Range, SyncDone, SyncFailed
 
 SECTOR_BYTES: Final = 512
 UNLIMITED_BYTES: Final = 1 << 50
@@ -361,7 +361,7 @@ class SimDisk:
         if error is not None:
             raise error
 
-    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
+    def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
         assert isinstance(file, SimFile)
         node = file.node
         assert isinstance(node, _FileNode)

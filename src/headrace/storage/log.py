@@ -40,6 +40,13 @@ class ReadResult:
     count: int
     unchecked: FileSlice | None = None
     """What would come next and must be checked first: in later turns, and once it is in the page cache."""
+    ahead: tuple[FileSlice, ...] = ()
+    """What would come behind that, if it lies elsewhere: worth reading ahead with it."""
+
+    @property
+    def wanted(self) -> tuple[FileSlice, ...]:
+        """All that a later read wants in the page cache."""
+        return () if self.unchecked is None else (self.unchecked, *self.ahead)
 
 
 @dataclass(frozen=True, slots=True)

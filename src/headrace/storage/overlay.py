@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 
-from headrace.ports.disk import Buffer, Disk, File, SyncDone
+from headrace.ports.disk import Buffer, Disk, File, Range, SyncDone
 
 
 class _Node:
@@ -177,7 +177,7 @@ class OverlayDisk:
     def sync_now(self, files: Sequence[File]) -> None:
         return None
 
-    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
+    def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
         done()
 
     def close(self) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headrace.ports.disk import Disk, FileSlice
+from headrace.ports.disk import Disk, File, FileSlice, Range
 
 
 def are_warm(disk: Disk, slices: Sequence[FileSlice], then: Callable[[], None]) -> bool:
     """True: all of them are in the page cache. Else the others are read ahead, and `then` runs on the loop."""
-    cold = [piece for piece in slices if not piece.file.in_cache(piece.position, piece.count)]
+    cold: dict[File, list[Range]] = {}
+    for piece in slices:
+        if not piece.file.in_cache(piece.position, piece.count):
+            cold.setdefault(piece.file, []).append((piece.position, piece.count))
     left = len(cold)
 
     def warmed() -> None:
@@ -18,6 +21,6 @@ def are_warm(disk: Disk, slices: Sequence[FileSlice], then: Callable[[], None]) 
         if not left:
             then()
 
-    for piece in cold:
-        disk.read_ahead(piece.file, piece.position, piece.count, warmed)
+    for file, ranges in cold.items():
+        disk.read_ahead(file, ranges, warmed)
     return not cold

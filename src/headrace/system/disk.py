@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.ports.disk import Buffer, File, SyncDone, SyncFailed
+from headrace.ports.disk import Buffer, File, Range, SyncDone, SyncFailed
 from headrace.system import sync_helper
 
 log = logging.getLogger(__name__)
@@ -134,12 +134,11 @@ class _Request:
     number: int
     kind: bytes
     files: tuple[File, ...]
-    position: int
-    count: int
+    ranges: Sequence[Range]
     done: Callable[[OSError | None], None]
 
     def packet(self) -> bytes:
-        return sync_helper.REQUEST.pack(self.kind, self.number, self.position, self.count)
+        return sync_helper.pack(self.kind, self.number, self.ranges)
 
 
 class _SyncProcess:
@@ -237,7 +236,7 @@ class _SyncThread:
             descriptors = [file.fileno() for file in request.files]
             error = None
             if request.kind == sync_helper.READ_AHEAD:
-                sync_helper.read_ahead(descriptors[0], request.position, request.count)
+                sync_helper.read_ahead(descriptors[0], request.ranges)
             else:
                 error = _failure(request.files, *sync_helper.sync(request.kind, descriptors))
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
@@ -320,7 +319,7 @@ class SystemDisk:
             return
         kind, chosen = _how_to_sync(files)
         if kind == sync_helper.DATASYNC:
-            self._send(kind, chosen, 0, 0, done)
+            self._send(kind, chosen, done)
             return
 
         def synced(error: OSError | None) -> None:
@@ -329,7 +328,7 @@ class SystemDisk:
             else:
                 self._sync_each(deque(files), deque(), done)
 
-        self._send(kind, chosen, 0, 0, synced)
+        self._send(kind, chosen, synced)
 
     def _sync_each(self, files: deque[File], failures: deque[SyncFailed], done: SyncDone) -> None:
         """A few at a time; each file knows whether something of it was lost."""
@@ -343,7 +342,7 @@ class SystemDisk:
             else:
                 done(_together(failures))
 
-        self._send(sync_helper.DATASYNC, some, 0, 0, synced)
+        self._send(sync_helper.DATASYNC, some, synced)
 
     def sync_now(self, files: Sequence[File]) -> None:
         kind, chosen = _how_to_sync(files)
@@ -355,8 +354,9 @@ class SystemDisk:
         if error is not None:
             raise error
 
-    def read_ahead(self, file: File, position: int, count: int, done: Callable[[], None]) -> None:
-        self._send(sync_helper.READ_AHEAD, (file,), position, count, lambda _: done())
+    def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
+        # What is left out is read by whoever sends it: this is only a hint.
+        self._send(sync_helper.READ_AHEAD, (file,), lambda _: done(), ranges[: sync_helper.RANGES_MAX])
 
     def close(self) -> None:
         if self._helper:
@@ -371,13 +371,13 @@ class SystemDisk:
         else:
             self._loop.call_soon(done, error)
 
-    def _send(self, kind: bytes, files: tuple[File, ...], position: int, count: int, done: SyncDone) -> None:
+    def _send(self, kind: bytes, files: tuple[File, ...], done: SyncDone, ranges: Sequence[Range] = ()) -> None:
         if self._loop is None:
-            self._at_once(kind, files, position, count, done)
+            self._at_once(kind, files, done, ranges)
             return
         self._numbers += 1
         self.unanswered += 1
-        request = _Request(self._numbers, kind, files, position, count, self._answering(done))
+        request = _Request(self._numbers, kind, files, ranges, self._answering(done))
         if self._helper:
             self._helper.send(request)
         else:
@@ -396,10 +396,10 @@ class SystemDisk:
             self._thread = _SyncThread(self._loop)
         self._thread.send(request)
 
-    def _at_once(self, kind: bytes, files: tuple[File, ...], position: int, count: int, done: SyncDone) -> None:
+    def _at_once(self, kind: bytes, files: tuple[File, ...], done: SyncDone, ranges: Sequence[Range]) -> None:
         error = None
         if kind == sync_helper.READ_AHEAD:
-            sync_helper.read_ahead(files[0].fileno(), position, count)
+            sync_helper.read_ahead(files[0].fileno(), ranges)
         else:
             error = _failure(files, *sync_helper.sync(kind, [file.fileno() for file in files]))
         done(error)

@@ -124,8 +124,7 @@ class PendingFetch:
                     if left_bytes > 0:
                         found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
                         slices, count = found.slices, found.count
-                        if found.unchecked is not None:
-                            unchecked.append(found.unchecked)
+                        unchecked += found.wanted
                     else:
                         slices, count = (), 0
                 except HeadraceError as error:

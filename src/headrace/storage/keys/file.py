@@ -162,7 +162,7 @@ class KeyFile:
             count = min(CHECK_BYTES, self.size_bytes - at)
             if not file.in_cache(at, count):
                 came.clear()
-                self._disk.read_ahead(file, at, count, lambda: came.append(1))
+                self._disk.read_ahead(file, [(at, count)], lambda: came.append(1))
                 yield lambda: bool(came)
 
     def _link(self) -> Steps:

@@ -206,7 +206,7 @@ class PartitionKeys:
         log, warm = self.log, False
         while True:
             found = log.read(self.next_offset, READ_BYTES, log.written_offset, warm=warm)
-            waiting = [found.unchecked] if found.unchecked is not None and not found.slices else list(found.slices)
+            waiting = found.slices or found.wanted
             came: list[bool] = []
             if are_warm(self._disk, waiting, lambda came=came: came.append(True)):  # type: ignore[misc]
                 if found.slices or found.unchecked is None:

@@ -170,7 +170,7 @@ class Search:
                 found = log.read(offset, 1, log.written_offset, warm=warm)
             except OffsetOutOfRange:
                 return
-            waiting = found.slices or (() if found.unchecked is None else (found.unchecked,))
+            waiting = found.slices or found.wanted
             came: list[bool] = []
             if not are_warm(self._disk, waiting, lambda came=came: came.append(True)):  # type: ignore[misc]
                 yield lambda came=came: bool(came)  # type: ignore[misc]

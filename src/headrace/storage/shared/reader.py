@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 PLACES_MAX: Final = 16
 SLICES_MAX: Final = 512
+AHEAD_MAX: Final = 512
 RUN_START: Final = -1
 
 
@@ -37,6 +38,8 @@ class _Answer:
     slices: list[FileSlice] = field(default_factory=list)
     count: int = 0
     unchecked: FileSlice | None = None
+    is_cold: bool = False
+    """What is unchecked is not in the page cache; what comes behind it may not be either."""
     file: File | None = None
     byte: int = 0
     end: int = 0
@@ -102,7 +105,20 @@ class Reader:
             entry = self._queue.entry(place)
             found = place, entry, entry.byte, entry.offset
         answer.flush()
-        return ReadResult(tuple(answer.slices), answer.count, answer.unchecked)
+        ahead = self._ahead(place, max_bytes - answer.count) if answer.is_cold else ()
+        return ReadResult(tuple(answer.slices), answer.count, answer.unchecked, ahead)
+
+    def _ahead(self, place: Place, max_bytes: int) -> tuple[FileSlice, ...]:
+        """Runs behind the one at the place, as many as a read of so many bytes would come to."""
+        slices: list[FileSlice] = []
+        following = self._queue.settle((place[0], place[1] + 1))
+        while following is not None and max_bytes > 0 and len(slices) < AHEAD_MAX:
+            entry = self._queue.entry(following)
+            if entry.has_batches:
+                slices.append(FileSlice(self._commit_log.file(entry.number), entry.byte, entry.size))
+                max_bytes -= entry.size
+            following = self._queue.settle((following[0], following[1] + 1))
+        return tuple(slices)
 
     def _find(self, offset: int) -> tuple[Place, Entry, int, int] | None:
         """Entry and byte of the first batch that ends at or after the offset, and its base offset."""
@@ -175,8 +191,10 @@ class Reader:
     def _check(self, answer: _Answer, file: File, entry: Entry, byte: int, base: int) -> int:
         """Check a run from the batch at the byte on; answers how far it is sound."""
         run_end = entry.byte + entry.size
-        if not answer.warm and not file.in_cache(byte, run_end - byte):
+        # Whoever has read ahead gets on by one run at least, even if that has left the page cache again.
+        if not (answer.warm and not answer.count) and not file.in_cache(byte, run_end - byte):
             answer.unchecked = FileSlice(file, byte, run_end - byte)
+            answer.is_cold = True
             return byte
         if answer.count and self._budget.spent:
             answer.unchecked = FileSlice(file, byte, run_end - byte)
