@@ -1,8 +1,9 @@
-"""Runs the tests in two processes side by side: those that start Spark, and all others.
+"""Runs the tests in two processes side by side: those that start Spark; and all others, then the broker's once more on
+the other layout of its data folder.
 
 Spark's tests wait for its processes most of the time and so do the others for theirs, so two cores do both in little
-more time than one takes. What the first process says is shown as it comes, what Spark's says when it has ended. Other
-arguments go to both; if they name a file, that alone is run. What both have proven is put together in one file.
+more time than one takes. What the second process says is shown as it comes, what Spark's says when it has ended. Other
+arguments go to all; if they name a file, that alone is run. What all have proven is put together in one file.
 
     side_by_side.py --proven FILE [arguments of pytest]
 """
@@ -18,12 +19,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
 SPARK_TESTS = "tests/spark"
+BROKER_TESTS = ("tests/clients", "tests/faults", "tests/frontend")
+OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 
 
 def run(proven: Path, arguments: list[str]) -> int:
     began = time.monotonic()
-    parts = {"spark": [SPARK_TESTS], "others": ["tests", f"--ignore={SPARK_TESTS}"]}
+    parts = {
+        "spark": [SPARK_TESTS],
+        "others": ["tests", f"--ignore={SPARK_TESTS}"],
+        "shared": [*BROKER_TESTS, "--layout", "shared"],
+    }
     files = {name: WORK / f"proven-{name}.json" for name in parts}
     pytest = [sys.executable, "-m", "pytest", *arguments]
     if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments):
@@ -34,6 +41,8 @@ def run(proven: Path, arguments: list[str]) -> int:
         spark = subprocess.Popen(commands["spark"], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
         others = subprocess.run(commands["others"], cwd=ROOT, check=False).returncode
+        print("the broker's tests on the layout `shared`:", flush=True)
+        shared = subprocess.run(commands["shared"], cwd=ROOT, check=False).returncode
         print(f"tests that start Spark, run beside the others (also in {shown.relative_to(ROOT)}):", flush=True)
         spark.wait()
     finally:
@@ -41,9 +50,9 @@ def run(proven: Path, arguments: list[str]) -> int:
             spark.terminate()
             spark.wait()
     sys.stdout.write(shown.read_text())
-    print(f"both together: {time.monotonic() - began:.0f} s")
+    print(f"all together: {time.monotonic() - began:.0f} s")
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))
-    codes = [others, spark.returncode]
+    codes = [others, shared, spark.returncode]
     return next((code for code in codes if code not in (0, NOTHING_COLLECTED)), min(codes))
 
 
@@ -51,7 +60,9 @@ def together(found: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, str]
     merged: dict[str, dict[str, str]] = {}
     for part in found:
         for id, outcomes in part.items():
-            merged.setdefault(id, {}).update(outcomes)
+            known = merged.setdefault(id, {})
+            for test, outcome in outcomes.items():
+                known[test] = max(outcome, known.get(test, outcome), key=OUTCOMES.index)
     return merged
 
 
