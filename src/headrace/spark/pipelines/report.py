@@ -1,7 +1,8 @@
 """Report: rates, latencies and plots from trace records (`headrace.arrow.traces`).
 
-Figures are over records: each has the latency of its batch, and percentiles lie between neighbours where they fall
-between two (as numpy's do). Failed batches count as errors and have no latency. Written to the folder `out`:
+Figures are over records: each has the latency of its row of the trace, which is that of the round it was sent in.
+Percentiles lie between neighbours where they fall between two (as numpy's do). Rows that failed count as errors and
+have no latency. Written to the folder `out`:
 
     report.md, report.html             the tables, and the plots by name
     rate.png                           records a second over time
