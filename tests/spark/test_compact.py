@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
 from headrace.arrow.archive import Bounds, File, list_files
-from headrace.spark import delta, faults
+from headrace.spark import delta, durable, faults
 from headrace.spark.pipelines import compact, latest
 from headrace.spark.pipelines.compact import Options
 from headrace.spark.pipelines.summary import Progress
@@ -149,3 +149,18 @@ def latest_rows(archive: Path, spark: SparkSession, **options: object) -> dict[t
     rows = delta.read(spark, archive / "latest").collect()
     assert len({(row["topic"], bytes(row["key"])) for row in rows}) == len(rows)
     return {(row["topic"], bytes(row["key"])): (row["partition"], row["offset"], bytes(row["value"])) for row in rows}
+
+
+@proves("S7")
+def test_new_columns_of_the_latest_records_are_on_disk_before_they_are_used(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path, Traffic(seed).rows(5))
+    latest._open_latest(tmp_path, records(tmp_path))
+    archived = records(tmp_path)
+    archived.alter.add_columns([Field("country", "string")])
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync", lambda file, *_: synced.append(file))
+    table = latest._open_latest(tmp_path, archived)
+    assert {field.name for field in table.schema().fields} >= {"country"}
+    assert synced == [tmp_path / "latest" / "_delta_log" / f"{table.version():020}.json"]

@@ -103,4 +103,5 @@ def _open_latest(archive: Path, records: DeltaTable) -> DeltaTable:
     known = {field.name for field in table.schema().fields}
     if missing := [field for field in fields if field.name not in known]:
         table.alter.add_columns(missing)
+        delta.sync_version(path, table.version())
     return delta.open_table(path)
