@@ -42,13 +42,25 @@ def settle(ledger: DataFrame, store: DataFrame, tasks: int) -> DataFrame:
     return counted.agg(*_named(**counts, **times)).where("claims <> copies or sent_at <> kept_at")
 
 
-def excuse(spark: SparkSession, leftovers: DataFrame, bounds: Sequence[Bound]) -> DataFrame:
-    """Leftovers with a column `excuse`: where the store need not have what is claimed, the reason."""
+def excuse(
+    spark: SparkSession, leftovers: DataFrame, bounds: Sequence[Bound], *, superseded: bool = False
+) -> DataFrame:
+    """Leftovers with a column `excuse`: where the store need not have what is claimed, the reason.
+
+    With `superseded` also that of records which compaction has removed: those that a judgement could pair with no copy.
+    """
     known = spark.createDataFrame([astuple(bound) for bound in bounds], BOUND_TYPE)
     reason = F.when(F.expr("claims > copies and offset < first_offset"), "deleted").when(
         F.expr("claims > copies and offset >= next_offset"), "pending"
     )
     bounded = leftovers.join(F.broadcast(known), ["topic", "partition"], "left")
+    if superseded:
+        spare = leftovers.where("copies > claims")
+        for names, mark in ((PLACE, "at_its_place"), (CONTENT, "of_its_content")):
+            marked = spare.select(*names).distinct().withColumn(mark, F.lit(True))
+            bounded = bounded.join(marked, list(names), "left")
+        nowhere = "copies = 0 and at_its_place is null and of_its_content is null"
+        reason = reason.when(F.expr(f"compacted and {nowhere}"), "deleted")
     return bounded.select(*leftovers.columns, reason.alias("excuse"))
 
 
@@ -75,7 +87,9 @@ def touching(leftovers: DataFrame, claims: DataFrame) -> DataFrame:
     copies = leftovers.where("claims = 0 and copies = 1")
     by_place = copies.join(claims.select(*PLACE).distinct(), list(PLACE), "left_semi")
     by_content = copies.join(claims.select(*CONTENT).distinct(), list(CONTENT), "left_semi")
-    return leftovers.where("claims > 0 or copies > 1").unionAll(by_place.unionAll(by_content).distinct())
+    # A join puts the columns that it is on first.
+    near = by_place.unionByName(by_content).distinct()
+    return leftovers.where("claims > 0 or copies > 1").unionByName(near)
 
 
 def disordered(ledger: DataFrame) -> DataFrame:

@@ -181,12 +181,15 @@ def _judge(
     bounds: Sequence[Bound],
     account: _Account,
 ) -> None:
-    if any(bound.first_offset > 0 or bound.next_offset is not None for bound in bounds):
-        leftovers = accounting.excuse(spark, leftovers, bounds)
+    too_many = left > COLLECTED_MAX
+    # The driver would call them deleted as well, but they would leave it no room for faults.
+    superseded = too_many and any(bound.compacted for bound in bounds)
+    if superseded or any(bound.first_offset > 0 or bound.next_offset is not None for bound in bounds):
+        leftovers = accounting.excuse(spark, leftovers, bounds, superseded=superseded)
         for producer, reason, count in accounting.excused(ledger, leftovers).collect():
             account.counts[producer, reason] = count
         leftovers = leftovers.where("excuse is null").drop("excuse")
-    if left > COLLECTED_MAX:
+    if too_many:
         leftovers = accounting.touching(leftovers, accounting.touched(ledger, leftovers))
     with _persisted(leftovers) as all_looked_at:
         count = all_looked_at.agg(F.count("*"), F.sum(F.expr("greatest(copies - claims, 0)"))).first()
