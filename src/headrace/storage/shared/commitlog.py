@@ -64,10 +64,11 @@ class CommitLog:
     def active(self) -> File:
         if self._active is None:
             fresh = not self.sizes
+            folder = self._disk.open(self.folder) if fresh else None
             self._active = self._disk.open(self.path(self.number), create=fresh, writable=True)
             if fresh:
                 self.sizes[self.number] = 0
-                self._folder_file = self._disk.open(self.folder)
+                self._folder_file = folder
         return self._active
 
     def file(self, number: int) -> File:
@@ -111,6 +112,7 @@ class CommitLog:
     def roll(self, parts: Sequence[Buffer], count: int) -> None:
         """Begin the next file with these frames. After an OSError the old one is still the active one."""
         number = self.number + 1
+        folder = self._disk.open(self.folder)  # first: once the file is active, its name must be synced
         file = self._disk.open(self.path(number), create=True, writable=True)
         try:
             file.truncate(0)
@@ -124,7 +126,7 @@ class CommitLog:
         self.sizes[number] = count
         self.end = frames.position(number, count)
         self._unsynced[number] = file
-        self._folder_file = self._disk.open(self.folder)
+        self._folder_file = folder
 
     def cut(self, number: int, byte: int) -> None:
         """Drop everything from a position on, for recovery."""
