@@ -218,3 +218,22 @@ def test_a_layout_that_is_not_known_is_refused(stopped: Harness) -> None:
         with pytest.raises(DataFolderError, match="a conversion was interrupted"):
             verify.inspect_folder(stopped.disk, "/data")
         disk_of(stopped).flip("/data/layout", position)
+
+
+def test_the_missing_end_of_a_file_before_another_is_told_as_a_start_sees_it(shared: Harness) -> None:
+    shared.file_bytes = 1000
+    log, disk = shared.log(durability="os"), disk_of(shared)
+    shared.advance(61)
+    ends = [0]
+    while len(commit_files(shared)) < 2:
+        append(log, batch(b"v" * 50))
+        shared.write()
+        ends.append(disk.size(commit_files(shared)[0]))
+    assert shared.store is not None
+    shared.store.abandon()
+    before = disk.size(commit_files(shared)[0])
+    disk.open(commit_files(shared)[0], writable=True).truncate(max(end for end in ends if end < before))
+    told = problems(shared)
+    assert any("end of the file is missing" in problem.what for problem in told), told
+    shared.open()
+    assert len(commit_files(shared)) == 1

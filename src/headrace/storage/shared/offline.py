@@ -44,6 +44,8 @@ class Stretch:
     size: int
     first_offset: int
     next_offset: int
+    joints: list[tuple[int, int]] = field(default_factory=list)
+    """Position and first offset of what was joined to it. Offsets have gaps before these alone."""
 
     @property
     def end(self) -> int:
@@ -184,6 +186,7 @@ class Folder:
                 if at > byte:
                     byte, offset = at, int.from_bytes(file.pread(8, at), "big")
             if last is not None and last.file is file and last.end == byte:
+                last.joints.append((byte, offset))
                 last.size += end - byte
                 last.next_offset = entry.next_offset
                 continue
@@ -232,14 +235,17 @@ class _Survey(Replay):
     def _broken_bytes(self, found: BrokenBytes) -> BrokenBytes | None:
         if self._is_torn(found.number, found.byte):
             return found
+        self._damaged(found)
+        return None
+
+    def _damaged(self, found: BrokenBytes) -> None:
         self._broken = found
         self._tell(found, found.reason)
-        return None
 
     def _frame(self, frame: Frame) -> BrokenBytes | None:
         if frame.kind == SYNCED:
             self._synced = max(self._synced, frame.first_offset)
-            return None
+            return self._lost_before(frame) if frame.next_offset else None
         each = self._partitions.get(frame.key)
         if each is not None:
             known = len(each.state.missing)
