@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.records.batch import HEADER_BYTES
 from headrace.settings import log_settings
 from headrace.spark import log_options, log_planning, log_reading
 from headrace.spark.log_planning import LogProblem, SharedSplit
 from headrace.storage.convert import Options, convert
-from headrace.storage.folder import SHARED
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.log import TopicPartition
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
+from proving import proves
 from storage.folders import FolderHarness, contents, fill, stop
-from storage.harness import real_harness
+from storage.harness import append, batch, real_harness
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +82,7 @@ def test_every_record_is_a_row_once_however_small_the_splits(left: tuple[Path, d
 
 def test_damage_is_a_problem_and_the_rest_are_rows(data: Path, left: tuple[Path, dict[str, list[int]]]) -> None:
     split = next(each for each in planned(data, topic="busy").splits if isinstance(each, SharedSplit))
-    path, position, _, offset = split.runs[1]
+    path, position, _, offset = split.runs[1][:4]
     content = bytearray(Path(path).read_bytes())
     content[position + 65] ^= 1
     Path(path).write_bytes(content)
@@ -90,6 +94,55 @@ def test_damage_is_a_problem_and_the_rest_are_rows(data: Path, left: tuple[Path,
     assert any((each.kind, each.position, each.offset) == ("corrupt", position, offset) for each in told)
     Path(path).rename(path + ".deleted")
     assert read(data, topic="late")[0] == {"late-0": left[1]["late-0"]}
+
+
+@proves("S11")
+@pytest.mark.parametrize(("byte", "bit"), [(0, 0x40), (6, 1), (7, 1), (7, 0x40)])
+def test_a_wrong_base_offset_is_told_though_no_crc_covers_it(
+    data: Path, left: tuple[Path, dict[str, list[int]]], byte: int, bit: int
+) -> None:
+    """Of a partition with one epoch, where nothing but its place tells; and of one with gaps."""
+    splits = planned(data, topics="cut,sparse").splits
+    runs = [run for each in splits if isinstance(each, SharedSplit) and each.path[-5:] != "cut-0" for run in each.runs]
+    assert len(runs) > 40
+    for path, position, _, offset, next_offset, _ in (runs[0], runs[1], runs[-2], runs[-1]):
+        whole = Path(path).read_bytes()
+        content = bytearray(whole)
+        content[position + byte] ^= bit
+        Path(path).write_bytes(content)
+        rows, (problem,) = read(data, topics="cut,sparse")
+        assert (problem.kind, problem.position, problem.fails) == ("corrupt", position, True)
+        where = f"{problem.topic}-{problem.partition}"
+        assert rows[where] == [each for each in left[1][where] if not offset <= each < next_offset]
+        Path(path).write_bytes(whole)
+
+
+def test_rows_come_from_the_bytes_that_were_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two reads are needed for the second batch, so that the first is in none of the last two pieces."""
+    data, where = tmp_path / "data", TopicPartition("large", 0)
+    overhead = len(batch(bytes(1 << 19))) - (1 << 19)
+    for real in real_harness(str(data), PARTITIONED):
+        harness = FolderHarness(real.disk, real.clock, real.data, real.loop, layout=PARTITIONED)
+        log = harness.log(where)
+        for size in ((1 << 20) - HEADER_BYTES // 2 - overhead, 2 << 20):
+            append(log, batch(b"right".ljust(size, b".")))
+        harness.write()
+        stop(harness)
+    monkeypatch.setattr(log_reading, "PIECE_BYTES", 1)
+    pread = os.pread
+    read_to: dict[int, int] = {}
+
+    def other_when_read_again(descriptor: int, count: int, position: int) -> bytes:
+        found, inode = pread(descriptor, count, position), os.fstat(descriptor).st_ino
+        again = position + len(found) <= read_to.get(inode, 0)
+        read_to[inode] = max(position + len(found), read_to.get(inode, 0))
+        return found.replace(b"right", b"wrong") if again else found
+
+    (split,) = planned(data).splits
+    monkeypatch.setattr(os, "pread", other_when_read_again)
+    found = list(log_reading.read_split(split, ["value"]))
+    values = [row["value"] for each in found if not isinstance(each, LogProblem) for row in each.to_pylist()]
+    assert [value[:5] for value in values] == [b"right", b"right"]
 
 
 def test_lost_queues_cost_no_rows_and_are_told(data: Path, left: tuple[Path, dict[str, list[int]]]) -> None:

@@ -14,7 +14,7 @@ import socket
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.errors import DataFolderError
 from headrace.ports.disk import Disk, read_whole
@@ -81,12 +81,23 @@ class Split:
     clean: bool
 
 
+class PlannedRun(NamedTuple):
+    """Neighbouring batches in a commit file, and the offset that comes behind them."""
+
+    path: str
+    position: int
+    size: int
+    first_offset: int
+    next_offset: int
+    joints: tuple[tuple[int, int], ...]
+    """Where offsets may have a gap before them: position and offset."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedSplit(Split):
     """The same in the layout `shared`: where the batches lay when this was planned, and what was missing then."""
 
-    runs: tuple[tuple[str, int, int, int], ...]
-    """Path of a commit file, position, size, first offset."""
+    runs: tuple[PlannedRun, ...]
     problems: tuple[LogProblem, ...]
 
 
@@ -170,7 +181,7 @@ def _plan_shared(
             for told in each.problems
             if told.offset is not None
         )
-        runs: list[tuple[str, int, int, int]] = []
+        runs: list[PlannedRun] = []
         size, first = 0, each.start_offset
         base = (data, path, where.topic, where.partition)
         state = (each.start_offset, each.end_offset, found.is_clean)
@@ -179,7 +190,9 @@ def _plan_shared(
                 following = max(first, stretch.first_offset)
                 planned.splits.append(SharedSplit(*base, first, following, *state, tuple(runs), problems))
                 runs, size, first, problems = [], 0, following, ()
-            runs.append((stretch.file.path, stretch.position, stretch.size, stretch.first_offset))
+            lies = (stretch.file.path, stretch.position, stretch.size)
+            offsets = (stretch.first_offset, stretch.next_offset, tuple(stretch.joints))
+            runs.append(PlannedRun(*lies, *offsets))
             size += stretch.size
         if runs or problems:
             planned.splits.append(SharedSplit(*base, first, each.end_offset, *state, tuple(runs), problems))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from headrace.spark.log_options import FOLDER, SEGMENT
 from headrace.spark.log_planning import (
     FolderCheck,
     LogProblem,
+    PlannedRun,
     SegmentFile,
     SharedSplit,
     Split,
@@ -35,7 +37,7 @@ from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.index import LOW_HALF, OffsetIndex, closed_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.report import PartitionReport, Problem
-from headrace.storage.scan import Broken, Chain, scan
+from headrace.storage.scan import Broken, Chain, Whole, scan
 from headrace.storage.segment import NEVER
 from headrace.storage.shared.commitlog import DELETED
 from headrace.storage.shared.offline import CUT_BY_START
@@ -90,28 +92,73 @@ _KINDS: Final = {
 
 
 class _Pieces(SystemFile):
-    """A file that is read ahead: the last piece that was read, and the one before, are there when they are wanted."""
+    """A file that is read ahead, but not beyond a limit: the piece that was used last, and the one before, are there
+    when they are wanted."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_limit", "_pieces")
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, limit: int) -> None:
         super().__init__(file.path, os.dup(file.fileno()))
+        self._limit = limit
         self._pieces: tuple[tuple[int, bytes], ...] = ()
 
     def pread(self, count: int, position: int) -> bytes:
-        return bytes(self.view(count, position))
-
-    def view(self, count: int, position: int) -> memoryview:
         for at, piece in self._pieces:
             if at <= position and position + count <= at + len(piece):
-                return memoryview(piece)[position - at : position - at + count]
-        piece = super().pread(max(count, PIECE_BYTES), position)
-        self._pieces = ((position, piece), *self._pieces[:1])
-        return memoryview(piece)[:count]
+                break
+        else:
+            wanted = min(max(count, PIECE_BYTES), self._limit - position)
+            at, piece = position, super().pread(max(0, wanted), position)
+        others = [each for each in self._pieces if each[1] is not piece]
+        self._pieces = ((at, piece), *others[:1])
+        return piece[position - at : position - at + count]
 
-    def holds_together(self, at: int, end: int) -> bool:
-        """Whether a range is in one piece, so that a view of it reads nothing."""
-        return any(first <= at and end <= first + len(piece) for first, piece in self._pieces)
+    def used_last(self, at: int, end: int) -> memoryview | None:
+        """The range, if all of it is in the piece that was used last."""
+        first, piece = self._pieces[0]
+        return memoryview(piece)[at - first : end - first] if first <= at and end <= first + len(piece) else None
+
+
+class _Checked:
+    """Neighbouring batches that `_scan` has found whole: the very bytes, never read again. They lie in one piece."""
+
+    __slots__ = ("_at", "_file", "_view")
+
+    def __init__(self, file: _Pieces) -> None:
+        self._file = file
+        self._at = 0
+        self._view: memoryview | None = None
+
+    def add(self, found: Whole) -> bool:
+        """Add the batch that was just found; False if it is not in the piece of those before it."""
+        at = found.position if self._view is None else self._at
+        view = self._file.used_last(at, found.position + found.header.size_bytes)
+        if self._view is not None and (view is None or view.obj is not self._view.obj):
+            return False
+        assert view is not None, "a batch is checked in a piece"
+        self._at, self._view = at, view
+        return True
+
+    def take(self) -> tuple[int, memoryview]:
+        at, view, self._view = self._at, self._view, None
+        return at, view if view is not None else memoryview(b"")
+
+
+def _scan(
+    file: _Pieces, size: int, expected_offset: int, chain: Chain, position: int, epoch: int = -1
+) -> Iterator[Whole | Broken]:
+    """As `scan`, but begun anew behind broken bytes: the search for a whole batch has read other pieces meanwhile."""
+    found: Whole | Broken | None
+    while True:
+        found = None
+        for found in scan(file, size, expected_offset, chain, position, epoch):
+            yield found
+            if isinstance(found, Broken):
+                break
+            epoch = found.header.leader_epoch
+        if not isinstance(found, Broken) or found.next_offset is None:
+            return
+        position, expected_offset = found.end, found.next_offset
 
 
 class _Reading:
@@ -133,30 +180,25 @@ class _Reading:
             reason = f"offsets up to {split.next_offset - 1} were deleted by the running broker before they were read"
             yield self._problem("removed", split.first_offset, None, reason, fails=True)
             return
-        file = _Pieces(opened)
         # The size before the epochs: a broker writes an epoch before the first batch of it.
-        size = file.size()
+        size = opened.size()
+        file = _Pieces(opened, size)
         chain = self._chain()
         position, expected = self._start(file)
-        piece_at = piece_end = position
-        for found in scan(file, size, expected, chain, position):
+        checked = _Checked(file)
+        for found in _scan(file, size, expected, chain, position):
             if isinstance(found, Broken):
-                yield from self._rows(file, piece_at, piece_end)
-                piece_at = piece_end = found.end
+                yield from self._rows(checked)
                 yield from self._broken(file, size, found)
                 if found.next_offset is None:
                     return
                 continue
             if found.header.base_offset >= split.next_offset:
-                yield from self._rows(file, piece_at, piece_end)
+                yield from self._rows(checked)
                 return
             expected = found.header.next_offset
-            end = found.position + found.header.size_bytes
-            if not file.holds_together(piece_at, end):
-                yield from self._rows(file, piece_at, piece_end)
-                piece_at = piece_end
-            piece_end = end
-        yield from self._rows(file, piece_at, piece_end)
+            yield from self._add(checked, found)
+        yield from self._rows(checked)
         yield from self._end(file, size, expected)
 
     def _open(self) -> File | None:
@@ -205,12 +247,18 @@ class _Reading:
             pass
         return 0, segment.base_offset
 
-    def _rows(self, file: _Pieces, at: int, end: int) -> Iterator[Found]:
+    def _add(self, checked: _Checked, found: Whole) -> Iterator[Found]:
+        """Rows, if the batch is in another piece than those before it."""
+        if not checked.add(found):
+            yield from self._rows(checked)
+            checked.add(found)
+
+    def _rows(self, checked: _Checked) -> Iterator[Found]:
         """The rows of whole batches; a batch that does not unpack is a problem, and those around it are rows."""
-        if at == end:
-            return
         split, told = self._split, 0
-        piece = file.view(end - at, at)
+        at, piece = checked.take()
+        if not piece:
+            return
         try:
             for rows in self._decoder.decode(piece, split.first_offset, split.next_offset, checked=True):
                 told += len(rows)
@@ -312,23 +360,6 @@ class _Reading:
         return LogProblem(split.folder, split.topic, split.partition, segment, position, offset, kind, reason, fails)
 
 
-class _Run(_Pieces):
-    """A commit file of which no more is read than one run, since others' batches lie behind it."""
-
-    __slots__ = ("limit",)
-
-    def __init__(self, file: File, limit: int) -> None:
-        super().__init__(file)
-        self.limit = limit
-
-    def view(self, count: int, position: int) -> memoryview:
-        if not self.holds_together(position, position + count):
-            wanted = min(max(count, PIECE_BYTES), self.limit - position)
-            piece = SystemFile.pread(self, wanted, position)
-            self._pieces = ((position, piece), *self._pieces[:1])
-        return super().view(count, position)
-
-
 class _SharedReading(_Reading):
     """A split whose batches lie in a commit log, in runs."""
 
@@ -340,15 +371,16 @@ class _SharedReading(_Reading):
         yield from self._shared.problems
         entries, wrong = read_entries(self._disk, f"{self._split.path}/{EPOCHS_FILE}")
         epoch_at = EpochHistory(self._disk, self._split.path).epoch_at if entries and not wrong else None
-        for path, position, size, offset in self._shared.runs:
-            self._segment = SegmentFile(offset, None, os.path.basename(path), None, None)
+        for run in self._shared.runs:
+            self._segment = SegmentFile(run.first_offset, None, os.path.basename(run.path), None, None)
             try:
-                opened = self._open_commit_file(path)
+                opened = self._open_commit_file(run.path)
             except FileNotFoundError:
                 reason = "the running broker removed its commit file before it was read; run this again"
-                yield self._problem("removed", offset, position, reason, fails=True)
+                yield self._problem("removed", run.first_offset, run.position, reason, fails=True)
                 continue
-            yield from self._read_run(_Run(opened, position + size), position, offset, Chain(False, epoch_at))
+            # Others' batches lie behind it.
+            yield from self._read_run(_Pieces(opened, run.position + run.size), run, Chain(True, epoch_at))
 
     def _open_commit_file(self, path: str) -> File:
         try:
@@ -356,20 +388,23 @@ class _SharedReading(_Reading):
         except FileNotFoundError:
             return self._disk.open(path + DELETED)  # for a while
 
-    def _read_run(self, file: _Run, position: int, offset: int, chain: Chain) -> Iterator[Found]:
-        piece_at = piece_end = position
-        for found in scan(file, file.limit, offset, chain, position):
-            if isinstance(found, Broken):
-                yield from self._rows(file, piece_at, piece_end)
-                piece_at = piece_end = found.end
-                yield self._problem("corrupt", found.expected_offset, found.position, found.reason, fails=True)
-                continue
-            end = found.position + found.header.size_bytes
-            if not file.holds_together(piece_at, end):
-                yield from self._rows(file, piece_at, piece_end)
-                piece_at = piece_end
-            piece_end = end
-        yield from self._rows(file, piece_at, piece_end)
+    def _read_run(self, file: _Pieces, run: PlannedRun, chain: Chain) -> Iterator[Found]:
+        """Offsets are dense between the places that the queue has, so each base offset is told by it."""
+        checked, epoch = _Checked(file), -1
+        begins = [(run.position, run.first_offset), *run.joints, (run.position + run.size, run.next_offset)]
+        for (position, offset), (end, following) in pairwise(begins):
+            for found in _scan(file, end, offset, chain, position, epoch):
+                if isinstance(found, Broken):
+                    yield from self._rows(checked)
+                    yield self._problem("corrupt", found.expected_offset, found.position, found.reason, fails=True)
+                elif found.header.next_offset > following:
+                    yield from self._rows(checked)
+                    reason = f"it ends with offset {found.header.next_offset - 1}, but {following} comes next"
+                    yield self._problem("corrupt", found.header.base_offset, found.position, reason, fails=True)
+                else:
+                    epoch = found.header.leader_epoch
+                    yield from self._add(checked, found)
+        yield from self._rows(checked)
 
 
 def _is_cut(file: File, position: int, size: int) -> bool:
