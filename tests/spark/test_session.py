@@ -182,6 +182,21 @@ def test_workers_import_pyspark_from_where_it_is_installed(spark: SparkSession) 
     assert Path(found) == Path(pyspark.__file__)
 
 
+def test_a_start_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
+    """A later session on a cluster, and children, are to choose their own."""
+    assert Path(spark.sparkContext.pythonExec).parent.name.startswith("headrace-spark-")
+    assert not {"PYSPARK_PYTHON", "SPARK_LOCAL_IP"} & os.environ.keys()
+
+
+def test_what_the_environment_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/mine")
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    with session._unless_set({"PYSPARK_PYTHON": "/other", "SPARK_LOCAL_IP": "127.0.0.1"}):
+        assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == ("/mine", "127.0.0.1")
+    assert os.environ["PYSPARK_PYTHON"] == "/mine"
+    assert "SPARK_LOCAL_IP" not in os.environ
+
+
 def test_the_program_of_workers_keeps_the_rest_of_the_path(tmp_path: Path) -> None:
     archives = Path(pyspark.__file__).parent / "python" / "lib"
     program = worker_python(tmp_path)

@@ -4,7 +4,9 @@ On a cluster (`spark://...`, `yarn`, ...) the executors need this package too: `
 every machine, or an archive of it named in the setting `spark.submit.pyFiles` (what `spark-submit --py-files` sets).
 The archive has to hold `headrace`, `pyspark_headrace` and `pyspark_headrace_log`, and the machines what they import
 (pyarrow, crc32c, kio, lz4, cramjam). Spark itself looks for formats only where packages are installed; `start` tells it
-of those in an archive. `PYSPARK_PYTHON` names the executors' Python; for a local master it is this one.
+of those in an archive. `PYSPARK_PYTHON` names the executors' Python; else it is this one. PySpark takes it from the
+environment alone, which is changed only while a session starts. The JVM keeps what it was started with, though, as long
+as the process lives: one process should not have a local session first and then one on a cluster.
 """
 
 from __future__ import annotations
@@ -82,10 +84,6 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
         check_java()
     local = master.startswith("local")
     own = _own_folder() if local and not running else None
-    if "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = worker_python(own) if own else sys.executable
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(_retrying(master))
     chosen = {**SETTINGS, **(_LOOPBACK if local else {}), **(settings or {})}
     if own:
@@ -95,11 +93,26 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
         builder = builder.config(key, value)
     if running:
         return _with_formats(builder.getOrCreate())
-    with _quiet_log() as options, without_noise():
+    environment = {"PYSPARK_PYTHON": worker_python(own) if own else sys.executable}
+    if local:
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    with _quiet_log() as options, without_noise(), _unless_set(environment):
         given = chosen.get("spark.driver.extraJavaOptions", "")
         session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
     return _with_formats(session)
+
+
+@contextmanager
+def _unless_set(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables, where it has none of that name."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _own_folder() -> Path:
