@@ -14,6 +14,8 @@ from brokers import Broker
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+START_MS = 1_700_000_000_000
 Headers = Sequence[tuple[str, bytes | None]]
 Row = tuple[Any, ...]
 """topic, partition, offset, key, value, headers or None, timestamp in ms, timestamp type"""
@@ -45,6 +47,19 @@ def send(broker: Broker, topic: str, records: Iterable[dict[str, Any]], **settin
 
 def numbered(count: int, first: int = 0, **more: Any) -> list[dict[str, Any]]:
     return [{"key": b"k%d" % n, "value": b"v%d" % n, **more} for n in range(first, first + count)]
+
+
+def odd_records() -> list[dict[str, Any]]:
+    """Nulls, empty values, tombstones, headers of all kinds, times out of order."""
+    return [
+        {"key": None, "value": b"no key", "timestamp": START_MS + 50},
+        {"key": b"k", "value": None, "timestamp": START_MS + 10},
+        {"key": b"", "value": b"", "timestamp": START_MS + 90},
+        {"key": None, "value": None, "timestamp": START_MS + 20},
+        {"key": b"k", "value": b"v" * 5000, "headers": [("a", b"1"), ("a", b"2")], "timestamp": START_MS + 30},
+        {"key": b"\xff\x00", "value": b"\xfe" * 10, "headers": [("null", None), ("empty", b"")]},
+        {"key": b"k", "value": "ünïcode".encode(), "headers": [("ключ", "значение".encode())]},
+    ]
 
 
 def rows_of(broker: Broker, *topics: str) -> list[Row]:

@@ -23,7 +23,7 @@ from headrace.spark.options import Topics
 from headrace.spark.planning import Split
 from headrace.spark.stream import StreamReader
 from proving import proves
-from spark.confluent_rows import create_topic, delete_topic, numbered, rows_in, rows_of, send
+from spark.confluent_rows import CODECS, create_topic, delete_topic, numbered, odd_records, rows_in, rows_of, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,6 +100,21 @@ def test_every_record_once_over_limits_restarts_and_new_partitions(
     assert copy.rows() == rows_of(broker, topic)
     assert lag(broker, f"copy-of-{topic}") == 0
     assert copy.run() == []
+
+
+@proves("S2")
+def test_a_stream_has_the_rows_of_another_client_over_all_codecs(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    topic = create_topic(broker, partitions=3)
+    for codec in CODECS:
+        records = [*odd_records(), *numbered(20, headers=[("codec", codec.encode())])]
+        send(broker, topic, records, **{"compression.type": codec})
+    copy = Copy(spark, broker, tmp_path, subscribe=topic)
+    copy.run()
+    expected = rows_of(broker, topic)
+    assert len(expected) == 27 * len(CODECS)
+    assert copy.rows() == expected
 
 
 @proves("S2")
