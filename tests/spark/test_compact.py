@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
 from headrace.arrow.archive import Bounds, File, list_files
@@ -158,7 +159,7 @@ def test_new_columns_of_the_latest_records_are_on_disk_before_they_are_used(
     append(tmp_path, Traffic(seed).rows(5))
     latest._open_latest(tmp_path, records(tmp_path))
     archived = records(tmp_path)
-    archived.alter.add_columns([Field("country", "string")])
+    archived.alter.add_columns([Field("country", PrimitiveType("string"))])
     synced: list[Path] = []
     monkeypatch.setattr(durable, "sync", lambda file, *_: synced.append(file))
     table = latest._open_latest(tmp_path, archived)
