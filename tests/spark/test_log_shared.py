@@ -90,8 +90,10 @@ def test_damage_is_a_problem_and_the_rest_are_rows(data: Path, left: tuple[Path,
     assert (problem.kind, problem.offset, problem.position, problem.fails) == ("corrupt", offset, position, True)
     assert rows["busy-0"] == [each for each in left[1]["busy-0"] if each != offset]
     (check,) = planned(data, table="problems").checks
-    told = list(log_reading.check_folder(check))
-    assert any((each.kind, each.position, each.offset) == ("corrupt", position, offset) for each in told)
+    (told,) = log_reading.check_folder(check)
+    assert (told.topic, told.kind, told.position, told.offset) == ("busy", "corrupt", position, offset)
+    (check,) = planned(data, table="problems", topic="late").checks
+    assert not list(log_reading.check_folder(check))
     Path(path).rename(path + ".deleted")
     assert read(data, topic="late")[0] == {"late-0": left[1]["late-0"]}
 
@@ -143,6 +145,15 @@ def test_rows_come_from_the_bytes_that_were_checked(tmp_path: Path, monkeypatch:
     found = list(log_reading.read_split(split, ["value"]))
     values = [row["value"] for each in found if not isinstance(each, LogProblem) for row in each.to_pylist()]
     assert [value[:5] for value in values] == [b"right", b"right"]
+
+
+def test_a_torn_tail_is_told_once_as_torn(data: Path) -> None:
+    newest = max((data / "@commitlog").glob("*.log"))
+    size = newest.stat().st_size
+    newest.write_bytes(newest.read_bytes() + b"HRFA torn")
+    (check,) = planned(data, table="problems").checks
+    (told,) = log_reading.check_folder(check)
+    assert (told.topic, told.segment, told.position, told.kind) == (None, newest.name, size, "torn")
 
 
 def test_lost_queues_cost_no_rows_and_are_told(data: Path, left: tuple[Path, dict[str, list[int]]]) -> None:

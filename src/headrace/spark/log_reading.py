@@ -40,7 +40,6 @@ from headrace.storage.report import PartitionReport, Problem
 from headrace.storage.scan import Broken, Chain, Whole, scan
 from headrace.storage.segment import NEVER
 from headrace.storage.shared.commitlog import DELETED
-from headrace.storage.shared.offline import CUT_BY_START
 from headrace.storage.verify import inspect_folder, reports
 from headrace.system.disk import SystemDisk, SystemFile
 
@@ -61,14 +60,20 @@ def read_split(split: Split, columns: Sequence[str], *, thorough: bool = False) 
 
 
 def check_folder(check: FolderCheck) -> Iterator[LogProblem]:
-    """Everything that is not as it should be in a folder of the layout `shared`."""
+    """Everything that is not as it should be in a folder of the layout `shared`; damage of a commit file that is known
+    to be a partition's is told of that alone."""
     disk = SystemDisk()
     for problem in inspect_folder(disk, check.folder).problems:
         yield _told(check.folder, None, problem)
-    for report in reports(disk, check.folder):
+    found = list(reports(disk, check.folder))
+    whose = [problem for report in found if isinstance(report, PartitionReport) for problem in report.problems]
+    places = {(problem.path, problem.position) for problem in whose}
+    for report in found:
         where = report.topic_partition if isinstance(report, PartitionReport) else None
-        if where is None or where in check.partitions:
-            for problem in report.problems:
+        if where is not None and where not in check.partitions:
+            continue
+        for problem in report.problems:
+            if where is not None or (problem.path, problem.position) not in places:
                 yield _told(check.folder, where, problem)
 
 
@@ -76,8 +81,7 @@ def _told(data: str, where: TopicPartition | None, problem: Problem) -> LogProbl
     topic, partition = (where.topic, where.partition) if where is not None else (None, None)
     name = os.path.basename(problem.path)
     kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "missing")
-    if kind == "corrupt" and CUT_BY_START in problem.what:
-        kind = "torn"
+    kind = "torn" if problem.torn else kind
     return LogProblem(data, topic, partition, name, problem.position, problem.offset, kind, problem.what)
 
 

@@ -16,6 +16,8 @@ class Problem:
     position: int | None
     offset: int | None
     what: str
+    torn: bool = False
+    """It was not known to be synced: the next start cuts the log there."""
 
     def __str__(self) -> str:
         place = f" at byte {self.position}" if self.position is not None else ""

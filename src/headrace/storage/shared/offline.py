@@ -30,7 +30,6 @@ from headrace.storage.shared.replay import Replay, State
 from headrace.storage.shared.scanning import BrokenBytes, read_batches
 
 INTERVAL_BYTES: Final = 4096
-CUT_BY_START: Final = "the next start cuts the log here"
 OPEN_QUEUES_MAX: Final = 1 << 20
 """They are in memory: no descriptor is held."""
 
@@ -290,8 +289,9 @@ class _Survey(Replay):
 
     def _cut(self, found: BrokenBytes) -> None:
         self.torn = True
-        self._tell(found, f"{found.reason}; it was not known to be synced: {CUT_BY_START}")
+        what = f"{found.reason}; it was not known to be synced: the next start cuts the log here"
+        self._tell(found, what, torn=True)
         self._commit_log.cut(found.number, found.byte)
 
-    def _tell(self, found: BrokenBytes, what: str) -> None:
-        self._problems.append(Problem(self._commit_log.path(found.number), found.byte, None, what))
+    def _tell(self, found: BrokenBytes, what: str, *, torn: bool = False) -> None:
+        self._problems.append(Problem(self._commit_log.path(found.number), found.byte, None, what, torn))
