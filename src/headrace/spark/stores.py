@@ -14,7 +14,7 @@ from headrace.client import admin
 from headrace.client.cluster import Cluster
 from headrace.client.groups import fetch_offsets
 from headrace.client.offsets import EARLIEST, list_offsets
-from headrace.errors import OperatorError
+from headrace.errors import CorruptBatch, OperatorError
 from headrace.records.arrow import digests
 from headrace.spark import archive_state, delta
 from headrace.spark.accounting import STORE_COLUMNS
@@ -22,6 +22,10 @@ from headrace.spark.archive_tables import DEAD_LETTERS, RECORDS
 from headrace.spark.judgement import Bound
 from headrace.spark.log_planning import segment_files
 from headrace.storage import checkpoint, folder
+from headrace.storage.scan import Headers, walk, walk_checked
+from headrace.storage.shared.offline import Folder
+from headrace.storage.shared.queuefile import GONE, Entry
+from headrace.storage.verify import layout_of
 from headrace.system.disk import SystemDisk
 
 if TYPE_CHECKING:
@@ -107,6 +111,9 @@ def _log_start_of(cluster: Cluster, topic: str) -> dict[int, int]:
 def _kept_in(data: Path, topics: Sequence[str]) -> Iterator[Bound]:
     """What was deleted is below the first segment, or the start in the checkpoint; compacted segments have sums."""
     disk = SystemDisk()
+    if layout_of(disk, str(data)) == folder.SHARED:
+        yield from _kept_in_shared(disk, str(data), topics)
+        return
     points = checkpoint.read(disk, str(data)) or {}
     for where, path in folder.partitions(disk, str(data)):
         files = segment_files(disk, path) if where.topic in topics else []
@@ -118,6 +125,37 @@ def _kept_in(data: Path, topics: Sequence[str]) -> Iterator[Bound]:
         start = point.start_offset if point is not None and is_its else 0
         compacted = any(file.sum is not None for file in files)
         yield Bound(where.topic, where.partition, max(start, files[0].base_offset), compacted=compacted)
+
+
+def _kept_in_shared(disk: SystemDisk, data: str, topics: Sequence[str]) -> Iterator[Bound]:
+    found = Folder(disk, data)
+    found.open()
+    for where, each in found.partitions.items():
+        if where.topic in topics:
+            compacted = any(_has_gaps(found, entry) for entry in each.state.queue.entries(each.start_offset))
+            yield Bound(where.topic, where.partition, each.start_offset, compacted=compacted)
+
+
+def _has_gaps(found: Folder, entry: Entry) -> bool:
+    """Whether compaction has removed records that an entry spoke for. Damage does not look like it: headers that say
+    so have to be whole."""
+    if not entry.has_batches:
+        return entry.size == GONE and entry.offset < entry.next_offset
+    at, end = entry.byte, entry.byte + entry.size
+    try:
+        file = found.commit_log.file(entry.number)
+        return _is_thin(walk(file, at, end), entry) and _is_thin(walk_checked(file, at, end, end), entry)
+    except (CorruptBatch, FileNotFoundError):  # or a running broker has removed it
+        return False
+
+
+def _is_thin(headers: Headers, entry: Entry) -> bool:
+    expected, records = entry.offset, 0
+    for _, header in headers:
+        if header.base_offset != expected:
+            return False  # no gap is inside an entry
+        expected, records = header.next_offset, records + header.record_count
+    return records < entry.next_offset - entry.offset
 
 
 def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> list[Bound]:
