@@ -65,6 +65,28 @@ def kept(claims: Sequence[Claim]) -> list[Copy]:
 
 
 @proves("S6")
+def test_losses_are_not_crowded_out_by_duplicates(scene: Scene) -> None:
+    claims = sent(100)
+    copies = [*kept(claims)[:90], *kept(claims)[:70]]
+    copies[85] = (0, 85, 7)
+    summary = scene.audit(claims, copies, most=20)
+    (producer,), (store,) = (table.rows for table in summary.tables[:2])
+    assert (producer["lost"], producer["corrupted"], producer["found"]) == (10, 1, None)
+    assert (producer["duplicated"], store["not_told_apart"], store["faults"]) == (8, 62, 81)
+    assert summary.facts["verdict"] == "81 findings"
+
+
+@proves("S6")
+def test_a_ledger_with_more_contradictions_than_are_looked_at_says_so(scene: Scene) -> None:
+    claims: list[Claim] = [("p", n, 0, 99 - n, 1000 + n) for n in range(100)]
+    summary = scene.audit(claims, kept(claims), most=20)
+    assert summary.facts["verdict"] == "99 findings"
+    (ledger, store) = summary.tables[1].rows
+    assert (ledger["store"], ledger["records"], ledger["not_told_apart"], ledger["faults"]) == ("ledger", 100, 79, 99)
+    assert (store["faults"], [row["found"] for row in summary.tables[0].rows]) == (0, [None, 100])
+
+
+@proves("S6")
 def test_superseded_records_leave_room_for_faults(scene: Scene) -> None:
     claims = [*sent(200), *sent(20, partition=1)]
     copies = kept(claims)[180:-1]

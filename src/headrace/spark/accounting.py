@@ -92,6 +92,13 @@ def touching(leftovers: DataFrame, claims: DataFrame) -> DataFrame:
     return leftovers.where("claims > 0 or copies > 1").unionByName(near)
 
 
+def missing_first(leftovers: DataFrame) -> DataFrame:
+    """In the order of places, but those first that miss a record; what else is at a place stays beside it."""
+    at_place = Window.partitionBy(*PLACE)
+    misses = F.max(F.col("claims") > F.col("copies")).over(at_place)
+    return leftovers.withColumn("misses", misses).orderBy(F.desc("misses"), *PLACE, "digest").drop("misses")
+
+
 def disordered(ledger: DataFrame) -> DataFrame:
     """Claims whose offset is not above that of the claim before it: same producer, same partition."""
     in_order = Window.partitionBy("producer", "topic", "partition").orderBy("sequence")

@@ -30,7 +30,9 @@ from headrace.client import DEFAULT_BOOTSTRAP
     help="Whose committed offsets say how far the archive is.",
 )
 @click.option("--show", "shown", default=20, show_default=True, metavar="N", help="Show so many findings.")
-@click.option("--findings", metavar="FILE", help="Write all findings there: .parquet or .jsonl.")
+@click.option(
+    "--findings", metavar="FILE", help="Write the findings there, up to a million of each store: .parquet or .jsonl."
+)
 @spark_options
 def audit(
     ledgers: tuple[str, ...],

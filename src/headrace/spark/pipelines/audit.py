@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from headrace.errors import OperatorError
 from headrace.spark import accounting, stores
-from headrace.spark.judgement import FAULTS, PLACE, VERDICT, Bound, judge
+from headrace.spark.judgement import FAULTS, VERDICT, Bound, judge
 from headrace.spark.pipelines.summary import Progress, Summary, Table, rate
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ LEDGER_STORE: Final = "ledger"
 ROWS_PER_TASK: Final = 250_000
 TASKS_MAX: Final = 2_000
 COLLECTED_MAX: Final = 1_000_000
-"""What the driver looks at one by one, of each store; faults beyond that many are counted, and not told apart."""
+"""What the driver looks at one by one, of each store, places that miss a record first; faults beyond that many are
+counted, and not told apart."""
 SHOWN: Final = 20
 
 COUNTED: Final = (*FAULTS, "deleted", "pending")
@@ -93,7 +94,7 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
             f"{claims.without_offset:,} records of the ledger were acknowledged without an offset, and no more than "
             f"{COLLECTED_MAX:,} can be looked for by content; audit some topics at a time with --topics"
         )
-    accounts = [_order_of(ledger)]
+    accounts = [_order_of(ledger, claims)]
     for store in _stores(spark, options, options.topics or claims.topics):
         progress.say(f"comparing {claims.total:,} acknowledged records with {store.name}")
         accounts.append(_compare(spark, ledger, claims, store))
@@ -142,7 +143,7 @@ def _claims(ledger: DataFrame) -> _Claims:
     return _Claims(acknowledged, topics, total, total - sum(row[3] for row in rows))
 
 
-def _order_of(ledger: DataFrame) -> _Account:
+def _order_of(ledger: DataFrame, claims: _Claims) -> _Account:
     """The ledger by itself: whether what a producer sent in order was acknowledged in order."""
     disordered = accounting.disordered(ledger)
     rows = disordered.limit(COLLECTED_MAX).toArrow().to_pandas()
@@ -150,7 +151,7 @@ def _order_of(ledger: DataFrame) -> _Account:
         "behind sequence " + rows["sequence_before"].astype(str) + " at offset " + rows["offset_before"].astype(str)
     )
     verdicts = rows.assign(what="out_of_order", found_partition=None, found_offset=None, detail=detail)
-    account = _Account(LEDGER_STORE)
+    account = _Account(LEDGER_STORE, records=claims.total)
     if len(rows) == COLLECTED_MAX:
         account.not_told_apart = disordered.count() - len(rows)
     account.add(verdicts[list(VERDICT)])
@@ -197,7 +198,9 @@ def _judge(
         # Copies that touch no claim may not be among them.
         account.unclaimed = spare - int(count[1] or 0)
         account.not_told_apart = max(0, count[0] - COLLECTED_MAX)
-        some = all_looked_at.orderBy(*PLACE, "digest").limit(COLLECTED_MAX) if account.not_told_apart else all_looked_at
+        some = all_looked_at
+        if account.not_told_apart:
+            some = accounting.missing_first(all_looked_at).limit(COLLECTED_MAX)
         claims = accounting.touched(ledger, some).toArrow().to_pandas()
         verdicts = judge(claims, some.toArrow().to_pandas(), bounds)
     account.add(verdicts)
@@ -249,7 +252,7 @@ def _summary(
             "not_told_apart": account.not_told_apart,
         }
         for account in accounts
-        if account.store != LEDGER_STORE
+        if account.store != LEDGER_STORE or account.not_told_apart
     ]
     tables = [Table("producers", _PRODUCER_COLUMNS, by_producer), Table("stores", _STORE_COLUMNS, by_store)]
     faults = sum(account.faults for account in accounts)
@@ -260,7 +263,7 @@ def _summary(
     facts = {
         "verdict": _verdict(faults, sum(row["pending"] for row in by_producer)),
         "acknowledged_records": total,
-        "rate": rate(total * len(by_store), elapsed_s),
+        "rate": rate(total * (len(accounts) - 1), elapsed_s),
     }
     if faults > len(shown):
         facts["findings_not_shown"] = faults - len(shown)
@@ -285,6 +288,7 @@ def _producer_row(account: _Account, producer: str, acknowledged: int) -> dict[s
         "store": account.store,
         "producer": producer,
         "acknowledged": acknowledged,
-        "found": acknowledged - absent,
+        # Nobody knows how many of those that were not told apart are of this producer.
+        "found": None if account.not_told_apart else acknowledged - absent,
         **counts,
     }
