@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from archive_tables import Traffic, append
 from headrace.errors import OperatorError
 from headrace.spark import archive_files, archive_tables, delta
 from headrace.spark.archive_files import FileSet
@@ -237,3 +238,11 @@ def test_a_batch_whose_files_are_gone_does_not_count_as_archived(archive: Archiv
         path.unlink()
     with pytest.raises(OperatorError, match="as archived, and that file is gone"):
         archive.writer().commit(archive.written(0, rows(0, 10)), 0)
+
+
+def test_files_of_topics_that_nobody_asks_for_are_not_looked_into(tmp_path: Path) -> None:
+    append(tmp_path, Traffic(1, ("asked", "other")).rows(40), mixed=True)
+    for file in (tmp_path / RECORDS).glob("topic=other/*/*.parquet"):
+        file.unlink()
+    found = archive_tables.next_offsets(delta.open_table(tmp_path / RECORDS), {"asked"})
+    assert found == {("asked", 0): 40, ("asked", 1): 40}

@@ -106,10 +106,12 @@ def next_offsets(table: DeltaTable, topics: Iterable[str] | None = None) -> Offs
     single = pc.and_(pc.equal(topic, last_topic), pc.equal(partition, _column(files, "max.partition")))
     single = pc.and_(pc.fill_null(single, False), pc.is_valid(last_offset))
     known = pa.table({"topic": topic, "partition": partition, "offset": last_offset}).filter(single)
-    if topics is not None:
-        known = known.filter(pc.is_in(known["topic"], pa.array(list(topics), pa.string())))
-    found: Offsets = {}
     mixed = pa.table({"path": files["path"], "topic": _column(files, "partition.topic")}).filter(pc.invert(single))
+    if topics is not None:
+        asked = pa.array(list(topics), pa.string())
+        known = known.filter(pc.is_in(known["topic"], asked))
+        mixed = mixed.filter(pc.or_(pc.is_null(mixed["topic"]), pc.is_in(mixed["topic"], asked)))
+    found: Offsets = {}
     for rows in (known, *_looked_into(table, mixed)):
         for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
             place = (row["topic"], row["partition"])
