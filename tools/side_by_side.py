@@ -36,6 +36,8 @@ def run(proven: Path, arguments: list[str]) -> int:
     if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments):
         return subprocess.run([*pytest, "--proven", str(proven)], cwd=ROOT, check=False).returncode
     commands = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
+    for file in files.values():  # a part that does not come to its end would be spoken for by the last run's
+        file.unlink(missing_ok=True)
     shown = WORK / "spark-tests.log"
     with shown.open("w") as output:
         spark = subprocess.Popen(commands["spark"], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
