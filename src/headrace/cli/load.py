@@ -24,6 +24,7 @@ from headrace.records.codecs import Codec
 if TYPE_CHECKING:
     from headrace.arrow.loading import Amount, LoadProducer, Tally
     from headrace.arrow.traffic import Shape
+    from headrace.arrow.write import Writer
 
 DEFAULT_RECORDS: Final = 100_000
 PROGRESS_SECONDS: Final = 0.5
@@ -190,15 +191,13 @@ class _Run:
         from headrace.arrow.loading import LoadProducer
         from headrace.arrow.traces import open_traces
         from headrace.arrow.traffic import Traffic
-        from headrace.arrow.write import Writer
 
         setup, name = self._setup, producer_name("load")
         try:
             with ExitStack() as stack:
-                cluster = stack.enter_context(self._connect())
-                partition_count = len(cluster.topic(setup.topic, expected=True).partitions)
+                writer, partition_count = self._open()
                 producer = LoadProducer(
-                    stack.enter_context(Writer(setup.topic, codec=setup.codec, cluster=cluster)),
+                    stack.enter_context(writer),
                     setup.topic,
                     Traffic(setup.shape, partition_count, seed=setup.seed, producer=number),
                     name=name,
@@ -210,6 +209,17 @@ class _Run:
         except HeadraceError as error:
             self.errors.append(error)
             self._stop.set()
+
+    def _open(self) -> tuple[Writer, int]:
+        """A writer, which its cluster belongs to from then on, and the number of the topic's partitions."""
+        from headrace.arrow.write import Writer
+
+        with ExitStack() as opening:
+            cluster = opening.enter_context(self._connect())
+            partition_count = len(cluster.topic(self._setup.topic, expected=True).partitions)
+            writer = Writer(self._setup.topic, codec=self._setup.codec, cluster=cluster)
+            opening.pop_all()
+        return writer, partition_count
 
     def report(self, as_json: bool) -> None:
         from headrace.arrow.loading import latencies
