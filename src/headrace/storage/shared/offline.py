@@ -135,6 +135,8 @@ class Folder:
             return False
         queue.end_offset, queue.size_bytes, queue.live = point.end_offset, point.size_bytes, dict(point.live)
         queue.find_front(point.start_offset)
+        if not queue.speaks_from(point.start_offset):
+            return False
         state = each.state = State(each.topic_partition, queue, INTERVAL_BYTES)
         state.start_offset, state.known, state.from_position = point.start_offset, True, self.checkpoint.position
         return True

@@ -43,6 +43,10 @@ class Queue(QueueFiles):
             if nth:
                 self._remove_files(0, nth)
 
+    def speaks_from(self, start_offset: int) -> bool:
+        """Whether there is a file for the start, if there is anything behind it."""
+        return start_offset >= self.end_offset if self.is_empty else self._firsts[0] <= start_offset
+
     # Finding.
 
     def place(self, offset: int) -> Place | None:
@@ -242,7 +246,7 @@ class Queue(QueueFiles):
         self._remove_files(first, last + 1)
         self._front = self._front if first else 0
         self.broken = True
-        self._write([*before, *runs, *after], max(self.end_offset, next_offset), is_last=not rest)
+        self._write([*before, *runs, *after], max(self.end_offset, next_offset), rest[0] if rest else None)
         self._files += rest
         self._firsts += rest_firsts
         self.broken = False
@@ -252,12 +256,12 @@ class Queue(QueueFiles):
         at = max(0, bisect_right(self._firsts, offset) - 1)
         return at if self._files[at].count else max(0, at - 1)
 
-    def _write(self, runs: list[Run], end_offset: int, *, is_last: bool) -> None:
+    def _write(self, runs: list[Run], end_offset: int, following: QueueFile | None) -> None:
         """New files behind those that are there."""
         for run in runs:
             self.add_roomy(run, end_offset)
-        if not is_last and runs:
-            self._files[-1].close()
+        if following is not None and runs:
+            self._files[-1].close(following.first_offset)
         self.end_offset = end_offset
 
     def _head(self, run: Run, offset: int) -> Run:

@@ -10,9 +10,10 @@ next entry's; those behind its batches are gone (compacted). Size 0: all of them
 byte says so. Size 0xffffffff: they are damaged, and the byte says where the damage was found.
 
 An active file is given its blocks before it is written, so that a mapped write cannot meet a full disk. A closed one is
-cut to its size and ends with four times 0xffffffff and the CRC-32C of its entries. How many entries of an active one
-count, and their CRC, is told by the checkpoint. A file that does not agree is dropped, with all the partition's others,
-and built anew from the commit log.
+cut to its size and ends with 20 bytes, little-endian: the next file's first offset uint64, eight times 0xff, CRC-32C
+of its entries and of those uint32. So a file that is missing between two others is missed. How many entries of an
+active one count, and their CRC, is told by the checkpoint. A file that does not agree is dropped, with all the
+partition's others, and built anew from the commit log.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _HEAD = struct.Struct(">4sqqI")
 _HEAD_BODY = struct.Struct(">4sqq")
 _MAGIC: Final = b"HRQ1"
 ENTRY = struct.Struct("<5I")
+_TRAILER_BODY = struct.Struct("<QQ")
+_ONES: Final = (1 << 64) - 1
 
 
 class Entry(NamedTuple):
@@ -104,6 +107,7 @@ class QueueFile:
         "count",
         "first_offset",
         "greatest_ms",
+        "next_first_offset",
         "numbers",
         "offsets",
         "path",
@@ -121,6 +125,8 @@ class QueueFile:
         self.greatest_ms = NO_TIMESTAMP
         self.count = 0
         self.closed = False
+        self.next_first_offset = -1
+        """Of a closed file: what the next one begins with."""
         self.synced = False
         """Whether the file is on disk as it is in memory."""
         self._crc = self._crc_count = 0
@@ -199,11 +205,15 @@ class QueueFile:
             count, rest = divmod(len(data) - HEAD_BYTES - ENTRY_BYTES, ENTRY_BYTES)
             if rest or count < 0:
                 return False
-            *ones, crc = ENTRY.unpack_from(data, HEAD_BYTES + count * ENTRY_BYTES)
-            if ones != [U32_MAX] * 4:
-                return False
         end = HEAD_BYTES + count * ENTRY_BYTES
-        if len(data) < end or crc32c(data[HEAD_BYTES:end]) != crc:
+        if len(data) < end:
+            return False
+        found_crc = crc32c(data[HEAD_BYTES:end])
+        if self.closed:
+            crc, (self.next_first_offset, _) = found_crc, _TRAILER_BODY.unpack_from(data, end)
+            if data[end:] != _trailer(crc, self.next_first_offset):
+                return False
+        if found_crc != crc:
             return False
         self._base_ms, self.count = base_ms, count
         self._crc, self._crc_count = crc, count
@@ -220,14 +230,19 @@ class QueueFile:
             self._crc_count = self.count
         return self._crc
 
-    def close(self) -> None:
-        """Nothing is added any more: cut to its size and signed."""
+    def close(self, next_first_offset: int) -> None:
+        """Nothing is added any more, the next file begins with that offset: cut to its size and signed."""
+        if self.closed:
+            if self.next_first_offset == next_first_offset:
+                return
+            self.reopen()
         crc = self.crc()
         self._drop_views()
         end = HEAD_BYTES + self.count * ENTRY_BYTES
         self.file.truncate(end)
-        self.file.pwritev([ENTRY.pack(U32_MAX, U32_MAX, U32_MAX, U32_MAX, crc)], end)
+        self.file.pwritev([_trailer(crc, next_first_offset)], end)
         self.closed, self.synced = True, False
+        self.next_first_offset = next_first_offset
 
     def reopen(self) -> None:
         """A closed file becomes the active one again."""
@@ -241,6 +256,7 @@ class QueueFile:
         new = QueueFile(self._disk, self._open_queues, self.path.rpartition("/")[0], self.first_offset)
         count = len(entries) // ENTRY_BYTES
         new._base_ms, new.count, new.closed = self._base_ms, count, self.closed
+        new.next_first_offset = self.next_first_offset
         new.greatest_ms = self._base_ms + int.from_bytes(entries[-4:], "little")
         new._crc, new._crc_count = crc32c(entries), count
         body = _HEAD_BODY.pack(_MAGIC, self.first_offset, self._base_ms)
@@ -250,7 +266,7 @@ class QueueFile:
             file = self._disk.open(path + NEW, create=True, writable=True)
             file.truncate(0)
             if self.closed:
-                parts.append(ENTRY.pack(U32_MAX, U32_MAX, U32_MAX, U32_MAX, new._crc))
+                parts.append(_trailer(new._crc, self.next_first_offset))
             else:
                 file.allocate(_wanted_bytes(count + 1))
             file.pwritev(parts, 0)
@@ -367,6 +383,11 @@ class QueueFile:
         if self._crc_count > count:
             self._crc = self._crc_count = 0
         self.synced = False
+
+
+def _trailer(entries_crc: int, next_first_offset: int) -> bytes:
+    body = _TRAILER_BODY.pack(next_first_offset, _ONES)
+    return body + crc32c(body, entries_crc).to_bytes(4, "little")
 
 
 def _wanted_bytes(count: int) -> int:

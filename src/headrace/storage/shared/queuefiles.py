@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 from headrace.ports.disk import Disk, File
@@ -39,7 +40,7 @@ class QueueFiles:
 
     def load(self, first_offset: int, count: int, crc: int) -> bool:
         """Take the files that a checkpoint tells of, the active one by its first offset; drop those that came later.
-        False if one of them is missing or not whole."""
+        False if one of them is not whole, or missing; those before the first one left are not missed."""
         on_disk = self._on_disk()
         for later in (each for each in on_disk if each > first_offset):
             self._new_file(later).remove()
@@ -48,9 +49,9 @@ class QueueFiles:
             return True
         if not firsts or firsts[-1] != first_offset:
             return False
-        for first in firsts[:-1]:
+        for first, following in pairwise(firsts):
             file = self._new_file(first)
-            if not file.load(None):
+            if not file.load(None) or file.next_first_offset != following:
                 return False
             self._append(file)
         active = self._new_file(first_offset)
@@ -150,8 +151,8 @@ class QueueFiles:
         """Close the active file and begin the next."""
         if self._files and not self._files[-1].count:
             self._remove_files(len(self._files) - 1, len(self._files))
-        if self._files and not self._files[-1].closed:
-            self._files[-1].close()
+        if self._files:
+            self._files[-1].close(first_offset)
         file = self._new_file(first_offset)
         try:
             file.begin(first_ms)

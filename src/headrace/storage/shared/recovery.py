@@ -157,11 +157,20 @@ class Opening:
         self._rebuilt.add(where)
 
     def _begin_anew_without_files(self) -> dict[TopicPartition, State]:
-        """Queues that lead to commit files that are gone are built anew; answers them."""
+        """Queues that lead to commit files that are gone, or have lost their own first ones, are built anew; answers
+        them."""
         there = self._around.commit_log.sizes.keys()
-        missing = {where: state for where, state in self._states.items() if not state.queue.live.keys() <= there}
+        missing: dict[TopicPartition, State] = {}
+        for where, state in self._states.items():
+            if not state.queue.live.keys() <= there:
+                reason = "its queue leads to files that are gone"
+            elif not state.rebuilt and not state.queue.speaks_from(state.start_offset):
+                reason = "its queue does not begin where the log does"
+            else:
+                continue
+            log.warning("%s: %s: built from the commit log", state.queue.folder, reason)
+            missing[where] = state
         for where, state in missing.items():
-            log.warning("%s: its queue leads to files that are gone: built from the commit log", state.queue.folder)
             self._begin_anew(where, state)
         return missing
 

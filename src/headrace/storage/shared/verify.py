@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, File, read_whole
@@ -148,21 +149,27 @@ class _PartitionCheck:
         if queue.load(point.queue_first, point.queue_count, point.queue_crc):
             queue.end_offset = point.end_offset
             queue.find_front(point.start_offset)
-            return queue
+            if queue.speaks_from(point.start_offset) or not self.folder.is_clean:
+                return queue
         self._add(
             self._wrong_file(point), "queue is missing or does not agree with its CRC; the next start rebuilds it"
         )
         return None
 
     def _wrong_file(self, point: LogPoint) -> str:
-        """Which file of the queue is not whole."""
+        """Which file of the queue is missing or not whole; the folder if its first one is, whose name nobody knows."""
         each, overlay = self.partition, OverlayDisk(self.disk)
         active = f"{point.queue_first:020d}{QUEUE}"
-        for name in sorted(self.disk.list(each.path)):
-            if name.endswith(QUEUE) and name[:-6].isdigit() and name < active:
-                file = QueueFile(overlay, OpenQueues(1), each.path, int(name[:-6]))
-                if not file.load(None):
-                    return file.path
+        names = sorted(name for name in self.disk.list(each.path) if name.endswith(QUEUE) and name[:-6].isdigit())
+        if names and int(names[0][:-6]) > point.start_offset:
+            return each.path
+        for name, following in pairwise([*(name for name in names if name < active), active]):
+            file = QueueFile(overlay, OpenQueues(1), each.path, int(name[:-6]))
+            if not file.load(None):
+                return file.path
+            expected = f"{file.next_first_offset:020d}{QUEUE}"
+            if expected != following:
+                return f"{each.path}/{expected}"
         return f"{each.path}/{active}"
 
     def _compare_with_queue(self, queue: Queue) -> None:
