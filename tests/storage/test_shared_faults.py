@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from headrace.errors import HeadraceError, StorageFailed
+from headrace.ports.disk import read_whole
 from headrace.sim.disk import SimDisk
-from headrace.storage.log import Log
+from headrace.storage.log import Log, TopicPartition
+from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
 from storage.harness import Harness, append, batch, values
 
@@ -57,3 +62,66 @@ def test_a_first_file_whose_folder_cannot_be_opened_is_not_begun(shared: Harness
     put(shared, log, b"kept")
     assert log.durable_offset == 1
     assert values(shared.kill(seed=1)) == [b"kept"]
+
+
+def checkpoint_of(harness: Harness) -> bytes:
+    return read_whole(harness.disk, "/data/@checkpoint")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_checkpoint_claims_bytes_whose_sync_failed(shared: Harness, seed: int) -> None:
+    log = shared.log(durability="disk")
+    put(shared, log, *[b"safe%d" % n for n in range(5)])
+    before = checkpoint_of(shared)
+    sim_disk(shared).fail_sync(store_of(shared).commit_log.path(0))
+    append(log, batch(b"not acknowledged"))
+    shared.write()
+    shared.settle()
+    assert isinstance(log.offline, StorageFailed)
+    heard: list[HeadraceError | None] = []
+    store_of(shared)._checkpoints.soon(heard.append)
+    for _ in range(3):
+        shared.advance(61)
+    assert checkpoint_of(shared) == before
+    assert isinstance(heard[0], StorageFailed)
+    assert values(shared.kill(seed=seed))[:5] == [b"safe%d" % n for n in range(5)]
+
+
+def test_a_checkpoint_under_way_does_not_count_when_another_sync_fails(shared: Harness) -> None:
+    log, disk = shared.log(durability="disk"), sim_disk(shared)
+    put(shared, log, b"safe")
+    before = checkpoint_of(shared)
+    disk.hold_syncs()
+    store_of(shared)._checkpoints.soon()
+    shared.clock.run_soon()
+    store_of(shared)._failed(OSError(errno.EIO, "Input/output error", store_of(shared).commit_log.path(0)))
+    disk.release_syncs()
+    shared.settle()
+    assert checkpoint_of(shared) == before
+    assert shared.log(TopicPartition("new", 0)).offline is log.offline
+
+
+def test_a_start_whose_sync_fails_writes_no_checkpoint(shared: Harness) -> None:
+    log = shared.log(durability="os")
+    put(shared, log, b"written")
+    store_of(shared).abandon()
+    before = checkpoint_of(shared)
+    sim_disk(shared).fail_sync(store_of(shared).commit_log.path(0))
+    shared.open()
+    shared.advance(61)
+    assert isinstance(shared.log().offline, StorageFailed)
+    assert checkpoint_of(shared) == before
+
+
+def test_no_checkpoint_speaks_for_a_log_whose_queue_broke_off(shared: Harness) -> None:
+    log, other = shared.log(), shared.log(TopicPartition("other", 0))
+    put(shared, log, b"v")
+    shared.advance(61)
+    before = checkpoint_of(shared)
+    assert isinstance(log, SharedLog)
+    log.go_offline(StorageFailed("its queue is half written"))
+    put(shared, other, b"w")
+    shared.advance(61)
+    assert checkpoint_of(shared) == before
+    assert values(shared.reopen()) == [b"v"]
+    assert values(shared.log(TopicPartition("other", 0))) == [b"w"]

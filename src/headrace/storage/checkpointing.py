@@ -26,14 +26,16 @@ Done = Callable[[HeadraceError | None], None]
 class Contents(Protocol):
     """What is written, and what must be safe before it counts."""
 
-    def encode(self) -> bytes: ...
+    def encode(self) -> bytes:
+        """OSError where nothing can be promised now."""
+        ...
 
     def beside(self) -> Sequence[File]:
         """Files that must be synced with the checkpoint that was just encoded."""
         ...
 
     def synced(self, error: OSError | None) -> None:
-        """They were, or why not."""
+        """They were, or why not. OSError if the checkpoint must not count all the same."""
         ...
 
 
@@ -111,8 +113,8 @@ class CheckpointWriter:
     def _name(self, error: OSError | None) -> None:
         if self._closed:
             return
-        self._contents.synced(error)
         try:
+            self._contents.synced(error)
             if error is not None:
                 raise error
             self._disk.rename(self._path + ".tmp", self._path)

@@ -6,6 +6,7 @@ cluster's metadata gives this broker; folders of others are set aside.
 
 from __future__ import annotations
 
+import errno
 import heapq
 import logging
 from collections import deque
@@ -35,6 +36,7 @@ from headrace.storage.shared.replacements import Replacements
 from headrace.storage.shared.replacing import Replacer
 from headrace.storage.shared.rewriting import Rewriter
 from headrace.storage.shared.surroundings import Found, Surroundings
+from headrace.storage.shared.trash import Trash
 from headrace.storage.shared.writing import FrameWriter
 
 log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class SharedStore:
         self._cleaner = Cleaner(clock, self._cleaned)
         self._flushes: list[tuple[float, int, SharedLog]] = []
         self._flush_due: set[SharedLog] = set()
-        self._trash: list[tuple[float, int, list[str]]] = []
+        self._trash = Trash(disk, clock)
         self._order = 0
         self._checking: deque[SharedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
@@ -107,6 +109,7 @@ class SharedStore:
         self._empty_at: dict[int, int] = {}
         self._sync_wanted = 0
         self._opened = self._closed = self._clean = False
+        self._failure: StorageFailed | None = None
         self.was_clean = True
         """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
 
@@ -124,9 +127,11 @@ class SharedStore:
         for staged, error in self._writer.write(list(self._staged)):
             log.warning("%s: %s", staged.topic_partition, error)
         self._staged.clear()
-        self._sync_now()
         # From here on the folder is in use: a crash must not look like a clean stop.
-        self._checkpoints.write_now()
+        if self._sync_now():
+            self._checkpoints.write_now()
+        else:
+            self._checkpoints.soon()
         self._perhaps_empty = True
         return opened.strays
 
@@ -140,6 +145,8 @@ class SharedStore:
         created.bounds_untold = True
         self._staged[created] = None
         self._logs[topic_partition] = created
+        if self._failure is not None:
+            created.go_offline(self._failure)
         return created
 
     def get(self, topic_partition: TopicPartition) -> SharedLog | None:
@@ -157,7 +164,7 @@ class SharedStore:
         deleted.delete()
         deleted.close_files()
         aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
-        self._discard_later([aside], deleted.settings.file_delete_delay_ms)
+        self._trash.later([aside], deleted.settings.file_delete_delay_ms)
         self._perhaps_empty = True
         self._checkpoints.soon()
 
@@ -210,6 +217,7 @@ class SharedStore:
             f"{path}: {error.strerror}: every log of this broker is offline; mend the disk and restart the broker"
         )
         log.error("%s", reason)
+        self._failure = reason
         for each in self._logs.values():
             if each.offline is None:
                 each.go_offline(reason)
@@ -224,7 +232,7 @@ class SharedStore:
     def tick(self) -> None:
         now, now_ms = self._clock.now(), self._clock.wall_ms()
         self._flush(now)
-        self._empty_trash(now)
+        self._trash.empty(now)
         if now >= self._next_check:
             self._next_check = now + self._retention_check_ms / 1000
             self._checking = deque(self._logs.values())
@@ -322,37 +330,25 @@ class SharedStore:
     def _set_aside(self, numbers: list[int]) -> None:
         delay_ms = max((each.settings.file_delete_delay_ms for each in self._logs.values()), default=0)
         try:
-            self._discard_later(self.commit_log.set_aside(numbers), delay_ms)
+            self._trash.later(self.commit_log.set_aside(numbers), delay_ms)
         except OSError as error:
             log.error("a commit file without anything wanted cannot be set aside: %s", error)
 
     @property
     def _offline(self) -> bool:
-        return any(isinstance(each.offline, StorageFailed) for each in self._logs.values())
-
-    def _discard_later(self, paths: list[str], delay_ms: int) -> None:
-        if paths:
-            self._order += 1
-            heapq.heappush(self._trash, (self._clock.now() + delay_ms / 1000, self._order, paths))
-
-    def _empty_trash(self, now: float) -> None:
-        while self._trash and self._trash[0][0] <= now:
-            for path in heapq.heappop(self._trash)[2]:
-                try:
-                    if folder.DELETED in path:
-                        self._disk.remove_folder(path)
-                    else:
-                        self._disk.remove(path)
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    log.error("%s cannot be removed: %s", path, error.strerror)
+        """Whether a log is, by a failure of the disk: no checkpoint may speak for it, and no file goes."""
+        return self._failure is not None or any(isinstance(each.offline, StorageFailed) for each in self._logs.values())
 
     # The checkpoint (see `checkpointing.Contents`).
 
     def encode(self) -> bytes:
+        self._refuse_if_offline()
         self._checkpoint_position = self.commit_log.end
         return checkpoint.encode(self._clean, self._checkpoint_position, self._points())
+
+    def _refuse_if_offline(self) -> None:
+        if self._offline:
+            raise OSError(errno.EIO, "a log is offline; mend the disk and restart the broker", self.data)
 
     def _points(self) -> Iterator[LogPoint]:
         for each in self._logs.values():
@@ -376,6 +372,7 @@ class SharedStore:
 
     def synced(self, error: OSError | None) -> None:
         if error is None:
+            self._refuse_if_offline()  # what failed is not asked for again, so this sync says nothing of it
             self.commit_log.synced_to(self._checkpoint_position)
             self._checkpointed = self._checkpoint_position
             return
@@ -395,12 +392,11 @@ class SharedStore:
         self._cleaner.close()
         for each in self._logs.values():
             self._stop_log(each)
-        self._sync_now()
-        self._clean = not self._offline
+        self._clean = self._sync_now()
         self._closed = True
         self._checkpoints.close()
         try:
-            if self._opened and not self._offline:
+            if self._opened and self._clean:
                 self._checkpoints.write_now()
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the commit log: %s", error)
@@ -428,19 +424,21 @@ class SharedStore:
             except OSError as error:
                 log.warning("%s: the next start reads more of it: %s", stopping.topic_partition, error)
 
-    def _sync_now(self) -> None:
-        """Make everything that is written durable, many files at a time."""
+    def _sync_now(self) -> bool:
+        """Make everything that is written durable, many files at a time; answers whether all of it is."""
+        if self._offline:
+            return False
+        failure: OSError | None = None
+        self._checkpoint_position = self.commit_log.end
+        while files := self.beside():
+            try:
+                self._disk.sync_now(files)
+            except OSError as error:
+                failure = error
+            self.synced(failure)
+            if failure is not None or len(files) < self._derived_files.most:
+                break
         if not self._offline:
-            self._checkpoint_position = self.commit_log.end
-            while files := self.beside():
-                failure: OSError | None = None
-                try:
-                    self._disk.sync_now(files)
-                except OSError as error:
-                    failure = error
-                self.synced(failure)
-                if failure is not None or len(files) < self._derived_files.most:
-                    break
-            if not self._offline:
-                for each in self._logs.values():
-                    each.synced_upto(each.written_offset)
+            for each in self._logs.values():
+                each.synced_upto(each.written_offset)
+        return failure is None
