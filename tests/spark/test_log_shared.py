@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES
 from headrace.settings import log_settings
 from headrace.spark import log_options, log_planning, log_reading
@@ -23,6 +25,7 @@ from headrace.system.disk import SystemDisk
 from proving import proves
 from storage.folders import FolderHarness, contents, fill, stop
 from storage.harness import append, batch, real_harness
+from storage.test_compaction import COMPACTED, compact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,6 +120,35 @@ def test_a_wrong_base_offset_is_told_though_no_crc_covers_it(
         where = f"{problem.topic}-{problem.partition}"
         assert rows[where] == [each for each in left[1][where] if not offset <= each < next_offset]
         Path(path).write_bytes(whole)
+
+
+def test_a_wrong_base_offset_is_told_in_a_gap_of_a_compacted_partition(tmp_path: Path) -> None:
+    data, where, chance = tmp_path / "data", TopicPartition("states", 0), random.Random(5)
+    for real in real_harness(str(data), SHARED):
+        harness = FolderHarness(real.disk, real.clock, real.data, real.loop, layout=SHARED)
+        log = harness.log(where, **COMPACTED)
+        for n in range(150):
+            append(log, memoryview(kernel.build([(n, b"%d" % chance.randrange(12), b"v", []) for _ in range(3)])))
+            harness.write()
+        compact(harness)
+        offsets = [record.offset for _, found in contents(log) for record in kernel.records(memoryview(found))]
+        stop(harness)
+    assert read(data) == ({str(where): offsets}, [])
+    assert len(offsets) < 450
+    joints = [
+        (run.path, position, offset)
+        for split in planned(data).splits
+        if isinstance(split, SharedSplit)
+        for run in split.runs
+        for position, offset in run.joints
+    ]
+    path, position, offset = joints[0]
+    content = bytearray(Path(path).read_bytes())
+    content[position + 7] ^= 1
+    Path(path).write_bytes(content)
+    rows, (problem,) = read(data)
+    assert (problem.position, problem.offset, problem.fails) == (position, offset, True)
+    assert set(rows[str(where)]) < set(offsets)
 
 
 def test_rows_come_from_the_bytes_that_were_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
