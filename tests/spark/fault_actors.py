@@ -21,7 +21,7 @@ SCHEMA = "country string, quantity int"
 DEADLINE_S = 300.0
 # A broker that is killed is back long before.
 PATIENT = ("--timeout", "120")
-CLEAN = ("lost", "duplicated", "out_of_order", "corrupted", "deleted", "pending")
+CLEAN = ("lost", "duplicated", "out_of_order", "corrupted", "deleted", "perhaps_deleted", "pending")
 
 
 class Driver:

@@ -34,7 +34,6 @@ from headrace.client.produce import Outgoing, Produced, produce
 from headrace.errors import OperatorError
 from headrace.records import kernel
 from headrace.records.batch import batches
-from headrace.spark import accounting
 from headrace.spark.pipelines.audit import Options, run
 from headrace.spark.pipelines.summary import Progress, Summary
 from headrace.spark.stores import archive as archive_store
@@ -341,7 +340,11 @@ def test_deleted_and_not_yet_archived_records_are_not_lost(
     # An archive that runs: what it commits after its files were listed is not expected to be in them.
     store = archive_store(spark, folder, [TOPIC], broker.bootstrap, "headrace-archive")
     scene.commit()
-    assert [bound.next_offset for bound in store.bounds()] == [103, ends[1], ends[2]]
+    assert [(each.next_offset, each.complete) for each in store.bounds()] == [
+        (103, False),
+        (ends[1], True),
+        (ends[2], True),
+    ]
 
 
 def delete_records(broker: Broker, before: int) -> None:
@@ -371,16 +374,6 @@ def test_the_exit_code_says_whether_all_agree(
     told = json.loads(capsys.readouterr().out)
     (finding,) = told["findings"]
     assert (told["ok"], finding["what"], finding["offset"]) == (False, "lost", 0)
-
-
-@proves("S6")
-def test_of_claims_that_are_all_alike_one_is_enough(spark: SparkSession) -> None:
-    types = "producer string, sequence long, topic string, partition int, offset long, digest long"
-    ledger = spark.createDataFrame([("p", n, "t", 0, n, 7) for n in range(50)] + [("q", 0, "t", 1, 0, 8)], types)
-    types = "topic string, partition int, offset long, digest long, claims int, copies int"
-    leftovers = spark.createDataFrame([("t", 0, 90, 7, 0, 1), ("t", 0, 12, 7, 1, 0)], types)
-    claims = {(row["producer"], row["sequence"]) for row in accounting.touched(ledger, leftovers).collect()}
-    assert claims == {("p", 0), ("p", 12)}
 
 
 @proves("S6")

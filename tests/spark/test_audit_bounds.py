@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.arrow.ledger import SCHEMA
+from headrace.spark import accounting
 from headrace.spark.judgement import Bound
 from headrace.spark.pipelines import audit
 from headrace.spark.pipelines.summary import Progress, Summary
@@ -65,6 +66,17 @@ def kept(claims: Sequence[Claim]) -> list[Copy]:
 
 
 @proves("S6")
+def test_a_record_without_an_offset_is_lost_when_nothing_more_can_come(scene: Scene) -> None:
+    claims = [*sent(4), ("p", 4, 0, None, 77)]
+    lost = scene.audit(claims, kept(sent(4)), [Bound("t", 0, next_offset=4, complete=True)])
+    assert (lost.ok, lost.facts["verdict"]) == (False, "1 findings")
+    deleted = scene.audit(claims, kept(sent(4))[2:], [Bound("t", 0, first_offset=2)])
+    assert (deleted.ok, deleted.facts["verdict"]) == (True, "clean, 1 records without an offset perhaps deleted")
+    (row,) = deleted.tables[0].rows
+    assert (row["found"], row["deleted"], row["perhaps_deleted"]) == (2, 2, 1)
+
+
+@proves("S6")
 def test_losses_are_not_crowded_out_by_duplicates(scene: Scene) -> None:
     claims = sent(100)
     copies = [*kept(claims)[:90], *kept(claims)[:70]]
@@ -84,6 +96,16 @@ def test_a_ledger_with_more_contradictions_than_are_looked_at_says_so(scene: Sce
     (ledger, store) = summary.tables[1].rows
     assert (ledger["store"], ledger["records"], ledger["not_told_apart"], ledger["faults"]) == ("ledger", 100, 79, 99)
     assert (store["faults"], [row["found"] for row in summary.tables[0].rows]) == (0, [None, 100])
+
+
+@proves("S6")
+def test_of_claims_that_are_all_alike_one_is_enough(spark: SparkSession) -> None:
+    types = "producer string, sequence long, topic string, partition int, offset long, digest long"
+    ledger = spark.createDataFrame([("p", n, "t", 0, n, 7) for n in range(50)] + [("q", 0, "t", 1, 0, 8)], types)
+    types = "topic string, partition int, offset long, digest long, claims int, copies int"
+    leftovers = spark.createDataFrame([("t", 0, 90, 7, 0, 1), ("t", 0, 12, 7, 1, 0)], types)
+    claims = {(row["producer"], row["sequence"]) for row in accounting.touched(ledger, leftovers).collect()}
+    assert claims == {("p", 0), ("p", 12)}
 
 
 @proves("S6")

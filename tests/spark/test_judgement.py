@@ -117,8 +117,9 @@ def test_a_claim_without_an_offset_is_found_by_its_content() -> None:
 
 def test_what_may_be_gone_is_not_lost() -> None:
     unknown: list[Claim] = [("p", 0, 0, NO_OFFSET, 5)]
-    assert verdicts(unknown, [], [Bound("t", 0, first_offset=4)])[0][0] == "deleted"
+    assert verdicts(unknown, [], [Bound("t", 0, first_offset=4)])[0][0] == "perhaps_deleted"
     assert verdicts(unknown, [], [Bound("t", 0, next_offset=4)])[0][0] == "pending"
+    assert verdicts(unknown, [], [Bound("t", 0, next_offset=4, complete=True)])[0][0] == "lost"
     assert verdicts(sent(1), [], [Bound("t", 0, compacted=True)])[0][0] == "deleted"
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 LEDGER_COLUMNS: Final = ("producer", "sequence", *PLACE, "timestamp", "digest")
 STORE_COLUMNS: Final = (*PLACE, "timestamp", "timestampType", "digest")
-BOUND_TYPE: Final = "topic string, partition int, first_offset long, next_offset long, compacted boolean"
+BOUND_TYPE: Final = (
+    "topic string, partition int, first_offset long, next_offset long, compacted boolean, complete boolean"
+)
 
 _CREATE_TIME: Final = 0
 

@@ -1,12 +1,13 @@
 """What does not match gets a name. Pure: the leftovers of a comparison and the claims they touch in, verdicts out.
 
-    lost          claimed, and nowhere
-    duplicated    a copy too many: the same place twice, or a claimed record once more where nobody claims one
-    out_of_order  claimed here, found there; or a producer's offsets fall while its sequence rises
-    corrupted     something else at the place, and the record sent nowhere; or another timestamp than was sent
-    deleted       below the first offset that the store keeps, or superseded in a compacted topic
-    pending       at or above the offset that the store has reached, and still to be had where it gets its records
-    unclaimed     a copy of which no ledger knows: from another producer
+    lost             claimed, and nowhere
+    duplicated       a copy too many: the same place twice, or a claimed record once more where nobody claims one
+    out_of_order     claimed here, found there; or a producer's offsets fall while its sequence rises
+    corrupted        something else at the place, and the record sent nowhere; or another timestamp than was sent
+    deleted          below the first offset that the store keeps, or superseded in a compacted topic
+    perhaps_deleted  claimed without an offset, and nowhere in a store that has deleted records of that partition
+    pending          at or above the offset that the store has reached, and still to be had where it gets its records
+    unclaimed        a copy of which no ledger knows: from another producer
 
 Copies are matched by count, so a message that was sent twice on purpose may be there twice. A claim without an offset
 (the broker had the record already) is satisfied by any copy of its content in its partition that nobody else claims.
@@ -42,12 +43,18 @@ class Bound:
     """From it on, records have not come yet."""
     compacted: bool = False
     """Any record may have been superseded and removed."""
+    complete: bool = False
+    """All has come that there was, so that not even a record without an offset is still to come."""
 
     def if_lost(self, has_offset: bool) -> str:
         """What to call a record that is nowhere, when its place alone does not excuse it."""
-        if self.compacted or (not has_offset and self.first_offset > 0):
+        if self.compacted:
             return "deleted"
-        return "pending" if not has_offset and self.next_offset is not None else "lost"
+        if has_offset:
+            return "lost"
+        if self.first_offset > 0:
+            return "perhaps_deleted"
+        return "pending" if self.next_offset is not None and not self.complete else "lost"
 
 
 def judge(claims: pd.DataFrame, leftovers: pd.DataFrame, bounds: Sequence[Bound]) -> pd.DataFrame:

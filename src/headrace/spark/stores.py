@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace.client import admin
 from headrace.client.cluster import Cluster
 from headrace.client.groups import fetch_offsets
-from headrace.client.offsets import EARLIEST, list_offsets
+from headrace.client.offsets import EARLIEST, LATEST, list_offsets
 from headrace.errors import CorruptBatch, OperatorError
 from headrace.records.arrow import digests
 from headrace.spark import archive_state, delta
@@ -97,14 +97,15 @@ def _log_starts(bootstrap: str, topics: Sequence[str]) -> list[Bound]:
         for topic in topics:
             policy = {each.name: each.value for each in admin.describe_configs(cluster, "topic", topic)}
             compacted = "compact" in (policy.get("cleanup.policy") or "")
-            starts = _log_start_of(cluster, topic)
+            starts = _offsets_of(cluster, topic, EARLIEST)
             found += [Bound(topic, n, start, compacted=compacted) for n, start in starts.items()]
     return found
 
 
-def _log_start_of(cluster: Cluster, topic: str) -> dict[int, int]:
+def _offsets_of(cluster: Cluster, topic: str, which: int) -> dict[int, int]:
+    """Where its partitions begin (EARLIEST) or end (LATEST)."""
     partitions = range(len(cluster.topic(topic).partitions))
-    found = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+    found = list_offsets(cluster, topic, dict.fromkeys(partitions, which))
     return {n: found[n].offset for n in partitions}
 
 
@@ -161,10 +162,13 @@ def _is_thin(headers: Headers, entry: Entry) -> bool:
 def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> list[Bound]:
     """What the archive has not committed is not in it yet, and what the broker has deleted will never be.
 
-    Log starts are asked for first: a topic may let go of what the archive commits in between.
+    Log starts and ends are asked for first: a topic may let go of what the archive commits in between.
     """
     with Cluster(bootstrap) as cluster:
-        starts = {(topic, n): start for topic in topics for n, start in _log_start_of(cluster, topic).items()}
+        starts, ends = (
+            {(topic, n): offset for topic in topics for n, offset in _offsets_of(cluster, topic, which).items()}
+            for which in (EARLIEST, LATEST)
+        )
         committed = fetch_offsets(cluster, group_id, list(starts))
     unknown = sorted(set(topics) - {topic for topic, _ in committed})
     if unknown:
@@ -172,4 +176,11 @@ def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> lis
             f"group {group_id!r} has committed no offset of {', '.join(unknown)}, so nobody knows how far the archive "
             "is: give its group with --archive-group, or the topics that it archives with --topics"
         )
-    return [Bound(*place, next_offset=max(committed.get(place, 0), log_start)) for place, log_start in starts.items()]
+    return [
+        Bound(
+            *place,
+            next_offset=max(committed.get(place, 0), log_start),
+            complete=place in ends and committed.get(place, 0) >= ends[place],
+        )
+        for place, log_start in starts.items()
+    ]

@@ -35,8 +35,10 @@ COLLECTED_MAX: Final = 1_000_000
 counted, and not told apart."""
 SHOWN: Final = 20
 
-COUNTED: Final = (*FAULTS, "deleted", "pending")
-_PRODUCER_COLUMNS: Final = ("store", "producer", "acknowledged", "found", *FAULTS, "deleted", "pending")
+ABSENT: Final = ("deleted", "perhaps_deleted", "pending")
+"""Not there, and no fault."""
+COUNTED: Final = (*FAULTS, *ABSENT)
+_PRODUCER_COLUMNS: Final = ("store", "producer", "acknowledged", "found", *COUNTED)
 _STORE_COLUMNS: Final = ("store", "records", "unclaimed", "faults", "not_told_apart")
 _FINDING_COLUMNS: Final = ("store", *VERDICT)
 
@@ -261,7 +263,9 @@ def _summary(
         tables.append(Table("findings", _FINDING_COLUMNS, shown))
     total = sum(acknowledged.values())
     facts = {
-        "verdict": _verdict(faults, sum(row["pending"] for row in by_producer)),
+        "verdict": _verdict(
+            faults, *(sum(row[name] for row in by_producer) for name in ("pending", "perhaps_deleted"))
+        ),
         "acknowledged_records": total,
         "rate": rate(total * (len(accounts) - 1), elapsed_s),
     }
@@ -270,9 +274,13 @@ def _summary(
     return Summary("audit", facts, tables, ok=not faults)
 
 
-def _verdict(faults: int, pending: int) -> str:
+def _verdict(faults: int, pending: int, perhaps_deleted: int) -> str:
     found = f"{faults} findings" if faults else "clean"
-    return f"{found}, {pending} records not archived yet" if pending else found
+    if pending:
+        found += f", {pending} records not archived yet"
+    if perhaps_deleted:
+        found += f", {perhaps_deleted} records without an offset perhaps deleted"
+    return found
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -283,7 +291,7 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _producer_row(account: _Account, producer: str, acknowledged: int) -> dict[str, Any]:
     counts = {what: account.counts.get((producer, what), 0) for what in COUNTED}
-    absent = sum(counts[what] for what in ("lost", "corrupted", "deleted", "pending"))
+    absent = sum(counts[what] for what in ("lost", "corrupted", *ABSENT))
     return {
         "store": account.store,
         "producer": producer,
