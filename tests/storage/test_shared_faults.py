@@ -125,3 +125,61 @@ def test_no_checkpoint_speaks_for_a_log_whose_queue_broke_off(shared: Harness) -
     assert checkpoint_of(shared) == before
     assert values(shared.reopen()) == [b"v"]
     assert values(shared.log(TopicPartition("other", 0))) == [b"w"]
+
+
+def test_a_file_without_its_head_is_told_all_bounds_at_the_next_start(shared: Harness) -> None:
+    shared.file_bytes, shared.rewrite_share = 3000, 0.0
+    gone, other = shared.log(TopicPartition("gone", 0), file_delete_delay_ms=0), shared.log(file_delete_delay_ms=0)
+    put(shared, gone, *[b"x" * 100] * 8)
+    put(shared, other, *[b"x" * 100] * 4)
+    commit_log = store_of(shared).commit_log
+    while commit_log.number == 0 or commit_log.room > 600:
+        put(shared, gone, b"x" * 100)
+    end = gone.written_offset
+    gone.delete_before(end)
+    shared.advance(61)
+    store_of(shared).abandon()
+    # Killed between the creation of the next file and its first write.
+    shared.disk.open(commit_log.path(commit_log.number + 1), create=True, writable=True)
+    shared.open()
+    put(shared, shared.log(), b"x")
+    for _ in range(5):
+        shared.advance(61)
+    store_of(shared).close()
+    folder = "/data/gone/gone-0"
+    for name in shared.disk.list(folder):
+        if name.endswith(".queue"):
+            shared.disk.remove(f"{folder}/{name}")
+    shared.disk.remove("/data/@checkpoint")
+    shared.open()
+    found = shared.log(TopicPartition("gone", 0))
+    assert (found.start_offset, found.written_offset) == (end, end)
+
+
+def test_a_start_without_metadata_keeps_the_commit_log_and_says_how_to_have_it_again(
+    shared: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared.file_bytes = 3000
+    log = shared.log(file_delete_delay_ms=0)
+    put(shared, log, *[b"x%d" % n + b"x" * 100 for n in range(40)])
+    kept, commit_files = values(log), set(shared.disk.list("/data/@commitlog"))
+    store_of(shared).close()
+    expected, shared.expected = shared.expected, {}
+    for _ in range(2):  # one start sets the folder aside, the other finds it so
+        caplog.clear()
+        shared.open()
+        for _ in range(4):
+            shared.advance(61)
+        put(shared, shared.log(TopicPartition("new", 0), file_delete_delay_ms=0), *[b"y" * 100] * 40)
+        for _ in range(4):
+            shared.advance(61)
+        store_of(shared).close()
+        assert commit_files <= set(shared.disk.list("/data/@commitlog"))
+        told = [each.message for each in caplog.records if "no commit file" in each.message]
+        assert len(told) == 1
+        assert "/data/orders/orders-0.stray-0" in told[0]
+    shared.disk.rename("/data/orders/orders-0.stray-0", "/data/orders/orders-0")
+    shared.disk.remove("/data/@checkpoint")
+    shared.expected |= expected
+    shared.open()
+    assert values(shared.log()) == kept

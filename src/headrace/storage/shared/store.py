@@ -25,9 +25,8 @@ from headrace.storage.cleaner import Cleaner, Steps
 from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.shared import checkpoint, compaction, retention
+from headrace.storage.shared import checkpoint, compaction, points, retention, strays
 from headrace.storage.shared.beside import DerivedFiles
-from headrace.storage.shared.checkpoint import LogPoint
 from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import OpenQueues
@@ -108,7 +107,7 @@ class SharedStore:
         self._checkpointed = 0
         self._empty_at: dict[int, int] = {}
         self._sync_wanted = 0
-        self._opened = self._closed = self._clean = False
+        self._opened = self._closed = self._clean = self._keeps_files = False
         self._failure: StorageFailed | None = None
         self.was_clean = True
         """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
@@ -124,6 +123,11 @@ class SharedStore:
         self.was_clean = opened.was_clean and found is not None
         if self.was_clean:
             self.commit_log.synced_to(self.commit_log.end)
+        else:
+            # A kill may have left a file without its head: all bounds are told again.
+            for each in self._logs.values():
+                each.bounds_untold = True
+                self._staged[each] = None
         for staged, error in self._writer.write(list(self._staged)):
             log.warning("%s: %s", staged.topic_partition, error)
         self._staged.clear()
@@ -133,7 +137,14 @@ class SharedStore:
         else:
             self._checkpoints.soon()
         self._perhaps_empty = True
+        self._keep_for(strays.with_topics(self._disk, self.data))
         return opened.strays
+
+    def _keep_for(self, found: list[str]) -> None:
+        """Folders that are set aside hold queues only, their batches are in commit files that look unwanted."""
+        self._keeps_files = bool(found)
+        if found:
+            log.warning("%s", strays.advice(self.data, found))
 
     def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
         assert topic_partition not in self._logs, f"{topic_partition} is there"
@@ -289,7 +300,8 @@ class SharedStore:
     # Commit files of which little or nothing is wanted.
 
     def _rewrite_some(self) -> None:
-        number = None if self._cleaner.busy or self._offline else self.rewriter.sparse_file(self.live_bytes())
+        idle = not (self._cleaner.busy or self._offline or self._keeps_files)
+        number = None if not idle else self.rewriter.sparse_file(self.live_bytes())
         if number is not None:
             self._cleaner.add(number, lambda: self.rewriter.steps(number))
 
@@ -308,6 +320,8 @@ class SharedStore:
         """What made them empty is told by frames: those must be safe first, unless there is no room to write any. That
         the files had been synced must be told too, or else a start would take them for lost in a crash."""
         self._perhaps_empty = False
+        if self._keeps_files:
+            return
         commit_log, writer = self.commit_log, self._writer
         live = self.live_bytes()
         empty = [number for number, count in live.items() if not count and number != commit_log.number]
@@ -344,27 +358,11 @@ class SharedStore:
     def encode(self) -> bytes:
         self._refuse_if_offline()
         self._checkpoint_position = self.commit_log.end
-        return checkpoint.encode(self._clean, self._checkpoint_position, self._points())
+        return checkpoint.encode(self._clean, self._checkpoint_position, points.points(self._logs.values()))
 
     def _refuse_if_offline(self) -> None:
         if self._offline:
             raise OSError(errno.EIO, "a log is offline; mend the disk and restart the broker", self.data)
-
-    def _points(self) -> Iterator[LogPoint]:
-        for each in self._logs.values():
-            where, queue = each.topic_partition, each.queue
-            yield LogPoint(
-                where.topic,
-                where.partition,
-                each.topic_id.hex(),
-                each.start_offset,
-                each.written_offset,
-                queue.size_bytes,
-                *queue.active_point(),
-                each.epochs.crc_below(each.written_offset),
-                list(queue.live.items()),
-                each.cleanings,
-            )
 
     def beside(self) -> Sequence[File]:
         self._commit_files = self.commit_log.unsynced()
