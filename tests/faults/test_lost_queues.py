@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from brokers import Broker
-from conftest import ProofReport
 from headrace.client import admin, query
 from headrace.client.bulk import Span, record_sets
 from headrace.client.cluster import Cluster
@@ -107,7 +106,7 @@ def test_queues_and_key_indexes_are_made_again_from_the_commit_log(
 
 @pytest.mark.long
 def test_a_million_records_over_a_hundred_topics(
-    fresh_broker: Callable[..., Broker], seed: int, proof_report: ProofReport
+    fresh_broker: Callable[..., Broker], seed: int, proof_report: Callable[..., None]
 ) -> None:
     broker = fresh_broker(settings={"log.layout": "shared"})
     proof_report(**lose_and_start(broker, [f"t{n}" for n in range(100)], 10_000, seed))
