@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from headrace.sim.disk import SimDisk
 from headrace.storage.folder import SHARED
 from headrace.storage.report import PartitionReport
 from headrace.storage.shared import verify
 from headrace.storage.shared.log import SharedLog
+from headrace.storage.shared.splicing import Replacement
 from headrace.storage.shared.store import SharedStore
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
@@ -32,6 +36,12 @@ def fill(harness: Harness, **overrides: object) -> SharedLog:
         append(log, batch(b"%d" % number + b"." * 60))
         assert not harness.write()
         harness.settle()
+    return log
+
+
+def shared_log(harness: Harness) -> SharedLog:
+    log = harness.log()
+    assert isinstance(log, SharedLog)
     return log
 
 
@@ -95,8 +105,66 @@ class TestMissing:
             sim.settle()
             right = values(log)
             sim.reopen()
-            found = sim.log()
-            assert isinstance(found, SharedLog)
-            log = found
+            log = shared_log(sim)
             assert values(log) == right
+        assert "built from the commit log" not in caplog.text
+
+
+def thinned(harness: Harness, log: SharedLog, first_offset: int, next_offset: int) -> Replacement:
+    """A synced frame with every second batch of a range."""
+    inside = [piece for header, piece in log.headers(first_offset) if header.base_offset < next_offset]
+    kept = [piece.file.pread(piece.count, piece.position) for piece in inside[::2]]
+    runs = store_of(harness).replacer.write(log, first_offset, next_offset, kept)
+    harness.disk.sync_now(store_of(harness).commit_log.unsynced())
+    return Replacement(first_offset, next_offset, runs)
+
+
+@proves("L5", "J6")
+class TestWritingAnew:
+    @pytest.mark.parametrize("room", [0, 150, 300, 450])
+    def test_a_full_disk_leaves_the_queue_as_it_was(
+        self, sim: Harness, caplog: pytest.LogCaptureFixture, room: int
+    ) -> None:
+        log = fill(sim)
+        before, names = values(log), sorted(sim.disk.list(FOLDER))
+        replacement = thinned(sim, log, 12, 38)
+        assert isinstance(sim.disk, SimDisk)
+        sim.disk.capacity_bytes -= sim.disk.free_bytes("/") - room
+        with pytest.raises(OSError, match="No space") as failed:
+            log.replaced([replacement])
+        assert failed.value.errno == errno.ENOSPC
+        assert log.offline is None
+        assert values(log) == before
+        assert sorted(sim.disk.list(FOLDER)) == names
+        sim.disk.capacity_bytes += 1 << 20
+        log.replaced([replacement])
+        after = before[:12] + before[12:38:2] + before[38:]
+        assert values(log) == after
+        sim.reopen()
+        assert values(sim.log()) == after
+        assert "built from the commit log" not in caplog.text
+
+    @pytest.mark.parametrize("first_offset", [0, 3, 5, 41, 52])
+    @pytest.mark.parametrize("count", [1, 8, 17, 60])
+    @pytest.mark.parametrize("start_offset", [0, 3, 44])
+    def test_what_was_written_anew_is_found(
+        self, sim: Harness, caplog: pytest.LogCaptureFixture, first_offset: int, count: int, start_offset: int
+    ) -> None:
+        log = fill(sim)
+        before, next_offset = values(log), min(RECORDS - 1, first_offset + count)
+        replacement = thinned(sim, log, first_offset, next_offset)
+        log.delete_before(start_offset)
+        log.replaced([replacement])
+        kept = [n for n in range(RECORDS) if not first_offset <= n < next_offset or (n - first_offset) % 2 == 0]
+        right = [before[n] for n in kept if n >= start_offset]
+        for _ in range(2):
+            assert [value for value in values(sim.log()) if value in right] == right
+            log = shared_log(sim)
+            counted = log.queue.size_bytes, dict(log.queue.live)
+            log.queue.count_anew()
+            assert (log.queue.size_bytes, log.queue.live) == counted
+            append(log, batch(b"more"))
+            right.append(b"more")
+            assert not sim.write()
+            sim.reopen()
         assert "built from the commit log" not in caplog.text

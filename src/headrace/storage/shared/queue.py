@@ -165,17 +165,27 @@ class Queue(QueueFiles):
         were made."""
         waiting = list(replacements)
         while waiting:
+            first_offset, next_offset, _ = waiting[0]
+            if first_offset >= self.end_offset or self.is_empty:
+                self._add_behind(waiting.pop(0))
+                continue
+            if next_offset <= self._files[0].offset_at(self._front):  # dropped meanwhile
+                del waiting[0]
+                continue
             nth, count = self._in_one_file(waiting)
-            patches = self._patches(nth, waiting[:count]) if count else []
+            patches = self._patches(nth, waiting[:count])
             if not patches or not self._patch(nth, patches):
-                count = 1
-                self._write_anew(*waiting[0])
-            del waiting[:count]
+                patches = self._write_anew(waiting)
+            del waiting[: len(patches)]
+
+    def _add_behind(self, replacement: Replacement) -> None:
+        runs, end_offset = replacement.runs, max(self.end_offset, replacement.next_offset)
+        for run in runs:
+            self.add_roomy(run, end_offset)
+        self.end_offset = end_offset
 
     def _in_one_file(self, replacements: list[Replacement]) -> tuple[int, int]:
         """Which file the first of them lies in, and how many lie wholly in it."""
-        if self.is_empty or replacements[0].first_offset >= self.end_offset:
-            return 0, 0
         nth, count = self._nth(replacements[0].first_offset), 0
         end = self._firsts[nth + 1] if nth + 1 < len(self._files) else self.end_offset
         while count < len(replacements) and replacements[count].next_offset <= end:
@@ -183,21 +193,20 @@ class Queue(QueueFiles):
         return nth, count
 
     def _patches(self, nth: int, replacements: list[Replacement]) -> list[Patch]:
+        """For as many of them as touch no entry twice."""
         file, front = self._files[nth], self._front if nth == 0 else 0
         patches: list[Patch] = []
         for first_offset, next_offset, runs in replacements:
             first = max(front, file.at_or_before(first_offset))
             last = file.at_or_before(next_offset - 1) + 1
-            if last <= first:
-                return []
+            if patches and first < patches[-1].last:
+                break
             head, tail = Run(*file.raw(first)), Run(*file.raw(last - 1))
             whole = list(runs)
             if head.offset < first_offset:
                 whole.insert(0, self._head(head, first_offset))
             if self._next_offset(file, last - 1) > next_offset:
                 whole.append(self._tail(tail, next_offset))
-            if patches and first < patches[-1].last:
-                return []
             patches.append(Patch(first, last, whole))
         return patches
 
@@ -214,55 +223,84 @@ class Queue(QueueFiles):
         else:
             self._files[nth] = file.rewrite(entries, keep_old=not self.scratch)
             self.names_changed = True
+        self._recount(gone, patches)
+        return True
+
+    def _recount(self, gone: list[Run], patches: list[Patch]) -> None:
         for run in gone:
             self._uncount(run)
         for patch in patches:
             for run in patch.runs:
                 self._count(run)
-        return True
 
-    def _write_anew(self, first_offset: int, next_offset: int, runs: Sequence[Run]) -> None:
-        """Write the files anew that are touched: after a crash in between the queue is built from the commit log."""
-        if first_offset >= self.end_offset or self.is_empty:
-            for run, following in zip(runs, [*(each.offset for each in runs[1:]), next_offset], strict=False):
-                self.add_roomy(run, following)
-            self.end_offset = max(self.end_offset, next_offset)
-            return
-        first, last = self._nth(first_offset), self._nth(next_offset - 1)
-        before: list[Run] = []
-        after: list[Run] = []
+    def _write_anew(self, replacements: list[Replacement]) -> list[Patch]:
+        """Write all files anew that the first of them touches, as many files as it takes, with those that lie in the
+        same ones; answers what was done. OSError if there is no room: nothing has changed then."""
+        first, last = self._nth(replacements[0].first_offset), self._nth(replacements[0].next_offset - 1)
+        rest = self._firsts[last + 1 :]
+        end_offset = rest[0] if rest else max(self.end_offset, replacements[0].next_offset)
+        old = splicing.Columns()
         for nth in range(first, last + 1):
-            file, front = self._files[nth], self._front if nth == 0 else 0
-            for at in range(front, file.count):
-                run = Run(*file.raw(at))
-                run_next = self._next_offset(file, at)
-                if run.offset < first_offset:
-                    before.append(run if run_next <= first_offset else self._head(run, first_offset))
-                if run_next > next_offset:
-                    after.append(run if run.offset >= next_offset else self._tail(run, next_offset))
-            self._forget(file, front, file.count)
-        rest, rest_firsts = self._files[last + 1 :], self._firsts[last + 1 :]
-        del self._files[last + 1 :], self._firsts[last + 1 :]
-        self._remove_files(first, last + 1)
-        self._front = self._front if first else 0
+            old.take_file(self._files[nth], self._front if nth == 0 else 0)
+        patches = self._column_patches(old, end_offset, replacements)
+        gone = [old.run(at) for patch in patches for at in range(patch.first, patch.last)]
+        new = old.patched(patches)
+        parts = list(new.parts(min(self._firsts[first], new.offsets[0]), ENTRIES_MAX))
+        following = [*(part[0] for part in parts[1:]), rest[0] if rest else None]
+        files: list[QueueFile] = []
+        try:
+            for (offset, base_ms, entries), next_first_offset in zip(parts, following, strict=True):
+                file = self._new_file(offset)
+                file.write_beside(base_ms, entries, next_first_offset)
+                files.append(file)
+        except OSError:
+            for file in files:
+                file.drop_beside()
+            raise
+        self._take_places(first, last, files)
+        self._recount(gone, patches)
+        if not rest:
+            self.end_offset = end_offset
+        return patches
+
+    def _column_patches(self, old: splicing.Columns, end_offset: int, replacements: list[Replacement]) -> list[Patch]:
+        patches: list[Patch] = []
+        for first_offset, next_offset, runs in replacements:
+            first = max(0, bisect_right(old.offsets, first_offset) - 1)
+            last = bisect_right(old.offsets, next_offset - 1)
+            if next_offset > end_offset or (patches and first < patches[-1].last):
+                break
+            whole = list(runs)
+            if old.offsets[first] < first_offset:
+                whole.insert(0, self._head(old.run(first), first_offset))
+            if (old.offsets[last] if last < len(old.offsets) else end_offset) > next_offset:
+                whole.append(self._tail(old.run(last - 1), next_offset))
+            patches.append(Patch(first, last, whole))
+        return patches
+
+    def _take_places(self, first: int, last: int, files: list[QueueFile]) -> None:
+        """Files that were written beside these take their names."""
+        old = self._files[first : last + 1]
+        kept = old[-1].first_offset if not self.scratch and not old[-1].closed else None
+        names = {file.first_offset for file in files}
         self.broken = True
-        self._write([*before, *runs, *after], max(self.end_offset, next_offset), rest[0] if rest else None)
-        self._files += rest
-        self._firsts += rest_firsts
+        for file in files:
+            file.take_place(keep_old=file.first_offset == kept)
+        for file in old:
+            if file.first_offset in names:
+                file.replaced()
+            else:
+                file.remove()
+        self._files[first : last + 1] = files
+        self._firsts[first : last + 1] = [file.first_offset for file in files]
+        self._front = self._front if first else 0
+        self.names_changed = True
         self.broken = False
 
     def _nth(self, offset: int) -> int:
         """Which file speaks for the offset."""
         at = max(0, bisect_right(self._firsts, offset) - 1)
         return at if self._files[at].count else max(0, at - 1)
-
-    def _write(self, runs: list[Run], end_offset: int, following: QueueFile | None) -> None:
-        """New files behind those that are there."""
-        for run in runs:
-            self.add_roomy(run, end_offset)
-        if following is not None and runs:
-            self._files[-1].close(following.first_offset)
-        self.end_offset = end_offset
 
     def _head(self, run: Run, offset: int) -> Run:
         """What of the run lies below the offset, which is a batch's."""

@@ -254,33 +254,47 @@ class QueueFile:
     def rewrite(self, entries: bytes, *, keep_old: bool) -> QueueFile:
         """A file with these entries that takes this one's place, which is not used any more; or OSError."""
         new = QueueFile(self._disk, self._open_queues, self.path.rpartition("/")[0], self.first_offset)
-        count = len(entries) // ENTRY_BYTES
-        new._base_ms, new.count, new.closed = self._base_ms, count, self.closed
-        new.next_first_offset = self.next_first_offset
-        new.greatest_ms = self._base_ms + int.from_bytes(entries[-4:], "little")
-        new._crc, new._crc_count = crc32c(entries), count
-        body = _HEAD_BODY.pack(_MAGIC, self.first_offset, self._base_ms)
+        new.write_beside(self._base_ms, entries, self.next_first_offset if self.closed else None)
+        new.take_place(keep_old=keep_old and not self.closed)
+        self.replaced()
+        return new
+
+    def write_beside(self, base_ms: int, entries: bytes, next_first_offset: int | None) -> None:
+        """Write a file with these entries, a closed one if another follows it, that has no name of its own yet. After
+        an OSError there is none."""
+        self._base_ms, self.count = base_ms, len(entries) // ENTRY_BYTES
+        self.greatest_ms = base_ms + int.from_bytes(entries[-4:], "little")
+        self._crc, self._crc_count = crc32c(entries), self.count
+        body = _HEAD_BODY.pack(_MAGIC, self.first_offset, base_ms)
         parts = [body + crc32c(body).to_bytes(4, "big"), entries]
-        path = self.path
         try:
-            file = self._disk.open(path + NEW, create=True, writable=True)
+            file = self._disk.open(self.path + NEW, create=True, writable=True)
             file.truncate(0)
-            if self.closed:
-                parts.append(_trailer(new._crc, self.next_first_offset))
+            if next_first_offset is not None:
+                self.closed, self.next_first_offset = True, next_first_offset
+                parts.append(_trailer(self._crc, next_first_offset))
             else:
-                file.allocate(_wanted_bytes(count + 1))
+                file.allocate(_wanted_bytes(self.count + 1))
             file.pwritev(parts, 0)
         except OSError:
-            if self._disk.exists(path + NEW):
-                self._disk.remove(path + NEW)
+            self.drop_beside()
             raise
-        if keep_old and not self.closed and not self._disk.exists(path + OLD):
-            self._disk.rename(path, path + OLD)
-        self._disk.rename(path + NEW, path)
+
+    def drop_beside(self) -> None:
+        if self._disk.exists(self.path + NEW):
+            self._disk.remove(self.path + NEW)
+
+    def take_place(self, *, keep_old: bool) -> None:
+        """What was written beside takes the file's name; the one that has it may be kept as the old one."""
+        if keep_old and not self._disk.exists(self.path + OLD):
+            self._disk.rename(self.path, self.path + OLD)
+        self._disk.rename(self.path + NEW, self.path)
+
+    def replaced(self) -> None:
+        """Another file has its name: whoever still reads this one finds nothing."""
         self._open_queues.closed(self)
         self.release()
-        self.path += OLD + NEW  # whoever still reads it finds nothing
-        return new
+        self.path += OLD + NEW
 
     def take_old(self) -> bool:
         """Go back to what `rewrite` kept, if it did."""
