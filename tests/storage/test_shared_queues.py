@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from headrace.errors import CorruptBatch
 from headrace.sim.disk import SimDisk
 from headrace.storage.folder import SHARED
 from headrace.storage.report import PartitionReport
@@ -168,3 +169,36 @@ class TestWritingAnew:
             assert not sim.write()
             sim.reopen()
         assert "built from the commit log" not in caplog.text
+
+
+@proves("L5")
+class TestDamaged:
+    def test_a_commit_file_with_nothing_but_damage_stays(self, sim: Harness) -> None:
+        right = values(fill(sim))
+        number = 2
+        path = store_of(sim).commit_log.path(number)
+        store_of(sim).close()
+        size = sim.disk.open(path).size()
+        sim.disk.open(path, writable=True).pwritev([b"\xff" * (size - 200)], 200)
+        for _ in range(2):
+            for name in queue_files(sim):
+                sim.disk.remove(f"{FOLDER}/{name}")
+            sim.open()
+            for _ in range(5):
+                sim.advance(61)
+                sim.settle()
+            log = shared_log(sim)
+            damaged = [entry for entry in log.queue.entries(0) if not entry.has_batches]
+            assert {entry.number for entry in damaged} == {number}
+            assert number in store_of(sim).commit_log.sizes
+            with pytest.raises(CorruptBatch):
+                log.read(damaged[0].offset, 1000, RECORDS)
+            counted = log.queue.size_bytes, dict(log.queue.live)
+            log.queue.count_anew()
+            assert (log.queue.size_bytes, log.queue.live) == counted
+            store_of(sim).abandon()
+        sim.open()
+        log = shared_log(sim)
+        log.delete_before(damaged[-1].next_offset)
+        assert values(log) == right[damaged[-1].next_offset :]
+        assert number not in log.queue.live

@@ -28,7 +28,8 @@ class QueueFiles:
         self.end_offset = 0
         self.size_bytes = 0
         self.live: dict[int, int] = {}
-        """Bytes that are wanted, by the number of the commit file that they lie in."""
+        """Bytes that are wanted, by the number of the commit file that they lie in. Offsets that are gone or damaged
+        count as a header: without the file nobody would know of them."""
         self.names_changed = False
         """Whether files came or went since the folder was last synced."""
         self.scratch = False
@@ -170,9 +171,9 @@ class QueueFiles:
 
     def _count(self, run: Run) -> None:
         number, _, size, _, _ = run
-        if size == GONE:
+        if size in (GONE, DAMAGED):
             self.live[number] = self.live.get(number, 0) + FRAME_BYTES
-        elif size != DAMAGED:
+        else:
             self.live[number] = self.live.get(number, 0) + size
             self.size_bytes += size
 
@@ -190,9 +191,7 @@ class QueueFiles:
 
     def _uncount(self, run: Run) -> None:
         number, _, size, _, _ = run
-        if size == DAMAGED:
-            return
-        if size == GONE:
+        if size in (GONE, DAMAGED):
             size = FRAME_BYTES
         else:
             self.size_bytes -= size
@@ -214,7 +213,7 @@ class QueueFiles:
             self.size_bytes = sum(live.values())
         for file, front in self.files():
             sizes = file.sizes_of(front, file.count)
-            if GONE in sizes:
+            if GONE in sizes or DAMAGED in sizes:
                 for at, size in enumerate(sizes, front):
-                    if size == GONE:
+                    if size in (GONE, DAMAGED):
                         self._count(Run(*file.raw(at)))
