@@ -65,21 +65,21 @@ def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
 def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
     """The whole compaction of one log. A damaged batch ends it: a log that is not whole is not believed. After an
     OSError the log is as it was, or offline."""
-    segments = _cleanable(cleaned, now_ms)
+    segments, truncations = _cleanable(cleaned, now_ms), cleaned.truncations
     try:
         latest = LatestOffsets()
         yield from _read_keys(latest, segments, cleaned.cleaned_to)
         segments = [segment for segment in segments if segment.next_offset <= latest.complete_to]
         for group in _groups(segments, cleaned.settings.segment_bytes):
-            if not all(segment in cleaned.segments for segment in group):
-                return  # retention took one; the next round begins anew
-            yield from _Rewrite(cleaned, disk, group, Thinning(cleaned, latest, now_ms)).run()
+            if cleaned.truncations != truncations or not all(segment in cleaned.segments for segment in group):
+                return  # retention took one, or keys are known by records that are cut; the next round begins anew
+            yield from _Rewrite(cleaned, disk, group, Thinning(cleaned, latest, now_ms), truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
         return
     except FileNotFoundError:
         return  # a segment was deleted meanwhile; the next round begins anew
-    if segments:
+    if segments and cleaned.truncations == truncations:
         thinning.remember(cleaned, segments[-1].next_offset, now_ms)
 
 
@@ -147,11 +147,14 @@ class _Output:
 class _Rewrite:
     """One group of segments becomes one new segment."""
 
-    def __init__(self, cleaned: PartitionedLog, disk: Disk, group: list[Segment], thinning: Thinning) -> None:
+    def __init__(
+        self, cleaned: PartitionedLog, disk: Disk, group: list[Segment], thinning: Thinning, truncations: int
+    ) -> None:
         self._log = cleaned
         self._disk = disk
         self._group = group
         self._thinning = thinning
+        self._truncations = truncations
         self._stem = stem(cleaned.folder, group[0].base_offset)
 
     def run(self) -> Steps:
@@ -223,6 +226,7 @@ class _Rewrite:
 
     def _still_there(self) -> bool:
         there = all(segment in self._log.segments[:-1] for segment in self._group) and self._log.offline is None
+        there = there and self._log.truncations == self._truncations
         # The archive may have been set back, or the topic's setting altered, since this began.
         return there and self._group[-1].next_offset <= retention.deletable_below(self._log)
 

@@ -133,7 +133,8 @@ def steps(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, replacements: R
     latest = LatestOffsets()
     try:
         yield from _read_keys(cleaned, commit_log, latest, end)
-        yield from _Compaction(cleaned, commit_log, latest, replacements, now_ms).run()
+        if cleaned.truncations == truncations:  # else keys may be known by records that are cut
+            yield from _Compaction(cleaned, commit_log, latest, replacements, now_ms, truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
         return
@@ -187,8 +188,10 @@ class _Compaction:
         latest: LatestOffsets,
         replacements: Replacements,
         now_ms: int,
+        truncations: int,
     ) -> None:
         self._log = cleaned
+        self._truncations = truncations
         self._commit_log = commit_log
         self._end = latest.complete_to
         self._thinning = Thinning(cleaned, latest, now_ms)
@@ -202,10 +205,10 @@ class _Compaction:
 
     def run(self) -> Steps:
         cleaned, queue = self._log, self._log.queue
-        offset, truncations = cleaned.start_offset, cleaned.truncations
+        offset = cleaned.start_offset
         while offset < self._end:
             place = queue.place(offset)
-            if place is None or cleaned.truncations != truncations or cleaned.offline is not None:
+            if place is None or cleaned.truncations != self._truncations or cleaned.offline is not None:
                 return
             entry = queue.entry(place)
             if entry.next_offset > self._end:
@@ -239,8 +242,11 @@ class _Compaction:
         self._loses = self._loses or loses
 
     def _flush(self) -> None:
-        """Write what the group keeps, unless it was all gone before, or the archive was set back since this began."""
+        """Write what the group keeps, unless it was all gone before, or since this began the log was truncated or the
+        archive set back."""
         group, kept, loses = self._group, self._kept, self._loses
         self._group, self._kept, self._kept_bytes, self._loses = [], [], 0, False
-        if loses and group[-1].next_offset <= retention.deletable_below(self._log):
-            self._replacements.add(self._log, group[0].offset, group[-1].next_offset, kept)
+        if not loses or self._log.truncations != self._truncations:
+            return
+        if group[-1].next_offset <= retention.deletable_below(self._log):
+            self._replacements.add(self._log, group[0].offset, group[-1].next_offset, kept, fewer=True)

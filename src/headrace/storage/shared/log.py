@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from headrace.errors import HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
@@ -72,6 +72,8 @@ class SharedLog:
         """Whether a frame with the log's bounds is still to be written."""
         self.frame_bytes = 0
         """What the next write of the log takes, headers of frames included; told by `prepare`."""
+        self.before_cut: Callable[[], None] = lambda: None
+        """Called when the queue is cut, before the commit log says so."""
         self.snapshot_bytes = 0
         """Bytes appended since the last snapshot."""
         self._around = around
@@ -263,15 +265,12 @@ class SharedLog:
             )
         if offset >= limit:
             return NOTHING
-        self._refuse_if_deleted()
+        if isinstance(self.offline, UnknownPartition):
+            raise self.offline
         try:
             return self._reader.read(offset, max_bytes, limit, warm=warm)
         except OSError as error:
             raise refusal.unreadable(self.topic_partition, error) from error
-
-    def _refuse_if_deleted(self) -> None:
-        if isinstance(self.offline, UnknownPartition):
-            raise self.offline
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         return search.headers(self.queue, self._around.commit_log, from_offset, from_offset)
@@ -309,6 +308,7 @@ class SharedLog:
             return
         with refusal.reading(self.topic_partition):
             end = self.queue.cut(offset)
+        self.before_cut()
         self.start_offset = min(self.start_offset, end)
         self.queue.drop_before(self.start_offset)
         self._cut_to(end)

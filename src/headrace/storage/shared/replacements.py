@@ -1,14 +1,17 @@
 """Replace frames of several logs at a time: written one after the other, synced together, then led to by the queues.
 
-A log that was truncated, deleted or taken offline meanwhile keeps its queue as it is: what the frames hold is not used,
-and a start that reads everything in order comes to the same records. Files that the queues no longer lead to go after
-the next checkpoint.
+A log that was truncated, deleted or taken offline meanwhile keeps its queue as it is: what the frames hold is not used.
+Frames with fewer batches are made up for before the truncation is told: what the queue still leads to is written behind
+them, so that a start that reads everything in order comes to the same records. Files that the queues no longer lead to
+go after the next checkpoint.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from headrace.errors import CorruptBatch
 from headrace.ports.disk import Buffer
 from headrace.storage import refusal
 from headrace.storage.cleaner import Steps, wait_for_sync
@@ -19,19 +22,26 @@ from headrace.storage.shared.replacing import Replacer
 from headrace.storage.shared.splicing import Replacement
 from headrace.storage.shared.surroundings import Surroundings
 
+logger = logging.getLogger(__name__)
+
+Waiting = dict[SharedLog, tuple[int, list[Replacement]]]
+
 
 class Replacements:
     def __init__(self, around: Surroundings, replacer: Replacer) -> None:
         self._around = around
         self._replacer = replacer
-        self._waiting: dict[SharedLog, tuple[int, list[Replacement]]] = {}
+        self._waiting: Waiting = {}
+        self._syncing: Waiting = {}
         self.runs = 0
         """Runs that wait for the sync."""
         self.written_bytes = 0
 
-    def add(self, log: SharedLog, first_offset: int, next_offset: int, batches: Sequence[Buffer]) -> None:
-        """From first to next the log holds these batches; both are where runs of it begin. CorruptBatch if one is not
-        whole, OSError if the frame could not be written: nothing has changed then."""
+    def add(
+        self, log: SharedLog, first_offset: int, next_offset: int, batches: Sequence[Buffer], *, fewer: bool = False
+    ) -> None:
+        """From first to next the log holds these batches, perhaps fewer than before; both are where runs of it begin.
+        CorruptBatch if one is not whole, OSError if the frame could not be written: nothing has changed then."""
         try:
             runs = self._replacer.write(log, first_offset, next_offset, batches)
         except OSError as error:
@@ -43,12 +53,36 @@ class Replacements:
         truncations, waiting = self._waiting.setdefault(log, (log.truncations, []))
         if truncations == log.truncations:
             waiting.append(Replacement(first_offset, next_offset, runs))
+        if fewer:
+            log.before_cut = lambda: self._put_back(log)
+
+    def _put_back(self, log: SharedLog) -> None:
+        """The queue was cut: what it leads to where frames say otherwise is written behind them."""
+        commit_log, queue = self._around.commit_log, log.queue
+        found = [each for part in (self._syncing, self._waiting) for each in part.get(log, (0, []))[1]]
+        written: list[Replacement] = []
+        for first_offset, next_offset, _ in found:
+            end = min(next_offset, queue.end_offset)
+            if first_offset >= end or end <= log.start_offset:
+                continue
+            entries = [each for each in queue.entries(first_offset) if each.offset < end]
+            try:
+                batches = [commit_log.file(e.number).pread(e.size, e.byte) for e in entries if e.has_batches]
+                runs = self._replacer.write(log, entries[0].offset, end, batches)
+            except (OSError, CorruptBatch) as error:
+                logger.error("%s: a start that loses its queue may miss records: %s", log.topic_partition, error)
+                continue
+            written.append(Replacement(entries[0].offset, end, runs))
+        self._waiting[log] = log.truncations + 1, written
 
     def settle(self) -> Steps:
         """Sync what was written, and have the queues lead to it, one after the other."""
+        while self._waiting:
+            yield from self._settle()
+
+    def _settle(self) -> Steps:
         waiting, self._waiting, self.runs = self._waiting, {}, 0
-        if not waiting:
-            return
+        self._syncing = waiting
         around, commit_log = self._around, self._around.commit_log
         files, upto = commit_log.unsynced(), commit_log.end
         try:
@@ -63,15 +97,21 @@ class Replacements:
             if log.offline is None and log.truncations == truncations:
                 try:
                     log.replaced(sorted(replacements))
+                    log.before_cut = _nothing
                 except OSError as error:  # no room for its queue: it leads to the old ones
                     failure = error
             yield None
+        self._syncing = {}
         around.checkpoint_soon(lambda error: _drop_old(waiting) if error is None else None)
         if failure is not None:
             raise failure
 
 
-def _drop_old(logs: dict[SharedLog, tuple[int, list[Replacement]]]) -> None:
+def _nothing() -> None:
+    return None
+
+
+def _drop_old(logs: Waiting) -> None:
     for log in logs:
         if log.offline is None:
             log.queue.drop_old()
