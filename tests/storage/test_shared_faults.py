@@ -8,7 +8,10 @@ import pytest
 
 from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
+from headrace.records import kernel
 from headrace.sim.disk import SimDisk
+from headrace.storage.keys.builder import KeyIndexes
+from headrace.storage.keys.query import Found, Wanted
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
@@ -183,3 +186,60 @@ def test_a_start_without_metadata_keeps_the_commit_log_and_says_how_to_have_it_a
     shared.expected |= expected
     shared.open()
     assert values(shared.log()) == kept
+
+
+def tombstone(key: bytes) -> memoryview:
+    return memoryview(kernel.build([(1_750_000_000_000, key, None, [])]))
+
+
+def test_compaction_leaves_the_last_run_so_that_the_end_can_be_read(shared: Harness) -> None:
+    shared.file_bytes = 2000
+    log = shared.log(
+        cleanup_policy="compact",
+        segment_bytes=1024,
+        segment_ms=1000,
+        min_cleanable_dirty_ratio=0.01,
+        delete_retention_ms=0,
+        file_delete_delay_ms=0,
+    )
+    for n in range(40):
+        append(log, batch(b"v", key=b"k%d" % (n % 10)) if n < 30 else tombstone(b"k%d" % (n % 10)))
+        assert not shared.write()
+        shared.settle()
+    other = shared.log(TopicPartition("other", 0))
+    for _ in range(15):
+        put(shared, other, b"x" * 200)
+        shared.advance(2000)
+        for _ in range(20):
+            shared.clock.advance(0.02)
+            shared.settle()
+    left = list(log.headers(log.start_offset))
+    assert len(left) < 10
+    assert left[-1][0].next_offset == log.written_offset
+    assert log.read(35, 1 << 20, log.written_offset).count
+
+
+def test_a_key_index_comes_to_the_end_of_a_log_that_ends_in_nothing(shared: Harness) -> None:
+    log = shared.log(cleanup_policy="compact", key_index="true")
+    assert isinstance(log, SharedLog)
+    for n in range(10):
+        append(log, batch(b"v%d" % n, key=b"k%d" % n))
+        shared.write()
+    shared.settle()
+    store = store_of(shared)
+    store.replacer.replace(log, 5, 10, [])
+    shared.settle()
+    for nothing_left in (False, True):
+        if nothing_left:
+            store.replacer.replace(log, 0, 10, [])
+            shared.settle()
+        keys = KeyIndexes(store, shared.disk, shared.clock, shared.data)
+        answers: list[object] = []
+        keys.query(log.topic_partition, Wanted(b"k1"), log.written_offset, answers.append)
+        for _ in range(500):
+            if answers:
+                break
+            shared.clock.advance(0.01)
+            shared.settle()
+        assert isinstance(answers[0], Found)
+        assert answers[0].records == (0 if nothing_left else 1)

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.errors import HeadraceError, StorageFailed
+from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import read_header
@@ -222,8 +222,12 @@ class PartitionKeys:
 
     def _take(self, found: ReadResult) -> None:
         data = b"".join([piece.file.pread(piece.count, piece.position) for piece in found.slices])
-        if not data:
-            raise StorageFailed(f"{self.log.topic_partition}: nothing can be read at offset {self.next_offset}")
+        if not data:  # compaction has left nothing up to the end
+            if not self.files:
+                self._begin(self.next_offset, 1)
+            self.files[-1].table.next_offset = self.log.written_offset
+            self._marks.append(self.files[-1].mark)
+            return
         view, at = memoryview(data), 0
         if not self.files:
             self._begin(read_header(view).base_offset, 1)

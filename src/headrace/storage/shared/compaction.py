@@ -6,8 +6,8 @@ where they are. The queue leads to the new ones when they are synced (see `repla
 
 The newest `segment.bytes` of a log are left alone, except what lies in commit files that have not been written to for
 `segment.ms`, and what is older than `max.compaction.lag.ms`. Nothing younger than `min.compaction.lag.ms` is touched,
-and with `retention.archived` nothing that is not archived. A crash leaves some runs thinned and others not; the log is
-cleaned again then.
+and with `retention.archived` nothing that is not archived. The last run stays as it is, so that the end of a log can be
+read. A crash leaves some runs thinned and others not; the log is cleaned again then.
 
 All of it is a generator that hands back after every run, for `cleaner`.
 """
@@ -211,7 +211,7 @@ class _Compaction:
             if place is None or cleaned.truncations != self._truncations or cleaned.offline is not None:
                 return
             entry = queue.entry(place)
-            if entry.next_offset > self._end:
+            if entry.next_offset > self._end or entry.next_offset >= queue.end_offset:
                 break
             if place[0] is not self._file or len(self._group) >= GROUP_ENTRIES or self._kept_bytes >= GROUP_BYTES:
                 self._flush()
