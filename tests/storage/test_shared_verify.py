@@ -13,7 +13,9 @@ from headrace.storage import folder, verify
 from headrace.storage.log import TopicPartition
 from headrace.storage.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
 from headrace.storage.shared import checkpoint
+from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import ENTRY_BYTES, HEAD_BYTES
+from headrace.storage.shared.store import SharedStore
 from proving import proves
 from storage.folders import contents, copied, fill, fill_at_random, stop
 from storage.harness import Harness, append, batch, sim_harness
@@ -237,3 +239,31 @@ def test_the_missing_end_of_a_file_before_another_is_told_as_a_start_sees_it(sha
     assert any("end of the file is missing" in problem.what for problem in told), told
     shared.open()
     assert len(commit_files(shared)) == 1
+
+
+@pytest.mark.parametrize("job", ["rewriting", "compaction"])
+def test_a_clean_stop_during_maintenance_leaves_a_whole_folder(job: str) -> None:
+    for pause in range(1, 200):
+        shared = sim_harness(folder.SHARED)
+        shared.file_bytes = 3000
+        log = shared.log(cleanup_policy="compact", segment_bytes=1024, index_interval_bytes=100)
+        other = shared.log(TopicPartition("other", 0))
+        for n in range(60):
+            append(log if n % 4 else other, batch(b"v%d" % n + b"x" * 60, key=b"k%d" % (n % 5)))
+            assert not shared.write()
+            shared.settle()
+        log.delete_before(10)
+        shared.settle()
+        store = shared.store
+        assert isinstance(store, SharedStore)
+        assert isinstance(log, SharedLog)
+        steps = store.rewriter.steps(0) if job == "rewriting" else store._compact(log)
+        disk_of(shared).hold_syncs()
+        waits = [next(steps, False) for _ in range(pause)]
+        steps.close()
+        disk_of(shared).release_syncs()
+        store.close()
+        assert not problems(shared), pause
+        if False in waits or waits[-1] is not None:
+            return
+    raise AssertionError("it never waited for a sync")

@@ -1,4 +1,4 @@
-"""What the checkpoint says of each log."""
+"""What all logs of a store come to: their points in the checkpoint, and the bytes that they want."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def points(logs: Iterable[SharedLog]) -> Iterator[LogPoint]:
             list(queue.live.items()),
             each.cleanings,
         )
+
+
+def live_bytes(numbers: Iterable[int], logs: Iterable[SharedLog]) -> dict[int, int]:
+    """Wanted bytes in each commit file, by its number."""
+    live = dict.fromkeys(numbers, 0)
+    for each in logs:
+        for number, count in each.queue.live.items():
+            live[number] = live.get(number, 0) + count
+    return live

@@ -93,18 +93,34 @@ class Replacements:
             raise
         commit_log.synced_to(upto)
         failure: OSError | None = None
-        for log, (truncations, replacements) in waiting.items():
-            if log.offline is None and log.truncations == truncations:
-                try:
-                    log.replaced(sorted(replacements))
-                    log.before_cut = _nothing
-                except OSError as error:  # no room for its queue: it leads to the old ones
-                    failure = error
+        for log in waiting:
+            try:
+                _lead(waiting, log)
+            except OSError as error:  # no room for its queue: it leads to the old ones
+                failure = error
             yield None
         self._syncing = {}
         around.checkpoint_soon(lambda error: _drop_old(waiting) if error is None else None)
         if failure is not None:
             raise failure
+
+    def stop(self) -> bool:
+        """Everything is synced, and nobody goes on with this: have the queues lead to all that waits. Answers whether
+        there was any. OSError if there is no room for a queue."""
+        found = [part for part in (self._syncing, self._waiting) if part]
+        self._syncing, self._waiting = {}, {}
+        for waiting in found:
+            for log in waiting:
+                _lead(waiting, log)
+        return bool(found)
+
+
+def _lead(waiting: Waiting, log: SharedLog) -> None:
+    truncations, replacements = waiting[log]
+    if log.offline is None and log.truncations == truncations:
+        log.replaced(sorted(replacements))
+        log.before_cut = _nothing
+        replacements.clear()
 
 
 def _nothing() -> None:

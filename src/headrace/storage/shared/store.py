@@ -93,9 +93,7 @@ class SharedStore:
             emptied=self._emptied,
             archived_offset=archived_offset,
         )
-        self.rewriter = Rewriter(
-            self.commit_log, self._logs.values, lambda: Replacements(self._around, self.replacer), rewrite_share
-        )
+        self.rewriter = Rewriter(self.commit_log, self._logs.values, self._new_replacements, rewrite_share)
         self._cleaner = Cleaner(clock, self._cleaned)
         self._flushes: list[tuple[float, int, SharedLog]] = []
         self._flush_due: set[SharedLog] = set()
@@ -109,6 +107,7 @@ class SharedStore:
         self._sync_wanted = 0
         self._opened = self._closed = self._clean = self._keeps_files = False
         self._failure: StorageFailed | None = None
+        self._replacements: Replacements | None = None
         self.was_clean = True
         """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
 
@@ -289,8 +288,12 @@ class SharedStore:
         self._clock.call_soon(self.commit.start)
 
     def _compact(self, one: SharedLog) -> Steps:
-        replacements = Replacements(self._around, self.replacer)
-        return compaction.steps(one, self._disk, self.commit_log, replacements, self._clock.wall_ms())
+        return compaction.steps(one, self._disk, self.commit_log, self._new_replacements(), self._clock.wall_ms())
+
+    def _new_replacements(self) -> Replacements:
+        """Of the job that begins; the cleaner does one at a time."""
+        self._replacements = Replacements(self._around, self.replacer)
+        return self._replacements
 
     def _cleaned(self) -> None:
         self._checkpoints.soon()
@@ -307,11 +310,7 @@ class SharedStore:
 
     def live_bytes(self) -> dict[int, int]:
         """Wanted bytes in each commit file, by its number."""
-        live = dict.fromkeys(self.commit_log.sizes, 0)
-        for each in self._logs.values():
-            for number, count in each.queue.live.items():
-                live[number] = live.get(number, 0) + count
-        return live
+        return points.live_bytes(self.commit_log.sizes, self._logs.values())
 
     def _emptied(self) -> None:
         self._perhaps_empty = True
@@ -389,8 +388,12 @@ class SharedStore:
         self.replacer.close()
         self._cleaner.close()
         for each in self._logs.values():
-            self._stop_log(each)
-        self._clean = self._sync_now()
+            try:
+                if each.offline is None:
+                    each.stop()
+            except OSError as error:
+                log.warning("%s: the next start reads more of it: %s", each.topic_partition, error)
+        self._clean = self._sync_now() and self._finish_replacing()
         self._closed = True
         self._checkpoints.close()
         try:
@@ -399,6 +402,14 @@ class SharedStore:
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the commit log: %s", error)
         self._let_go()
+
+    def _finish_replacing(self) -> bool:
+        """Have the queues lead to what a job had written: the commit log speaks of it already."""
+        try:
+            return self._replacements is None or not self._replacements.stop() or self._sync_now()
+        except OSError as error:
+            log.error("no clean checkpoint, the next start reads the commit log: %s", error)
+            return False
 
     def abandon(self) -> None:
         """Let go of the folder as a dying process does: nothing is written."""
@@ -414,13 +425,6 @@ class SharedStore:
             each.close_files()
         self.commit_log.close()
         self._lock.close()
-
-    def _stop_log(self, stopping: SharedLog) -> None:
-        if stopping.offline is None:
-            try:
-                stopping.stop()
-            except OSError as error:
-                log.warning("%s: the next start reads more of it: %s", stopping.topic_partition, error)
 
     def _sync_now(self) -> bool:
         """Make everything that is written durable, many files at a time; answers whether all of it is."""
