@@ -267,3 +267,23 @@ def test_a_clean_stop_during_maintenance_leaves_a_whole_folder(job: str) -> None
         if False in waits or waits[-1] is not None:
             return
     raise AssertionError("it never waited for a sync")
+
+
+def test_a_truncation_during_rewriting_leaves_a_whole_folder(shared: Harness) -> None:
+    shared.file_bytes = 3000
+    log, other = shared.log(), shared.log(TopicPartition("other", 0))
+    for n in range(60):
+        append(log if n % 4 else other, batch(b"v%d" % n + b"x" * 60))
+        assert not shared.write()
+        shared.settle()
+    log.delete_before(10)
+    store = shared.store
+    assert isinstance(store, SharedStore)
+    steps = store.rewriter.steps(0)
+    while next(steps) is None:
+        pass
+    other.truncate(12)
+    for _ in steps:
+        shared.settle()
+    store.close()
+    assert not problems(shared)

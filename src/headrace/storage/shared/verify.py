@@ -53,6 +53,12 @@ def dump(disk: Disk, data: str, only: TopicPartition | None = None) -> Iterator[
                     yield DumpedBatch(where, stretch.file.path, part.position, part.header)
 
 
+def _content(header: BatchHeader) -> tuple[int, int, int]:
+    """Tells batches apart. A rewritten one may lie in two places with the same content, if its log was truncated before
+    the queue led to the copy."""
+    return header.base_offset, header.size_bytes, header.crc
+
+
 @dataclass(slots=True)
 class _Segment:
     """What a commit file holds of a partition without another one between."""
@@ -200,7 +206,7 @@ class _PartitionCheck:
             if expected <= start:
                 continue
             found = next(wanted, None)
-            if found is None or (found[0].path, found[1]) != (file.path, position):
+            if found is None or _content(found[2]) != _content(header):
                 return f"the queue leads to offset {header.base_offset} here, the commit log does not"
         if expected > entry.next_offset or entry.greatest_ms < greatest_ms:
             return f"the queue's entry says offset {entry.next_offset} and time {entry.greatest_ms}, which is too low"
