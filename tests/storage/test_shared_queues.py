@@ -1,8 +1,10 @@
-"""Queues of several files: one that is missing is missed, and what is written anew is written beside first."""
+"""Queues of several files: one that is missing is missed, what is written anew is written beside first, what is counted
+and deleted together is what would be one by one."""
 
 from __future__ import annotations
 
 import errno
+import random
 
 import pytest
 
@@ -10,15 +12,17 @@ from headrace.errors import CorruptBatch
 from headrace.sim.disk import SimDisk
 from headrace.storage.folder import SHARED
 from headrace.storage.report import PartitionReport
-from headrace.storage.shared import verify
+from headrace.storage.shared import retention, verify
 from headrace.storage.shared.log import SharedLog
+from headrace.storage.shared.queuefile import QueueFile
 from headrace.storage.shared.splicing import Replacement
 from headrace.storage.shared.store import SharedStore
 from proving import proves
-from storage.harness import Harness, append, batch, sim_harness, values
+from storage.harness import Harness, append, batch, settings, sim_harness, values
 
 FOLDER = "/data/orders/orders-0"
 RECORDS = 60
+NOW_MS = 1_750_000_000_000
 
 
 @pytest.fixture
@@ -202,3 +206,73 @@ class TestDamaged:
         log.delete_before(damaged[-1].next_offset)
         assert values(log) == right[damaged[-1].next_offset :]
         assert number not in log.queue.live
+
+
+def kept_by_walking(log: SharedLog, now_ms: int, runs_max: int) -> tuple[int, int]:
+    """Where a log should start after retention, and how many bytes are held for the archive: one run after another."""
+    settings, start, held = log.settings, log.start_offset, 0
+    surplus = log.size_bytes - settings.retention_bytes if settings.retention_bytes >= 0 else -1
+    for entry in list(log.queue.entries(start))[:runs_max]:
+        size = entry.size if entry.has_batches else 0
+        is_old = settings.retention_ms >= 0 and entry.greatest_ms < now_ms - settings.retention_ms
+        if not is_old and not (surplus >= size and entry.next_offset < log.written_offset):
+            break
+        surplus -= size
+        if entry.next_offset <= retention.deletable_below(log):
+            start = entry.next_offset
+        else:
+            held += size
+    return start, held
+
+
+@proves("L5", "J6")
+class TestRetention:
+    @pytest.mark.parametrize("number", range(40))
+    def test_it_deletes_what_walking_over_all_runs_would(
+        self, sim: Harness, seed: int, number: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chance = random.Random(seed)
+        runs_max = chance.choice((3, 7, 1000))
+        monkeypatch.setattr(retention, "RUNS_MAX", runs_max)
+        sim.log(retention_ms=-1, file_delete_delay_ms=0)
+        log = shared_log(sim)
+        for nth in range(RECORDS):
+            append(log, batch(b"." * chance.randrange(100), timestamp_ms=NOW_MS + nth * 10 + chance.randrange(100)))
+            assert not sim.write()
+        if chance.random() < 0.7:
+            first_offset = chance.randrange(RECORDS - 5)
+            log.replaced([thinned(sim, log, first_offset, chance.randrange(first_offset + 1, RECORDS))])
+        if chance.random() < 0.3:
+            log.replaced([Replacement(7, 9, store_of(sim).replacer.write(log, 7, 9, []))])
+        for _ in range(6):
+            log.settings = settings(
+                retention_ms=chance.choice((-1, chance.randrange(RECORDS * 10))),
+                retention_bytes=chance.choice((-1, chance.randrange(log.size_bytes + 1))),
+                retention_archived=str(chance.random() < 0.5).lower(),
+            )
+            sim.archived[log.topic_partition] = chance.randrange(RECORDS + 1)
+            now_ms = NOW_MS + chance.randrange(RECORDS * 10)
+            start, held = kept_by_walking(log, now_ms, runs_max)
+            retention.apply(log, now_ms, sim.disk, store_of(sim).commit_log)
+            assert (log.start_offset, log.held_bytes) == (start, held)
+            counted = log.queue.size_bytes, dict(log.queue.live)
+            log.queue.count_anew()
+            assert (log.queue.size_bytes, log.queue.live) == counted
+            if log.queue.is_empty:
+                break
+
+    def test_it_does_not_look_at_runs_one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sim = sim_harness(SHARED)
+        log = fill(sim)
+        log.settings = settings(retention_ms=0, retention_bytes=10)
+        looked_at: list[int] = []
+        raw = QueueFile.raw
+
+        def watched(file: QueueFile, at: int) -> tuple[int, int, int, int, int]:
+            looked_at.append(at)
+            return raw(file, at)
+
+        monkeypatch.setattr(QueueFile, "raw", watched)
+        retention.apply(log, NOW_MS - 1000, sim.disk, store_of(sim).commit_log)
+        assert log.start_offset == RECORDS - 1
+        assert len(looked_at) < 10

@@ -7,14 +7,21 @@ archived; what stays for that reason alone is counted. So much is done at a time
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Final
 
 from headrace.ports.disk import Disk
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queuefile import NO_TIMESTAMP, Entry
+from headrace.storage.shared.queue import Queue
+from headrace.storage.shared.queuefile import DAMAGED, NO_TIMESTAMP, QueueFile
 
 RUNS_MAX: Final = 20_000
+NEVER_MS: Final = -(1 << 62)
+
+Piece = tuple[QueueFile, int, int]
+"""A file, and the numbers of its first entry of some and of the one behind the last."""
 
 
 def deletable_below(log: SharedLog) -> int:
@@ -28,32 +35,81 @@ def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> boo
     settings = log.settings
     if not settings.delete or log.queue.is_empty:
         return False
-    end, oldest_ms = deletable_below(log), now_ms - settings.retention_ms
-    surplus = log.size_bytes - settings.retention_bytes if settings.retention_bytes >= 0 else 0
-    start, held = log.start_offset, 0
-    runs = 0
-    changed_ms: dict[int, int] = {}
-    for entry in log.queue.entries(log.start_offset):
-        is_old = settings.retention_ms >= 0 and _newest_ms(entry, disk, commit_log, changed_ms) < oldest_ms
-        size = entry.size if entry.has_batches else 0
-        is_much = settings.retention_bytes >= 0 and surplus >= size and entry.next_offset < log.written_offset
-        if runs == RUNS_MAX or not (is_old or is_much):
-            break
-        surplus -= size
-        runs += 1
-        if entry.next_offset <= end and not held:
-            start = entry.next_offset
-        else:
-            held += size
-    log.held_bytes = held
+    oldest_ms = now_ms - settings.retention_ms if settings.retention_ms >= 0 else NEVER_MS
+    surplus = log.size_bytes - settings.retention_bytes if settings.retention_bytes >= 0 else -1
+    pieces = _unwanted(log.queue, log.start_offset, oldest_ms, surplus, _Changed(disk, commit_log))
+    if not pieces:
+        return False
+    file, _, last = pieces[-1]
+    start, end = log.queue.entry((file, last - 1)).next_offset, deletable_below(log)
+    is_held = start > end
+    if is_held:
+        start = _hold(log, pieces, end)
     if start > log.start_offset:
         log.delete_before(start)
-    return runs == RUNS_MAX and not held
+    return not is_held and sum(last - first for _, first, last in pieces) == RUNS_MAX
 
 
-def _newest_ms(entry: Entry, disk: Disk, commit_log: CommitLog, changed_ms: dict[int, int]) -> int:
-    if entry.greatest_ms != NO_TIMESTAMP or entry.number not in commit_log.sizes:
-        return entry.greatest_ms
-    if entry.number not in changed_ms:
-        changed_ms[entry.number] = disk.changed_ms(commit_log.path(entry.number))
-    return changed_ms[entry.number]
+def _unwanted(queue: Queue, start_offset: int, oldest_ms: int, surplus: int, changed: _Changed) -> list[Piece]:
+    """The oldest entries: those that are too old, and those that are among the surplus bytes."""
+    pieces: list[Piece] = []
+    left, place = RUNS_MAX, queue.place(start_offset)
+    while place is not None and left:
+        file, first = place
+        last = min(file.count, first + left)
+        sizes = _sizes(file, first, last) if surplus >= 0 else []
+        much = first + bisect_right(list(accumulate(sizes)), surplus)
+        if much == file.count and queue.settle((file, much)) is None:
+            much -= 1  # the newest run
+        until = max(_old(file, first, last, oldest_ms, changed), much)
+        if until == first:
+            break
+        pieces.append((file, first, until))
+        left -= until - first
+        if until < file.count:
+            break
+        surplus -= sum(sizes)
+        place = queue.settle((file, until))
+    return pieces
+
+
+def _old(file: QueueFile, first: int, last: int, oldest_ms: int, changed: _Changed) -> int:
+    """The first entry of some that is not too old."""
+    old = max(first, min(last, file.first_with_time(oldest_ms)))
+    untimed = min(old, file.first_with_time(NO_TIMESTAMP + 1))
+    if untimed > first:
+        for at, number in enumerate(file.numbers_of(first, untimed), first):
+            if changed.ms(number) >= oldest_ms:
+                return at
+    return old
+
+
+def _hold(log: SharedLog, pieces: list[Piece], end: int) -> int:
+    """Count what is unwanted but has to stay; answers the offset that it begins with."""
+    place = log.queue.place(end)
+    assert place is not None
+    held, at = place
+    for file, first, last in pieces:
+        if file.first_offset >= held.first_offset:
+            log.held_bytes += sum(_sizes(file, max(first, at) if file is held else first, last))
+    return max(log.start_offset, log.queue.entry(place).offset)
+
+
+def _sizes(file: QueueFile, first: int, last: int) -> list[int]:
+    sizes = file.sizes_of(first, last) if first < last else []
+    return [0 if size == DAMAGED else size for size in sizes] if DAMAGED in sizes else sizes
+
+
+class _Changed:
+    """When commit files were last written."""
+
+    def __init__(self, disk: Disk, commit_log: CommitLog) -> None:
+        self._disk = disk
+        self._commit_log = commit_log
+        self._known: dict[int, int] = {}
+
+    def ms(self, number: int) -> int:
+        if number not in self._known:
+            there = number in self._commit_log.sizes
+            self._known[number] = self._disk.changed_ms(self._commit_log.path(number)) if there else NO_TIMESTAMP
+        return self._known[number]
