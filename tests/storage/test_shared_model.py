@@ -209,9 +209,14 @@ class World:
             harness.store.abandon()
         for place in self.chance.sample(PLACES, self.chance.randrange(1, len(PLACES) + 1)):
             folder = f"{harness.data}/{place.topic}/{place}"
-            for name in harness.disk.list(folder):
-                if name.endswith(".queue"):
-                    harness.disk.remove(f"{folder}/{name}")
+            names = sorted(name for name in harness.disk.list(folder) if name.endswith(".queue"))
+            lost = (
+                names
+                if self.chance.random() < 0.5
+                else self.chance.sample(names, self.chance.randrange(len(names) + 1))
+            )
+            for name in lost:
+                harness.disk.remove(f"{folder}/{name}")
         if self.chance.random() < 0.3:
             harness.disk.remove(f"{harness.data}/@checkpoint")
         harness.open()
@@ -296,6 +301,14 @@ class World:
 
 
 def run(seed: int, steps: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        if seed % 2:  # queues of many files
+            for module in ("queue", "queuefile"):
+                patched.setattr(f"headrace.storage.shared.{module}.ENTRIES_MAX", 5)
+        _run(seed, steps)
+
+
+def _run(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     choices = [world.append] * 8 + [world.settle] * 4 + [world.pass_time] * 2 + [world.move] * 2
     choices += [world.truncate, world.delete_before, world.stop, world.kill, world.lose_queues, world.lose_power]
