@@ -170,7 +170,9 @@ def test_a_workers_broken_pipe_and_the_incubator_warning_are_not_shown() -> None
     )
     other = b'Traceback (most recent call last):\n  File "job.py", line 1\nKeyError: 1\n'
     warning = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
-    said = b"one\n" + noise + other + warning + noise + b"two\n"
+    with_program = noise.replace(b"in worker\n", b"in worker\n    outfile.flush()\n    ^^^^\n")
+    assert with_program != noise
+    said = b"one\n" + noise + other + warning + with_program + b"two\n"
     for size in (1, 7, 50, len(said)):
         quiet = Quiet()
         shown = b"".join(quiet.take(said[at : at + size]) for at in range(0, len(said), size)) + quiet.let_go()

@@ -30,6 +30,8 @@ _NOISE: Final = tuple(
     )
 )
 
+_OF_PROGRAM: Final = re.compile(rb"    ")
+
 
 @contextmanager
 def without_noise() -> Iterator[None]:
@@ -93,12 +95,18 @@ class Quiet:
 
 def _longest_match(lines: list[bytes]) -> tuple[int, bool]:
     """How many of the first lines are as in some noise, and whether that is all of it."""
-    best = (0, False)
-    for noise in _NOISE:
-        matched = 0
-        for pattern, line in zip(noise, lines, strict=False):
-            if not pattern.match(line):
-                break
-            matched += 1
-        best = max(best, (matched, matched == len(noise)))
-    return best
+    return max(_match(noise, lines) for noise in _NOISE)
+
+
+def _match(noise: tuple[re.Pattern[bytes], ...], lines: list[bytes]) -> tuple[int, bool]:
+    """A traceback shows the lines of the program, or it does not: that depends on where PySpark was found."""
+    expected = 0
+    for matched, line in enumerate(lines):
+        if expected and _OF_PROGRAM.match(line):
+            continue
+        if not noise[expected].match(line):
+            return (matched if expected else 0), False
+        expected += 1
+        if expected == len(noise):
+            return matched + 1, True
+    return len(lines), False
