@@ -57,6 +57,7 @@ check: $(VENV)/.tests
 
 prove: $(VENV)/.tests
 	@tools/packages.py kcat node npm strace java
+	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
 
 bench: $(VENV)/.tests

@@ -1,5 +1,5 @@
-"""Runs the tests in two processes side by side: those that start Spark; and all others, then the broker's once more on
-the other layout of its data folder.
+"""Runs the tests in two processes side by side: those that start Spark; and all others, then some of the broker's once
+more on the other layout of its data folder.
 
 Spark's tests wait for its processes most of the time and so do the others for theirs, so two cores do both in little
 more time than one takes. What the second process says is shown as it comes, what Spark's says when it has ended. Other
@@ -19,7 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
 SPARK_TESTS = "tests/spark"
-BROKER_TESTS = ("tests/clients", "tests/faults", "tests/frontend")
+BROKER_TESTS = (
+    "tests/clients/test_matrix.py",
+    *(f"tests/faults/test_{name}.py" for name in ("kill", "full_disk", "live_fuzz", "start", "compacted_restart")),
+    *(f"tests/frontend/test_{name}.py" for name in ("produce_and_fetch", "cold_reads", "retention_archived")),
+)
+"""Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 
