@@ -41,7 +41,7 @@ $(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh tests/clients/kafk
 	@tools/setup.sh tests
 
 test:
-	@tools/packages.py kcat node npm strace java
+	@tools/packages.py etcd kcat node npm strace java
 	@$(MAKE) --no-print-directory $(VENV)/.tests
 	@$(MAKE) --no-print-directory check
 	@mkdir -p .work && rm -f .work/proven*.json
@@ -56,7 +56,7 @@ check: $(VENV)/.tests
 	$(BIN)/python -m pytest tests/test_tidy.py
 
 prove: $(VENV)/.tests
-	@tools/packages.py kcat node npm strace java
+	@tools/packages.py etcd kcat node npm strace java
 	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
 

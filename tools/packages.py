@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 PACKAGE_OF = {
+    "etcd": "etcd-server",
     "java": "default-jre-headless",
     "kcat": "kcat",
     "mvn": "maven",
