@@ -227,7 +227,9 @@ class Node:
 
     def _limits(self) -> TopicLimits:
         settings = self.effective_settings()
-        return TopicLimits(num_partitions=settings["num.partitions"], partitions_max=settings["partitions.max"])
+        return TopicLimits(
+            settings["num.partitions"], settings["default.replication.factor"], settings["partitions.max"]
+        )
 
     def _topic_defaults(self, image: Image) -> dict[str, Value]:
         return effective(self.settings, image, self._broker_id).topic_defaults()

@@ -30,6 +30,7 @@ from headrace.settings import (
 DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "archive.group",
     "auto.create.topics.enable",
+    "default.replication.factor",
     "num.partitions",
     "partitions.max",
     "offsets.retention.ms",

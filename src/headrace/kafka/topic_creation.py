@@ -12,6 +12,7 @@ from headrace.errors import TopicExists, UnknownPartition
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.settings import BrokerSettings
 
+OFFSETS_REPLICAS = 3
 OFFSETS_OVERRIDES = {"cleanup.policy": "compact", "segment.bytes": str(100 << 20), "max.message.bytes": str(32 << 20)}
 
 
@@ -28,8 +29,14 @@ class TopicCreation:
         if found is not None:
             return found
         if name == OFFSETS_TOPIC:
+            settings = self._settings()
+            replicas = settings["offsets.topic.replication.factor"]
             request = CreateTopic(
-                name, self._settings()["offsets.topic.partitions"], overrides=OFFSETS_OVERRIDES, internal=True
+                name,
+                settings["offsets.topic.partitions"],
+                replicas or min(OFFSETS_REPLICAS, len(self._view.image.brokers)),
+                OFFSETS_OVERRIDES,
+                internal=True,
             )
         elif not self._settings()["auto.create.topics.enable"]:
             raise UnknownPartition(f"there is no topic {name!r}, and auto.create.topics.enable is off")
