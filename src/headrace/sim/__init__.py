@@ -1,1 +1,1 @@
-"""Fakes for the four ports: a virtual clock, a fault-injecting disk, a network in memory."""
+"""Fakes for the four ports, all on one line of virtual time: clock and loop, disk, network, coordination."""

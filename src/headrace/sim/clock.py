@@ -1,4 +1,8 @@
-"""A clock that stands still until it is told to go on."""
+"""A clock that stands still until it is told to go on: one line of calls in the order of their time.
+
+`advance` lets time pass for code without asyncio; `sim.loop` puts an asyncio loop on the same line of calls.
+Calls for the same moment run in the order in which they were asked for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """Wall and monotonic time move together, and only in `advance`; calls run in the order of their time."""
+    """Wall and monotonic time move together, and only in `advance` and `turn`."""
 
     def __init__(self, wall_ms: int = START_WALL_MS) -> None:
         self._start_wall_ms = wall_ms
@@ -38,9 +42,13 @@ class VirtualClock:
         return self._now
 
     def call_later(self, delay_seconds: float, call: Callable[[], None]) -> VirtualTimer:
+        return self.call_at(self._now + max(0.0, delay_seconds), call)
+
+    def call_at(self, moment: float, call: Callable[[], None]) -> VirtualTimer:
+        """A moment that has passed means as soon as possible, but after what was called soon."""
         timer = VirtualTimer(call)
         self._order += 1
-        heapq.heappush(self._timers, (self._now + max(0.0, delay_seconds), self._order, timer))
+        heapq.heappush(self._timers, (moment, self._order, timer))
         return timer
 
     def call_soon(self, call: Callable[[], None]) -> None:
@@ -60,9 +68,29 @@ class VirtualClock:
         end = self._now + seconds
         self.run_soon()
         while self._timers and self._timers[0][0] <= end:
-            moment, _, timer = heapq.heappop(self._timers)
-            self._now = max(self._now, moment)
-            if timer.call is not None:
-                timer.call()
+            self._run_timer()
             self.run_soon()
         self._now = end
+
+    def turn(self) -> bool:
+        """Run what is called soon by now; if nothing is, go on to the next timer. False: nothing is left to happen."""
+        soon = self._soon
+        if soon:
+            for _ in range(len(soon)):
+                soon.popleft()()
+            return True
+        while self._timers:
+            if self._run_timer():
+                return True
+        return False
+
+    def _run_timer(self) -> bool:
+        """Take the next timer; one that was called off moves nothing."""
+        moment, _, timer = heapq.heappop(self._timers)
+        call = timer.call
+        if call is None:
+            return False
+        self._now = max(self._now, moment)
+        timer.call = None
+        call()
+        return True
