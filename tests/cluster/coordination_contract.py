@@ -13,6 +13,7 @@ import pytest
 
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import (
+    TRANSACTION_BYTES_MAX,
     Compacted,
     Compare,
     Coordination,
@@ -24,7 +25,6 @@ from headrace.ports.coordination import (
 )
 
 DEADLINE_SECONDS = 20.0
-LEASE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -33,6 +33,8 @@ class Store:
 
     coordination: Coordination
     let_pass: Callable[[float], Awaitable[None]]
+    lease_seconds: float = 5.0
+    """A lease that is short here."""
 
 
 Body = Callable[[Store], Coroutine[Any, Any, None]]
@@ -69,7 +71,10 @@ class CoordinationContract:
             async with self.open(folder) as store:
                 await asyncio.wait_for(body(store), 3 * DEADLINE_SECONDS)
 
-        asyncio.run(within())
+        self.run_loop(within())
+
+    def run_loop(self, main: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(main)
 
     def test_a_key_carries_its_revisions_and_version(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
@@ -174,6 +179,16 @@ class CoordinationContract:
 
         self.run(tmp_path, body)
 
+    def test_a_transaction_of_too_many_bytes_is_refused_whole(self, tmp_path: Path) -> None:
+        async def body(store: Store) -> None:
+            half = TRANSACTION_BYTES_MAX // 2 - len("/a")
+            with pytest.raises(CoordinationError):
+                await store.coordination.transact([], [Put("/a", bytes(half)), Put("/b", bytes(half + 1))])
+            assert (await store.coordination.list("/")).entries == ()
+            assert (await store.coordination.transact([], [Put("/a", bytes(half)), Put("/b", bytes(half))])).succeeded
+
+        self.run(tmp_path, body)
+
     def test_a_transaction_arrives_in_one_watch_response(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
             start = await store.coordination.put("/t/old", b"")
@@ -224,6 +239,45 @@ class CoordinationContract:
 
         self.run(tmp_path, body)
 
+    def test_a_watch_far_behind_gets_whole_revisions_in_order(self, tmp_path: Path) -> None:
+        """Six megabytes of history, which etcd sends in pieces that end anywhere."""
+
+        async def body(store: Store) -> None:
+            revisions = [
+                (
+                    await store.coordination.transact(
+                        [], [Put(f"/t/{n:03}", b"%d " % turn + bytes(9000)) for n in range(30)]
+                    )
+                ).revision
+                for turn in range(22)
+            ]
+            watch = store.coordination.watch("/t/", revisions[0])
+            seen: list[Event] = []
+            while not seen or seen[-1].mod_revision < revisions[-1]:
+                response = await following(watch)
+                assert response.revision >= response.events[-1].mod_revision
+                assert response.events[0].mod_revision > (seen[-1].mod_revision if seen else 0)
+                seen.extend(response.events)
+            assert [event.mod_revision for event in seen] == [revision for revision in revisions for _ in range(30)]
+            assert [event.key for event in seen] == [f"/t/{n:03}" for n in range(30)] * 22
+
+        self.run(tmp_path, body)
+
+    def test_a_deletion_at_the_compacted_revision_is_not_lost_in_silence(self, tmp_path: Path) -> None:
+        async def body(store: Store) -> None:
+            await store.coordination.put("/t/a", b"1")
+            deleted = await store.coordination.delete("/t/a")
+            await store.coordination.put("/t/b", b"")
+            await store.coordination.compact(deleted)
+            watch = store.coordination.watch("/t/", deleted)
+            try:
+                first = (await following(watch)).events[0]
+            except Compacted:
+                return
+            assert first == Event("delete", "/t/a", b"", deleted)
+
+        self.run(tmp_path, body)
+
     def test_a_watch_from_compacted_revisions_says_so(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
             first = await store.coordination.put("/t/a", b"1")
@@ -249,13 +303,13 @@ class CoordinationContract:
 
     def test_a_lease_takes_its_keys_with_it(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
-            lease = await store.coordination.grant_lease(LEASE_SECONDS)
+            lease = await store.coordination.grant_lease(store.lease_seconds)
             await store.coordination.put("/b/1", b"", lease)
             await store.coordination.put("/b/2", b"", lease)
             start = await store.coordination.put("/b/3", b"")
             assert (await have(store, "/b/1")).lease == lease
             watch = store.coordination.watch("/b/", start + 1)
-            await store.let_pass(3 * LEASE_SECONDS)
+            await store.let_pass(3 * store.lease_seconds)
             gone = await events(watch, 2)
             assert {(event.kind, event.key) for event in gone} == {("delete", "/b/1"), ("delete", "/b/2")}
             assert [entry.key for entry in (await store.coordination.list("/b/")).entries] == ["/b/3"]
@@ -267,10 +321,10 @@ class CoordinationContract:
 
     def test_a_lease_kept_alive_holds(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
-            lease = await store.coordination.grant_lease(LEASE_SECONDS)
+            lease = await store.coordination.grant_lease(store.lease_seconds)
             await store.coordination.put("/b", b"", lease)
             for _ in range(4):
-                await store.let_pass(LEASE_SECONDS / 2)
+                await store.let_pass(store.lease_seconds / 2)
                 assert await store.coordination.keep_alive(lease)
             assert (await have(store, "/b")).lease == lease
 
@@ -278,7 +332,7 @@ class CoordinationContract:
 
     def test_a_revoked_lease_takes_its_keys_at_once(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
-            lease = await store.coordination.grant_lease(LEASE_SECONDS)
+            lease = await store.coordination.grant_lease(store.lease_seconds)
             await store.coordination.put("/b", b"", lease)
             await store.coordination.revoke_lease(lease)
             assert await store.coordination.get("/b") is None
@@ -288,7 +342,7 @@ class CoordinationContract:
 
     def test_a_key_written_without_its_lease_outlives_it(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
-            lease = await store.coordination.grant_lease(LEASE_SECONDS)
+            lease = await store.coordination.grant_lease(store.lease_seconds)
             await store.coordination.put("/b", b"1", lease)
             await store.coordination.put("/b", b"2")
             await store.coordination.revoke_lease(lease)
@@ -302,7 +356,7 @@ class CoordinationContract:
                 listing = await store.coordination.list("/election/")
                 return [entry.key for entry in sorted(listing.entries, key=lambda entry: entry.create_revision)]
 
-            leases = [await store.coordination.grant_lease(100 * LEASE_SECONDS) for _ in range(3)]
+            leases = [await store.coordination.grant_lease(100 * store.lease_seconds) for _ in range(3)]
             names = [f"/election/{name}" for name in ("z", "a", "m")]
             for name, lease in zip(names, leases, strict=True):
                 result = await store.coordination.transact([absent(name)], [Put(name, b"", lease)])
@@ -312,5 +366,20 @@ class CoordinationContract:
             await store.coordination.revoke_lease(leases[0])
             assert [event.kind for event in (await following(watch)).events] == ["delete"]
             assert await standing() == names[1:]
+
+        self.run(tmp_path, body)
+
+    def test_a_closed_store_ends_its_watches_and_refuses_calls(self, tmp_path: Path) -> None:
+        async def body(store: Store) -> None:
+            start = await store.coordination.put("/a", b"")
+            watch = store.coordination.watch("/", start + 1)
+            waiting = asyncio.ensure_future(anext(watch, None))
+            await asyncio.sleep(0)
+            await store.coordination.close()
+            assert await asyncio.wait_for(waiting, DEADLINE_SECONDS) is None
+            with pytest.raises(CoordinationError, match="stopping"):
+                await store.coordination.get("/a")
+            with pytest.raises(CoordinationError, match="stopping"):
+                await store.coordination.put("/a", b"")
 
         self.run(tmp_path, body)

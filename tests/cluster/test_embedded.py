@@ -11,7 +11,7 @@ import pytest
 
 from cluster.coordination_contract import CoordinationContract, Store
 from headrace.cluster.embedded import EmbeddedCoordination
-from headrace.errors import CoordinationError, DataFolderError
+from headrace.errors import DataFolderError
 from headrace.ports.coordination import Compacted, Put
 from headrace.sim.clock import VirtualClock
 from proving import proves
@@ -123,19 +123,5 @@ def test_history_is_bounded_and_a_watch_left_behind_is_told(tmp_path: Path) -> N
                 await anext(store.coordination.watch("/", first))
             response = await anext(store.coordination.watch("/", last - 40))
             assert len(response.events) == 41
-
-    asyncio.run(body())
-
-
-def test_a_closed_store_ends_its_watches_and_refuses_calls(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with embedded(tmp_path) as store:
-            watch = store.coordination.watch("/", 100)
-            waiting = asyncio.ensure_future(anext(watch, None))
-            await asyncio.sleep(0)
-            await store.coordination.close()
-            assert await asyncio.wait_for(waiting, 10) is None
-            with pytest.raises(CoordinationError, match="stopping"):
-                await store.coordination.get("/a")
 
     asyncio.run(body())

@@ -31,10 +31,9 @@ from headrace.ports.coordination import (
     Put,
     TransactionResult,
     WatchResponse,
+    check_transaction,
 )
 
-ACTIONS_MAX: Final = 128
-"""Compares, or actions, in one transaction: etcd's own default."""
 HISTORY_MAX: Final = 50_000
 """Revisions kept for watches before the older half is compacted."""
 WATCH_REVISIONS_MAX: Final = 1000
@@ -99,7 +98,7 @@ class EmbeddedCoordination:
         return (await self.transact((), (Delete(key),))).revision
 
     async def transact(self, compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
-        _check_transaction(compares, actions)
+        check_transaction(compares, actions)
         for action in actions:
             if isinstance(action, Put) and action.lease and action.lease not in self._leases:
                 raise CoordinationError(f"lease {action.lease} is gone: key {action.key} was not written")
@@ -339,16 +338,3 @@ def _refusal(path: str, error: sqlite3.Error) -> CoordinationError:
 def _below(prefix: str) -> tuple[str, tuple[str, ...]]:
     """A range of keys as SQL. The last code point bounds it: keys are compared as UTF-8 bytes."""
     return ("key >= ? AND key < ?", (prefix, prefix + "\U0010ffff")) if prefix else ("1", ())
-
-
-def _check_transaction(compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> None:
-    if len(compares) > ACTIONS_MAX or len(actions) > ACTIONS_MAX:
-        raise CoordinationError(f"a transaction takes {ACTIONS_MAX} compares and actions: send it in parts")
-    put = [action.key for action in actions if isinstance(action, Put)]
-    if len(set(put)) != len(put):
-        raise CoordinationError("a transaction may write each key once")
-    for action in actions:
-        if isinstance(action, Delete) and any(
-            key == action.key or (action.prefix and key.startswith(action.key)) for key in put
-        ):
-            raise CoordinationError(f"a transaction may not write and delete below {action.key}")
