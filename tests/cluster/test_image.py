@@ -3,13 +3,16 @@ from __future__ import annotations
 import pytest
 
 from headrace.cluster import keys
+from headrace.cluster.controls import Controller, Controls, Order, ReplicaEnd, encode_end
 from headrace.cluster.image import (
     CREATING,
     LIVE,
     Broker,
     Endpoint,
     Image,
+    Lost,
     PartitionState,
+    Previous,
     Topic,
     apply,
     empty,
@@ -116,11 +119,69 @@ def test_settings_are_folded_for_the_cluster_and_each_broker() -> None:
     assert (gone.broker_configs, gone.config_revisions) == ({}, {cluster: 7})
 
 
+def test_a_registration_and_a_partition_come_back_as_they_were_written() -> None:
+    broker = Broker(
+        2,
+        {},
+        "i2",
+        5,
+        replication=Endpoint("127.0.0.1", 7),
+        boot="b",
+        previous=Previous("i1", "a", True),
+        state="leaving",
+    )
+    state = PartitionState(
+        0, 2, 4, (2, 3), (3, 2, 5), 9, incarnations={2: "i2", 3: "x"}, controller=6, lost=Lost(3, 10, 12)
+    )
+    image = after(
+        empty(PREFIX),
+        Event("put", keys.broker_key(PREFIX, 2), encode_broker(broker), 4),
+        put_topic("t", 1),
+        Event("put", keys.partition_key(PREFIX, "t", 0), encode_partition(b"t" * 16, state), 9),
+    )
+    assert image.brokers == {2: broker}
+    assert image.brokers[2].revision == 4
+    assert image.partition("t", 0) == state
+
+
+def test_a_partition_written_before_incarnations_were_has_none() -> None:
+    old = b'{"id":"%s","leader":1,"leader_epoch":3,"isr":[1],"replicas":[1]}' % (b"t" * 16).hex().encode()
+    image = after(empty(PREFIX), put_topic("t", 1), Event("put", keys.partition_key(PREFIX, "t", 0), old, 9))
+    assert image.partition("t", 0) == PartitionState(0, 1, 3, (1,), (1,), 9)
+
+
+def test_what_elections_run_on_is_folded_and_taken_away_again() -> None:
+    end = ReplicaEnd(b"t" * 16, "i", 3, 5, 10, 9)
+    image = after(
+        empty(PREFIX),
+        Event("put", keys.controller_key(PREFIX), b'{"broker":2,"epoch":7}', 3),
+        Event("put", keys.election_key(PREFIX, 12), b'{"broker":2}', 4),
+        Event("put", keys.ends_key(PREFIX, "t", 0, 2), encode_end(end), 5),
+        Event("put", keys.order_key(PREFIX, "t", 0), b'{"kind":"unclean"}', 6),
+        Event("put", keys.draining_key(PREFIX, 3), b"{}", 7),
+    )
+    assert image.controls == Controls(
+        Controller(2, 7, 3), {12: 4}, {("t", 0): {2: end}}, {("t", 0): Order("unclean", 6)}, frozenset({3})
+    )
+    gone = [
+        keys.election_key(PREFIX, 12),
+        keys.ends_key(PREFIX, "t", 0, 2),
+        keys.order_key(PREFIX, "t", 0),
+        keys.draining_key(PREFIX, 3),
+    ]
+    assert after(image, *(Event("delete", key, b"", 9) for key in gone)).controls == Controls(Controller(2, 7, 3))
+
+
 def test_keys_of_others_are_passed_over() -> None:
     image = after(
         empty(PREFIX), Event("put", "/headrace/other/topics/t", b"?", 3), Event("put", PREFIX + "new", b"?", 3)
     )
     assert image.topics == {}
+
+
+def test_a_report_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(CoordinationError, match="/headrace/c/ends/t/0/1"):
+        after(empty(PREFIX), Event("put", keys.ends_key(PREFIX, "t", 0, 1), b"{}", 3))
 
 
 @pytest.mark.parametrize("value", [b"not json", b"[]", b"{}", b'{"id":"zz"}'])

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from headrace.cluster import keys
+from headrace.cluster.controls import Controls, with_event
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Event, Listing, WatchResponse
 
 LIVE: Final = "live"
 CREATING: Final = "creating"
+LEAVING: Final = "leaving"
 NO_LEADER: Final = -1
 
 
@@ -27,13 +29,38 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Previous:
+    """What a broker was before this start of it: whether it stopped in order, and under which boot of its kernel."""
+
+    incarnation: str
+    boot: str
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Broker:
+    """A registration. `incarnation` is drawn anew by every process; `revision` is what a change compares with."""
+
     id: int
     listeners: Mapping[str, Endpoint]
     incarnation: str
     started_ms: int
     rack: str = ""
     http: Endpoint | None = None
+    replication: Endpoint | None = None
+    boot: str = ""
+    previous: Previous | None = None
+    state: str = LIVE
+    revision: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What an election outside the in-sync set has cost: offsets from `start` up to the highest watermark known."""
+
+    epoch: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +73,15 @@ class PartitionState:
     isr: tuple[int, ...]
     replicas: tuple[int, ...]
     revision: int = 0
+    incarnations: Mapping[int, str] = field(default_factory=dict)
+    """Of each member of isr: one that is registered with another is no valid member."""
+    controller: int = 0
+    """Epoch of the controller that wrote the key last."""
+    lost: Lost | None = None
+    target: tuple[int, ...] = ()
+    """Where the replicas are being moved to; empty when no move is under way (cluster.moves)."""
+    adding: tuple[int, ...] = ()
+    """Those of `replicas` that are there for the move only; cancelling it takes them away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +123,7 @@ class Image:
     broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     config_revisions: Mapping[str, int] = field(default_factory=dict)
     """Revision of each config key that is there, for compares."""
+    controls: Controls = field(default_factory=Controls)
     _topic_keys: Mapping[str, _TopicKey] = field(default_factory=dict)
     _partition_keys: Mapping[str, _Partitions] = field(default_factory=dict)
 
@@ -127,6 +164,7 @@ class _Change:
         self._touched: dict[str, dict[int, tuple[bytes, PartitionState]]] = {}
         self._topics: set[str] = set()
         self._configs: dict[str, Any] = {}
+        self._controls = image.controls
 
     def take(self, event: Event, path: list[str]) -> None:
         match path:
@@ -139,7 +177,7 @@ class _Change:
             case ["config", "cluster"] | ["config", "brokers", _]:
                 self._take_config(event, path)
             case _:
-                pass
+                self._controls = _sound(event, lambda: with_event(self._controls, event, path))
 
     def _take_broker(self, event: Event, broker: int) -> None:
         if self._brokers is None:
@@ -147,7 +185,7 @@ class _Change:
         if event.kind == "delete":
             self._brokers.pop(broker, None)
         else:
-            self._brokers[broker] = _read(event, lambda value: decode_broker(broker, value))
+            self._brokers[broker] = _read(event, lambda value: decode_broker(broker, value, event.mod_revision))
 
     def _take_topic(self, event: Event, name: str) -> None:
         if self._topic_keys is None:
@@ -188,7 +226,7 @@ class _Change:
 
     def image(self, revision: int) -> Image:
         old = self._old
-        changes: dict[str, Any] = {"revision": revision, "version": old.version + 1}
+        changes: dict[str, Any] = {"revision": revision, "version": old.version + 1, "controls": self._controls}
         if self._brokers is not None:
             changes["brokers"] = self._brokers
         if self._configs:
@@ -238,8 +276,13 @@ def _assemble(name: str, key: _TopicKey, partitions: _Partitions) -> Topic:
 
 
 def _read(event: Event, decode: Any) -> Any:
+    return _sound(event, lambda: decode(keys.decode(event.key, event.value)))
+
+
+def _sound(event: Event, read: Any) -> Any:
+    """What `read` answers, or an error that names the key."""
     try:
-        return decode(keys.decode(event.key, event.value))
+        return read()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CoordinationError(
             f"key {event.key} does not hold what it should ({error!r}): restore it, or delete it and what it names"
@@ -247,21 +290,53 @@ def _read(event: Event, decode: Any) -> Any:
 
 
 def encode_broker(broker: Broker) -> bytes:
+    previous = broker.previous
     return keys.encode(
         {
             "listeners": {name: [end.host, end.port] for name, end in broker.listeners.items()},
-            "http": None if broker.http is None else [broker.http.host, broker.http.port],
+            "http": _encode_endpoint(broker.http),
+            "replication": _encode_endpoint(broker.replication),
             "rack": broker.rack,
             "incarnation": broker.incarnation,
+            "previous": None if previous is None else encode_previous(previous),
+            "boot": broker.boot,
+            "state": broker.state,
             "started_ms": broker.started_ms,
         }
     )
 
 
-def decode_broker(broker: int, value: Mapping[str, Any]) -> Broker:
-    listeners = {name: Endpoint(host, port) for name, (host, port) in value["listeners"].items()}
-    http = None if value["http"] is None else Endpoint(*value["http"])
-    return Broker(broker, listeners, value["incarnation"], value["started_ms"], value["rack"], http)
+def decode_broker(broker: int, value: Mapping[str, Any], revision: int = 0) -> Broker:
+    previous = value.get("previous")
+    return Broker(
+        id=broker,
+        listeners={name: Endpoint(host, port) for name, (host, port) in value["listeners"].items()},
+        incarnation=value["incarnation"],
+        started_ms=value["started_ms"],
+        rack=value["rack"],
+        http=_decode_endpoint(value["http"]),
+        replication=_decode_endpoint(value.get("replication")),
+        boot=value.get("boot", ""),
+        previous=None if previous is None else decode_previous(previous),
+        state=value.get("state", LIVE),
+        revision=revision,
+    )
+
+
+def encode_previous(previous: Previous) -> dict[str, str | bool]:
+    return {"incarnation": previous.incarnation, "boot": previous.boot, "clean": previous.clean}
+
+
+def decode_previous(value: Mapping[str, Any]) -> Previous:
+    return Previous(str(value["incarnation"]), str(value["boot"]), bool(value["clean"]))
+
+
+def _encode_endpoint(end: Endpoint | None) -> list[str | int] | None:
+    return None if end is None else [end.host, end.port]
+
+
+def _decode_endpoint(value: Any) -> Endpoint | None:
+    return None if value is None else Endpoint(*value)
 
 
 def encode_topic(topic: Topic, count: int) -> bytes:
@@ -288,6 +363,7 @@ def _decode_topic(value: Mapping[str, Any], revision: int) -> _TopicKey:
 
 
 def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
+    lost = partition.lost
     return keys.encode(
         {
             "id": topic_id.hex(),
@@ -295,12 +371,28 @@ def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
             "leader_epoch": partition.leader_epoch,
             "isr": partition.isr,
             "replicas": partition.replicas,
+            "incarnations": partition.incarnations,
+            "controller": partition.controller,
+            "lost": None if lost is None else [lost.epoch, lost.start, lost.end],
+            **({"target": partition.target} if partition.target else {}),
+            **({"adding": partition.adding} if partition.adding else {}),
         }
     )
 
 
 def _decode_partition(index: int, value: Mapping[str, Any], revision: int) -> tuple[bytes, PartitionState]:
+    lost = value.get("lost")
     state = PartitionState(
-        index, value["leader"], value["leader_epoch"], tuple(value["isr"]), tuple(value["replicas"]), revision
+        index=index,
+        leader=value["leader"],
+        leader_epoch=value["leader_epoch"],
+        isr=tuple(value["isr"]),
+        replicas=tuple(value["replicas"]),
+        revision=revision,
+        incarnations={int(broker): str(drawn) for broker, drawn in value.get("incarnations", {}).items()},
+        controller=value.get("controller", 0),
+        lost=None if lost is None else Lost(*lost),
+        target=tuple(value.get("target", ())),
+        adding=tuple(value.get("adding", ())),
     )
     return bytes.fromhex(value["id"]), state

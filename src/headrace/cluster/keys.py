@@ -1,10 +1,19 @@
 """The keys of a cluster in coordination, below `/headrace/<cluster>/`. All values are JSON.
 
-brokers/<id>              {"listeners": {name: [host, port]}, "http": [host, port] | null, "rack",
-                              "incarnation", "started_ms"}
-election/<lease>          who wants to be controller, in order of create_revision
+brokers/<id>              {"listeners": {name: [host, port]}, "http": [host, port] | null, "replication": same, "rack",
+                              "incarnation", "previous": {"incarnation", "boot", "clean"} | null, "boot",
+                              "state": "live" | "leaving", "started_ms"}; gone with its lease
+election/<lease>          {"broker"}: who wants to be controller, in order of create_revision; gone with its lease
+controller                {"broker", "epoch"}: the last one elected; each election raises the epoch
 topics/<name>             {"id": hex, "partitions": count, "overrides": {name: text}, "internal": bool, "state": "live"}
-partitions/<topic>/<n>    {"id": hex of the topic, "leader", "leader_epoch", "isr": [ids], "replicas": [ids]}
+partitions/<topic>/<n>    {"id": hex of the topic, "leader", "leader_epoch", "isr": [ids], "replicas": [ids],
+                              "incarnations": {id: incarnation} of isr, "controller": epoch of its last writer,
+                              "lost": [epoch, from, to] | null}; while replicas move also "target": [ids] and
+                              "adding": [ids]
+ends/<topic>/<n>/<id>     {"id": hex of the topic, "incarnation", "last_epoch", "start", "end", "watermark"}: what a
+                              replica holds while its partition has no leader; gone with its broker's lease
+orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an operator asks for
+draining/<broker>         {}: the broker takes no new replicas, and those that it has are moved away
 config/cluster            {name: text}
 config/brokers/<id>       {name: text}
 producer_ids              {"next": first id not given out}
@@ -27,6 +36,30 @@ def cluster_prefix(cluster_id: str) -> str:
 
 def broker_key(prefix: str, broker: int) -> str:
     return f"{prefix}brokers/{broker}"
+
+
+def controller_key(prefix: str) -> str:
+    return f"{prefix}controller"
+
+
+def election_key(prefix: str, lease: int) -> str:
+    return f"{prefix}election/{lease}"
+
+
+def ends_prefix(prefix: str, topic: str, partition: int) -> str:
+    return f"{prefix}ends/{topic}/{partition}/"
+
+
+def ends_key(prefix: str, topic: str, partition: int, broker: int) -> str:
+    return f"{prefix}ends/{topic}/{partition}/{broker}"
+
+
+def order_key(prefix: str, topic: str, partition: int) -> str:
+    return f"{prefix}orders/{topic}/{partition}"
+
+
+def draining_key(prefix: str, broker: int) -> str:
+    return f"{prefix}draining/{broker}"
 
 
 def topic_key(prefix: str, topic: str) -> str:

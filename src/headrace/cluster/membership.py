@@ -11,18 +11,21 @@ import asyncio
 import base64
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.image import Broker, Endpoint, decode_broker, encode_broker
+from headrace.cluster.image import LEAVING, Broker, Endpoint, Image, decode_broker, encode_broker
 from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError, DataFolderError, OperatorError
 from headrace.ports.clock import Clock
-from headrace.ports.coordination import Compare, Coordination, KeyValue, Put
+from headrace.ports.coordination import Compare, Coordination, Delete, KeyValue, Put
 
 LEASE_SECONDS: Final = 10.0
 RENEWALS_PER_LEASE: Final = 3
 REGISTER_PAUSE_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 0.5
+"""Pause after a renewal that coordination did not answer."""
 PRODUCER_IDS_PER_BLOCK: Final = 1000
 SWAPS_MAX: Final = 50
 """Tries of a compare-and-swap that others keep winning."""
@@ -61,7 +64,10 @@ async def allocate_producer_ids(coordination: Coordination, prefix: str) -> rang
 
 
 class Membership:
-    """Keeps this broker registered. `failed` runs when the renewing task dies of something that it cannot mend."""
+    """Keeps this broker registered, and standing for controller, under one lease.
+
+    `failed` runs when the renewing task dies of something that it cannot mend.
+    """
 
     def __init__(
         self,
@@ -73,13 +79,17 @@ class Membership:
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         self.broker = broker
+        self.lease = 0
+        self.lease_seconds = lease_seconds
+        self.steady_since = float("inf")
+        """Since when coordination has answered all that was asked here; never, while it does not."""
         self._coordination = coordination
+        self._prefix = prefix
         self._key = keys.broker_key(prefix, broker.id)
         self._clock = clock
         self._failed = failed
-        self._lease_seconds = lease_seconds
-        self._lease = 0
         self._deadline = float("-inf")
+        self._revision = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -89,7 +99,7 @@ class Membership:
 
     async def start(self) -> None:
         """Registered when this returns. Another live broker of the same number is an OperatorError."""
-        give_up = self._clock.now() + 2 * self._lease_seconds
+        give_up = self._clock.now() + 2 * self.lease_seconds
         while not await self._register():
             rival = await self._coordination.get(self._key)
             if rival is not None and self._clock.now() >= give_up:
@@ -98,40 +108,89 @@ class Membership:
         self._task = asyncio.get_running_loop().create_task(self._renew())
         self._task.add_done_callback(self._ended)
 
+    async def leave(self) -> None:
+        """Say that this broker is about to go: its leaderships are handed over while it still serves."""
+        self.broker = replace(self.broker, state=LEAVING)
+        own = Compare(self._key, "mod_revision", "=", self._revision)
+        result = await self._coordination.transact([own], [Put(self._key, encode_broker(self.broker), self.lease)])
+        if result.succeeded:
+            self._revision = result.revision
+
     async def close(self) -> None:
         """Leave: the registration is gone when this returns, or lapses with its lease if coordination does not
         answer.
         """
+        await self.stop_renewing()
+        self._deadline = float("-inf")
+        with suppress(CoordinationError):
+            await self._coordination.revoke_lease(self.lease)
+
+    async def stop_renewing(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._deadline = float("-inf")
-        with suppress(CoordinationError):
-            await self._coordination.revoke_lease(self._lease)
+
+    def follow(self, _old: Image, new: Image) -> None:
+        """An image listener: a second process with this broker's number and data folder must not go on beside us."""
+        found = new.brokers.get(self.broker.id)
+        if found is not None and found.revision > self._revision > 0 and found.incarnation != self.broker.incarnation:
+            at = ", ".join(f"{end.host}:{end.port}" for end in found.listeners.values())
+            self._failed(
+                OperatorError(
+                    f"node.id {found.id} was taken over by the broker at {at}: is it a copy of this one's data folder? "
+                    "Stop one of them"
+                )
+            )
 
     async def _register(self) -> bool:
         """False when another registration is in the way."""
         asked = self._clock.now()
-        self._lease = await self._coordination.grant_lease(self._lease_seconds)
-        absent = Compare(self._key, "create_revision", "=", 0)
-        put = Put(self._key, encode_broker(self.broker), self._lease)
-        if (await self._coordination.transact([absent], [put])).succeeded:
-            self._deadline = asked + self._lease_seconds
-            return True
-        await self._coordination.revoke_lease(self._lease)
+        lease = await self._coordination.grant_lease(self.lease_seconds)
+        rival = await self._coordination.get(self._key)
+        if rival is None or self._is_own(rival):
+            same = Compare(self._key, "mod_revision", "=", 0 if rival is None else rival.mod_revision)
+            actions: list[Put | Delete] = [
+                Put(self._key, encode_broker(self.broker), lease),
+                Put(keys.election_key(self._prefix, lease), keys.encode({"broker": self.broker.id}), lease),
+            ]
+            if rival is not None:
+                actions.append(Delete(keys.election_key(self._prefix, rival.lease)))
+            result = await self._coordination.transact([same], actions)
+            if result.succeeded:
+                self.lease, self._revision = lease, result.revision
+                self._deadline = asked + self.lease_seconds
+                self._answered()
+                return True
+        await self._coordination.revoke_lease(lease)
         return False
 
+    def _is_own(self, found: KeyValue) -> bool:
+        """Whether a registration is of this process, or of the one that held the data folder before it: that one is
+        dead, or we would not hold the folder, and need not wait for the end of its lease.
+        """
+        drawn = decode_broker(self.broker.id, keys.decode(found.key, found.value)).incarnation
+        previous = self.broker.previous
+        return drawn == self.broker.incarnation or (previous is not None and drawn == previous.incarnation)
+
     async def _renew(self) -> None:
+        interval = self.lease_seconds / RENEWALS_PER_LEASE
+        wait = interval
         while True:
-            await pause(self._clock, self._lease_seconds / RENEWALS_PER_LEASE)
+            await pause(self._clock, wait)
             asked = self._clock.now()
             try:
-                if await self._coordination.keep_alive(self._lease):
-                    self._deadline = asked + self._lease_seconds
+                if await self._coordination.keep_alive(self.lease):
+                    self._deadline = asked + self.lease_seconds
+                    self._answered()
                 else:
                     await self._register()
+                wait = interval
             except CoordinationError:
-                continue
+                self.steady_since = float("inf")
+                wait = min(interval, RETRY_SECONDS)
+
+    def _answered(self) -> None:
+        self.steady_since = min(self.steady_since, self._clock.now())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -1,0 +1,78 @@
+"""Who is controller: the candidate whose key under `election/` was created first, and is still there.
+
+Each candidate waits for the deletion of the key just before its own, as its own view shows it; so a death wakes one
+successor. Keys of a lease never come back, and a view that shows our own key shows every older one that is left: a
+view that lags can make us wait, not elect two.
+
+Winning raises the epoch in the key `controller` in one transaction that also finds our candidacy still there. Its
+revision fences every later write: once somebody else has won, none of ours is taken. A controller that was paused does
+not even try, by the local deadline of its lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.cluster import keys
+from headrace.cluster.image import Image
+from headrace.cluster.membership import Membership
+from headrace.cluster.tasks import unchanged
+from headrace.cluster.view import ClusterView
+from headrace.ports.coordination import Compare, Coordination, Put
+
+
+def predecessor(image: Image, lease: int) -> int | None:
+    """Lease of the candidate just before this one; None when it is the first."""
+    candidates = image.controls.candidates
+    own = candidates[lease]
+    earlier = [(revision, other) for other, revision in candidates.items() if revision < own]
+    return max(earlier)[1] if earlier else None
+
+
+def may_claim(image: Image, lease: int) -> bool:
+    return lease in image.controls.candidates and predecessor(image, lease) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One election that was won. `fence` has to hold for every write under it."""
+
+    lease: int
+    epoch: int
+    revision: int
+    fence: tuple[Compare, ...]
+
+
+class Election:
+    """This broker's candidacy. Without I/O but for `claim`, which its driver calls when the image has changed."""
+
+    def __init__(self, coordination: Coordination, view: ClusterView, membership: Membership) -> None:
+        self._coordination = coordination
+        self._view = view
+        self._membership = membership
+        self._term: Term | None = None
+
+    @property
+    def term(self) -> Term | None:
+        """The term, while we are controller for certain."""
+        term = self._term
+        if term is None or term.lease != self._membership.lease or not self._membership.standing:
+            return None
+        newest = self._view.image.controls.controller
+        return term if newest is None or newest.epoch <= term.epoch else None
+
+    async def claim(self) -> Term | None:
+        """Become controller if it is our turn. Raises CoordinationError when the outcome is not known: ask again."""
+        image, lease = self._view.image, self._membership.lease
+        if not self._membership.standing or not may_claim(image, lease):
+            return None
+        last = image.controls.controller
+        epoch = 1 if last is None else last.epoch + 1
+        key = keys.controller_key(image.prefix)
+        candidacy = unchanged(keys.election_key(image.prefix, lease), image.controls.candidates[lease])
+        value = keys.encode({"broker": self._membership.broker.id, "epoch": epoch})
+        before = unchanged(key, 0 if last is None else last.revision)
+        result = await self._coordination.transact([before, candidacy], [Put(key, value)])
+        if result.succeeded:
+            self._term = Term(lease, epoch, result.revision, (unchanged(key, result.revision), candidacy))
+        return self.term

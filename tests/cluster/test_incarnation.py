@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.cluster.image import Previous
+from headrace.cluster.incarnation import FILE_NAME, read_incarnation, write_incarnation
+from headrace.ports.disk import write_atomically
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
+
+FOLDER = "/data"
+
+
+def made() -> SimDisk:
+    disk = SimDisk(VirtualClock())
+    disk.make_folder(FOLDER)
+    disk.sync_folder("/")
+    return disk
+
+
+def test_a_new_folder_was_nobody() -> None:
+    assert read_incarnation(made(), FOLDER) is None
+
+
+def test_what_was_written_outlives_a_crash() -> None:
+    disk = made()
+    write_incarnation(disk, FOLDER, "i1", "boot", clean=False)
+    disk.crash(1)
+    assert read_incarnation(disk, FOLDER) == Previous("i1", "boot", False)
+    write_incarnation(disk, FOLDER, "i1", "boot", clean=True)
+    disk.crash(2)
+    assert read_incarnation(disk, FOLDER) == Previous("i1", "boot", True)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"incarnation":"i"}'])
+def test_a_damaged_file_counts_as_none(content: bytes) -> None:
+    disk = made()
+    write_atomically(disk, f"{FOLDER}/{FILE_NAME}", content)
+    assert read_incarnation(disk, FOLDER) is None
