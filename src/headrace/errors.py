@@ -132,6 +132,10 @@ class NotEnoughReplicas(HeadraceError):
     """The in-sync set is smaller than the topic's minimum."""
 
 
+class NotEnoughReplicasAfterAppend(HeadraceError):
+    """The in-sync set became smaller than the topic's minimum while a record waited for it."""
+
+
 class RequestTimedOut(HeadraceError):
     """The wait ended before the request's condition was met."""
 
@@ -179,6 +183,7 @@ _TABLE: Final[dict[type[HeadraceError], Mapping]] = {
     FencedEpoch: Mapping(74, 409, True),
     UnknownEpoch: Mapping(76, 409, True),
     NotEnoughReplicas: Mapping(19, 503, True),
+    NotEnoughReplicasAfterAppend: Mapping(20, 503, True),
     RequestTimedOut: Mapping(7, 504, True),
     DuplicateSequence: Mapping(46, 409, False),
     OutOfOrderSequence: Mapping(45, 409, False),
@@ -198,6 +203,7 @@ class Code:
     UNKNOWN: Final = -1
     OFFSET_OUT_OF_RANGE: Final = 1
     UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+    LEADER_NOT_AVAILABLE: Final = 5
     NOT_LEADER_OR_FOLLOWER: Final = 6
     REQUEST_TIMED_OUT: Final = 7
     OFFSET_METADATA_TOO_LARGE: Final = 12

@@ -134,6 +134,7 @@ class Node:
             spawn=self.spawn,
             failed=self._failed,
             effective=self.effective_settings,
+            controller_id=lambda: self._broker_id,
         )
         endpoints = self._listen()
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
@@ -228,7 +229,10 @@ class Node:
     def _limits(self) -> TopicLimits:
         settings = self.effective_settings()
         return TopicLimits(
-            settings["num.partitions"], settings["default.replication.factor"], settings["partitions.max"]
+            settings["num.partitions"],
+            settings["default.replication.factor"],
+            settings["partitions.max"],
+            settings["log.placement"],
         )
 
     def _topic_defaults(self, image: Image) -> dict[str, Value]:

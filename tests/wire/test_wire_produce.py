@@ -129,6 +129,22 @@ def test_responses_encode_as_by_the_compiled_codec(
     assert frame == header.write_response(PRODUCE, version, correlation_id, body)
 
 
+@proves("G15")
+@pytest.mark.parametrize("version", range(produce.WITH_LEADERS, produce.MAX_VERSION + 1))
+def test_partitions_that_are_led_elsewhere_say_where(version: int) -> None:
+    topic_id = bytes(range(16))
+    topics: list[produce.ResponseTopic] = [("t", topic_id, [(0, 6, -1, -1, -1, None), (1, 0, 7, -1, 3, None)])]
+    leaders, ends = {(0, 0): (2, 9)}, [(2, "10.0.0.2", 9092, "east"), (3, "10.0.0.3", 9093, None)]
+    frame = memoryview(produce.encode_elsewhere(version, 5, topics, leaders, ends))[4:]
+    correlation_id, body = header.read_response_header(PRODUCE, version, frame)
+    answer = codec.decode_response(PRODUCE, version, frame, body)
+    assert correlation_id == 5
+    moved, stayed = answer.responses[0].partition_responses
+    assert (moved.error_code, moved.current_leader.leader_id, moved.current_leader.leader_epoch) == (6, 2, 9)
+    assert (stayed.base_offset, stayed.log_start_offset, stayed.current_leader.leader_id) == (7, 3, -1)
+    assert [(end.node_id, end.host, end.port, end.rack) for end in answer.node_endpoints] == ends
+
+
 @each_version
 def test_the_partitions_of_one_request_are_limited(version: int) -> None:
     count = MAX_ELEMENTS + 1

@@ -44,5 +44,7 @@ class Services:
     """Something broke that the broker cannot go on without."""
     effective: Callable[[], BrokerSettings]
     """The settings with what was altered while running."""
+    controller_id: Callable[[], int]
+    """The broker that is controller now, -1 while none is."""
     metadata_cache: MetadataCache = field(default_factory=MetadataCache)
     connections: set[object] = field(default_factory=set)

@@ -1,7 +1,7 @@
 """Produce requests and responses, versions 3 to 13, by hand: the hottest messages of all.
 
 Versions: 5 adds the log start offset to the response, 8 record errors and an error message, 9 is flexible,
-10 adds tagged fields to the response (left out here, as their defaults), 13 names topics by UUID.
+10 adds tagged fields to the response (only `encode_elsewhere` has them), 13 names topics by UUID.
 
 Records are slices of the view, never copied. What these functions refuse, the compiled codec refuses too: it is
 asked for the error, so that one place words it.
@@ -10,12 +10,15 @@ asked for the error, so that one place words it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from headrace.errors import ProtocolError, Unsupported
 from headrace.wire import codec
 from headrace.wire.api import PRODUCE
 from headrace.wire.decoder import MAX_ELEMENTS
+from headrace.wire.header import write_response
+from headrace.wire.message import Message
 from headrace.wire.varint import Refused, read_uvarint, skip_tags, too_long, too_many, write_uvarint
 
 MIN_VERSION: Final = 3
@@ -23,6 +26,7 @@ MAX_VERSION: Final = 13
 _WITH_LOG_START: Final = 5
 _WITH_MESSAGE: Final = 8
 _FLEXIBLE: Final = 9
+WITH_LEADERS: Final = 10
 _BY_TOPIC_ID: Final = 13
 
 RequestTopic = tuple[str | None, bytes | None, list[tuple[int, memoryview | None]]]
@@ -296,6 +300,42 @@ def encode_response(version: int, correlation_id: int, topics: list[ResponseTopi
         _write_legacy(parts, version, topics, throttle_ms)
     parts[0] = sum(map(len, parts)).to_bytes(4, "big")
     return b"".join(parts)
+
+
+def encode_elsewhere(
+    version: int,
+    correlation_id: int,
+    topics: list[ResponseTopic],
+    leaders: Mapping[tuple[int, int], tuple[int, int]],
+    node_endpoints: Sequence[tuple[int, str, int, str | None]],
+) -> bytes:
+    """As `encode_response`, for version 10 or later, with leaders that are elsewhere (KIP-951).
+
+    `leaders` has (broker, epoch) by (place of the topic in the answer, partition); `node_endpoints` has (broker, host,
+    port, rack) of each of them.
+    """
+    responses = []
+    for place, (name, topic_id, rows) in enumerate(topics):
+        partitions = [
+            Message(
+                index=row[0],
+                error_code=row[1],
+                base_offset=row[2],
+                log_append_time_ms=row[3],
+                log_start_offset=row[4],
+                record_errors=[],
+                error_message=row[5],
+            )
+            for row in rows
+        ]
+        for partition in partitions:
+            leader = leaders.get((place, partition.index))
+            if leader is not None:
+                partition.current_leader = Message(leader_id=leader[0], leader_epoch=leader[1])
+        responses.append(Message(name=name, topic_id=topic_id, partition_responses=partitions))
+    endpoints = [Message(node_id=node, host=host, port=port, rack=rack) for node, host, port, rack in node_endpoints]
+    body = Message(responses=responses, throttle_time_ms=0, node_endpoints=endpoints)
+    return write_response(PRODUCE, version, correlation_id, codec.encode_response(PRODUCE, version, body))
 
 
 _compact_partition = struct.Struct(">ihqqqB").pack

@@ -1,5 +1,6 @@
 """DeleteRecords, versions 0 to 2. 2: compact encoding. Offset -1 means everything that consumers can see.
 
+Only the leader deletes; its followers move their start after its own.
 The answer waits until the new start offsets are safe on disk: what was reported deleted does not come back.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from headrace.errors import Code, HeadraceError, InvalidRequest, OffsetOutOfRange
+from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.partitions.partition import Partition
 from headrace.wire.message import Message
@@ -50,7 +52,7 @@ class _Deletion:
             known = services.view.image.topics.get(topic)
             if known is not None and known.internal:
                 raise InvalidRequest(f"records of {topic} cannot be deleted")
-            partition = services.partitions.get(topic, asked.partition_index)
+            partition = routing.led(services, topic, asked.partition_index)
             offset = partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
             if not 0 <= offset <= partition.high_watermark:
                 raise OffsetOutOfRange(f"{partition.topic_partition}: {offset} is above {partition.high_watermark}")

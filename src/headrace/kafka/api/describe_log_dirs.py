@@ -1,4 +1,7 @@
-"""DescribeLogDirs, versions 1 to 5. 2: compact; 3: an error for the whole; 4: size of the disk; 5: cordoned folders."""
+"""DescribeLogDirs, versions 1 to 5. 2: compact; 3: an error for the whole; 4: size of the disk; 5: cordoned folders.
+
+Of the replicas that this broker holds, led here or not; a follower's lag is what it lacks up to the watermark.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def handle(request: Request) -> Message:
                 Message(
                     partition_index=where.partition,
                     partition_size=partition.log.size_bytes,
-                    offset_lag=0,
+                    offset_lag=max(0, partition.high_watermark - partition.log.end_offset),
                     is_future_key=False,
                 )
             )

@@ -6,6 +6,7 @@ from typing import Final
 
 from headrace.cluster.image import Topic
 from headrace.errors import Code
+from headrace.kafka.api import metadata
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -31,7 +32,7 @@ def handle(request: Request) -> Message:
             return _page(found, Message(topic_name=name, partition_index=begin))
         end = min(begin + left, len(topic.partitions))
         left -= max(0, end - begin)
-        found.append(_topic(topic, begin, end))
+        found.append(_topic(request, topic, begin, end))
         if end < len(topic.partitions):
             return _page(found, Message(topic_name=name, partition_index=end))
     return _page(found, None)
@@ -41,21 +42,10 @@ def _page(topics: list[Message], cursor: Message | None) -> Message:
     return Message(throttle_time_ms=0, topics=topics, next_cursor=cursor)
 
 
-def _topic(topic: Topic, begin: int, end: int) -> Message:
-    partitions = [
-        Message(
-            error_code=Code.NONE,
-            partition_index=state.index,
-            leader_id=state.leader,
-            leader_epoch=state.leader_epoch,
-            replica_nodes=list(state.replicas),
-            isr_nodes=list(state.isr),
-            eligible_leader_replicas=[],
-            last_known_elr=[],
-            offline_replicas=[],
-        )
-        for state in topic.partitions[begin:end]
-    ]
+def _topic(request: Request, topic: Topic, begin: int, end: int) -> Message:
+    partitions = [metadata.partition(request, topic, state) for state in topic.partitions[begin:end]]
+    for partition in partitions:
+        partition.eligible_leader_replicas = partition.last_known_elr = []
     return Message(
         error_code=Code.NONE, name=topic.name, topic_id=topic.id, is_internal=topic.internal, partitions=partitions
     )

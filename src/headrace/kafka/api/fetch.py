@@ -113,9 +113,9 @@ class PendingFetch:
                     rows.append(Row(index, unknown, -1, -1, -1, aborted, NO_REPLICA, (), 0))
                     failed = True
                     continue
-                watermark = partition.core.high_watermark
+                watermark = partition.high_watermark
                 start = partition.log.start_offset
-                if offset == watermark and (epoch < 0 or epoch == partition.core.epoch):
+                if offset == watermark and (epoch < 0 or epoch == partition.epoch):
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, (), 0))
                     waitable.append(partition)
                     continue

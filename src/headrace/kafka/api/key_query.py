@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import Code, HeadraceError
+from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.storage.keys.builder import no_index
 from headrace.storage.keys.query import Found, Wanted
@@ -37,7 +38,7 @@ class Querying:
 
     def _ask(self, place: int, asked: Message) -> None:
         services, body = self._request.services, self._request.body
-        partition = services.partitions.get(body.topic, asked.partition_index)
+        partition = routing.led(services, body.topic, asked.partition_index)
         keys = services.key_indexes.get(partition.topic_partition)
         if keys is None:
             raise no_index(body.topic)

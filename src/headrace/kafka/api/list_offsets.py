@@ -7,6 +7,7 @@ record not older than that time. Nothing is tiered: -4 is the start, and -5 and 
 from __future__ import annotations
 
 from headrace.errors import Code, HeadraceError
+from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.partitions.partition import Partition
 from headrace.storage.log import TimedOffset
@@ -31,7 +32,7 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
     index: int = asked.partition_index
     code, found, epoch = Code.NONE, NONE, -1
     try:
-        partition = request.services.partitions.get(topic, index)
+        partition = routing.led(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
         found = _find(partition, asked.timestamp)
         epoch = partition.epoch if found.offset >= 0 else -1

@@ -1,13 +1,15 @@
 """Metadata, versions 0 to 13. 1: racks; 4: creation can be declined; 9: compact; 10: topic ids; 12: asked by id.
 
-A broker is told by the address of the listener that was asked. A topic that is not there is created first, where both
-the broker and the client allow it, so that the answer is complete.
+A broker is told by the address of the listener that was asked; a partition whose leader is not among those brokers has
+none: LEADER_NOT_AVAILABLE. Replicas on brokers that are not alive are offline. A topic that is not there is created
+first, where both the broker and the client allow it, so that the answer is complete.
 """
 
 from __future__ import annotations
 
-from headrace.cluster.image import NO_LEADER, Image, Topic
-from headrace.errors import Code, HeadraceError
+from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
+from headrace.errors import Code, CoordinationError, HeadraceError
+from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -30,7 +32,7 @@ def handle(request: Request) -> Message | None:
     key = (request.version, request.connection.listener, None if everything else names)
     encoded = request.services.metadata_cache.get(image, key)
     if encoded is None:
-        topics = [_topic(topic) for topic in image.topics.values()] if everything else _asked(request, {})
+        topics = [_topic(request, topic) for topic in image.topics.values()] if everything else _asked(request, {})
         encoded = request.encode(_response(request, topics))
         request.services.metadata_cache.put(image, key, encoded)
     request.reply_encoded(encoded)
@@ -42,6 +44,8 @@ async def _create_then_answer(request: Request, missing: list[str]) -> Message:
     for name in missing:
         try:
             await request.services.creation.ensure(name)
+        except CoordinationError:
+            errors[name] = Code.LEADER_NOT_AVAILABLE
         except HeadraceError as error:
             errors[name] = error.kafka_code
     return _response(request, _asked(request, errors))
@@ -54,11 +58,11 @@ def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
         if asked.name is not None:
             topic = image.topics.get(asked.name)
             code = errors.get(asked.name, Code.UNKNOWN_TOPIC_OR_PARTITION)
-            found.append(_topic(topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
+            found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
         else:
             topic = image.topics_by_id.get(asked.topic_id)
             code = Code.UNKNOWN_TOPIC_ID
-            found.append(_topic(topic) if topic is not None else _unknown(None, asked.topic_id, code))
+            found.append(_topic(request, topic) if topic is not None else _unknown(None, asked.topic_id, code))
     return found
 
 
@@ -66,21 +70,25 @@ def _unknown(name: str | None, topic_id: bytes, code: int) -> Message:
     return Message(error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=[])
 
 
-def _topic(topic: Topic) -> Message:
-    partitions = [
-        Message(
-            error_code=Code.NONE if state.leader != NO_LEADER else 5,
-            partition_index=state.index,
-            leader_id=state.leader,
-            leader_epoch=state.leader_epoch,
-            replica_nodes=list(state.replicas),
-            isr_nodes=list(state.isr),
-            offline_replicas=[],
-        )
-        for state in topic.partitions
-    ]
+def _topic(request: Request, topic: Topic) -> Message:
+    partitions = [partition(request, topic, state) for state in topic.partitions]
     return Message(
         error_code=Code.NONE, name=topic.name, topic_id=topic.id, is_internal=topic.internal, partitions=partitions
+    )
+
+
+def partition(request: Request, topic: Topic, state: PartitionState) -> Message:
+    """One partition as its clients are told of it."""
+    leader = routing.told_leader(request.services, topic, state, request.connection.listener)
+    brokers = request.services.view.image.brokers
+    return Message(
+        error_code=Code.NONE if leader != NO_LEADER else Code.LEADER_NOT_AVAILABLE,
+        partition_index=state.index,
+        leader_id=leader,
+        leader_epoch=state.leader_epoch,
+        replica_nodes=list(state.replicas),
+        isr_nodes=list(state.isr),
+        offline_replicas=[broker for broker in state.replicas if broker not in brokers],
     )
 
 
@@ -105,6 +113,6 @@ def _response(request: Request, topics: list[Message]) -> Message:
         throttle_time_ms=0,
         brokers=brokers(services.view.image, request.connection.listener),
         cluster_id=services.cluster_id,
-        controller_id=services.broker_id,
+        controller_id=services.controller_id(),
         topics=topics,
     )

@@ -6,6 +6,7 @@ Tells where an epoch ended, so that a consumer can see whether what it read stil
 from __future__ import annotations
 
 from headrace.errors import Code, HeadraceError
+from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -21,7 +22,7 @@ def handle(request: Request) -> Message:
 def _partition(request: Request, topic: str, asked: Message) -> Message:
     code, epoch, end = Code.NONE, -1, -1
     try:
-        partition = request.services.partitions.get(topic, asked.partition)
+        partition = routing.led(request.services, topic, asked.partition)
         partition.check_epoch(asked.current_leader_epoch)
         if asked.leader_epoch == partition.epoch:
             epoch, end = partition.epoch, partition.high_watermark

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import Code, HeadraceError, InvalidRecord, RequestTimedOut
+from headrace.kafka import routing
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
 from headrace.kafka.services import Services
@@ -65,19 +66,21 @@ class PendingProduce:
         rows: list[Row] = []
         self._topics.append((name, topic_id, rows))
         services = self._connection.services
+        image = services.view.image
         topic, error = name, Code.UNKNOWN_TOPIC_OR_PARTITION
         if topic_id is not None:
-            known = services.view.image.topics_by_id.get(topic_id)
+            known = image.topics_by_id.get(topic_id)
             topic, error = (known.name if known is not None else None), Code.UNKNOWN_TOPIC_ID
-        elif topic is not None and topic.startswith("__") and topic in services.view.image.topics:
-            known = services.view.image.topics[topic]
+        elif topic is not None and topic.startswith("__") and topic in image.topics:
+            known = image.topics[topic]
             if known.internal:
                 topic, error = None, Code.INVALID_TOPIC
         partitions = services.partitions
         for index, records in parts:
             partition = partitions.find(topic, index) if topic is not None else None
             if partition is None:
-                rows.append((index, error, -1, -1, -1, None))
+                code = error if topic is None else routing.fault(image, topic, index)
+                rows.append((index, code, -1, -1, -1, None))
                 continue
             try:
                 if records is None:
@@ -142,21 +145,40 @@ class PendingProduce:
     def _answer(self) -> None:
         self.answered = True
         connection = self._connection
+        refused = [row for _, _, rows in self._topics for row in rows if row[1]]
         if self._acks:
-            connection.fill(self._slot, (wire.encode_response(self._version, self._correlation_id, self._topics),))
-            for _, _, rows in self._topics:
-                for row in rows:
-                    if row[1]:
-                        connection.services.metrics.error("Produce", row[1])
+            for row in refused:
+                connection.services.metrics.error("Produce", row[1])
+            connection.fill(self._slot, (self._encode(refused),))
             return
         connection.skip(self._slot)
-        for _, _, rows in self._topics:
-            for row in rows:
-                if row[1]:
-                    connection.refuse(
-                        f"an acks=0 produce failed with error {row[1]}: {row[5] or 'see the table of codes'}"
-                    )
-                    return
+        if refused:
+            _, code, _, _, _, reason = refused[0]
+            connection.refuse(f"an acks=0 produce failed with error {code}: {reason or 'see the table of codes'}")
+
+    def _encode(self, refused: list[Row]) -> bytes:
+        version, correlation_id, topics = self._version, self._correlation_id, self._topics
+        if version >= wire.WITH_LEADERS and any(row[1] == Code.NOT_LEADER_OR_FOLLOWER for row in refused):
+            services = self._connection.services
+            leaders = _leaders_elsewhere(services, topics)
+            brokers = (leader for leader, _ in leaders.values())
+            ends = routing.endpoints(services.view.image, self._connection.listener, brokers)
+            return wire.encode_elsewhere(version, correlation_id, topics, leaders, ends)
+        return wire.encode_response(version, correlation_id, topics)
+
+
+def _leaders_elsewhere(services: Services, topics: list[wire.ResponseTopic]) -> dict[tuple[int, int], routing.Leader]:
+    """Where the partitions are led that this broker does not lead, by place of the topic and partition."""
+    found: dict[tuple[int, int], routing.Leader] = {}
+    for place, (name, topic_id, rows) in enumerate(topics):
+        if topic_id is not None:
+            known = services.view.image.topics_by_id.get(topic_id)
+            name = known.name if known is not None else None
+        for row in rows:
+            leader = routing.leader_elsewhere(services, name, row[0]) if row[1] == Code.NOT_LEADER_OR_FOLLOWER else None
+            if leader is not None:
+                found[place, row[0]] = leader
+    return found
 
 
 def _refused(row: Row, error: HeadraceError) -> Row:

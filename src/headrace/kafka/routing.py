@@ -1,0 +1,91 @@
+"""Where a partition is led, as the image says, and what a client hears that asked the wrong broker.
+
+A partition that the cluster has and this broker does not lead is NOT_LEADER_OR_FOLLOWER, with the leader where the
+version of the answer has room for it (KIP-951); one that the cluster does not have is UNKNOWN_TOPIC_OR_PARTITION.
+A topic with `follower.reads` names a replica that is alive to its readers while it has no leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
+from headrace.errors import Code, HeadraceError, NotLeader, UnknownPartition
+from headrace.kafka.services import Services
+from headrace.partitions.partition import Partition
+
+FOLLOWER_READS: Final = "follower.reads"
+
+Leader = tuple[int, int]
+"""(broker, leader epoch)"""
+NodeEndpoint = tuple[int, str, int, str | None]
+"""(broker, host, port, rack)"""
+
+
+def led(services: Services, topic: str, index: int) -> Partition:
+    """The partition, which this broker leads."""
+    partition = services.partitions.find(topic, index)
+    if partition is None:
+        raise absent(services.view.image, topic, index)
+    return partition
+
+
+def absent(image: Image, topic: str, index: int) -> HeadraceError:
+    """Why this broker does not serve the partition as its leader."""
+    state = image.partition(topic, index)
+    if state is None:
+        return UnknownPartition(f"there is no partition {topic}-{index}")
+    if state.leader == NO_LEADER:
+        return NotLeader(f"{topic}-{index} has no leader now; try again")
+    return NotLeader(f"{topic}-{index} is led by broker {state.leader}; ask there")
+
+
+def fault(image: Image, topic: str | None, index: int) -> int:
+    """As `absent`, the code alone."""
+    known = topic is not None and image.partition(topic, index) is not None
+    return Code.NOT_LEADER_OR_FOLLOWER if known else Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def leader_elsewhere(services: Services, topic: str | None, index: int) -> Leader | None:
+    """The live leader of the partition, unless that is this broker itself, which then is not ready for it."""
+    image = services.view.image
+    state = image.partition(topic, index) if topic is not None else None
+    if state is None or state.leader == services.broker_id or state.leader not in image.brokers:
+        return None
+    return state.leader, state.leader_epoch
+
+
+def endpoints(image: Image, listener: str, brokers: Iterable[int]) -> list[NodeEndpoint]:
+    """How clients of that listener reach the brokers."""
+    found: list[NodeEndpoint] = []
+    for broker in sorted(set(brokers)):
+        known = image.brokers.get(broker)
+        end = known.listeners.get(listener) if known is not None else None
+        if known is not None and end is not None:
+            found.append((broker, end.host, end.port, known.rack or None))
+    return found
+
+
+def told_leader(services: Services, topic: Topic, state: PartitionState, listener: str) -> int:
+    """The broker that clients of the listener are sent to, NO_LEADER while there is none."""
+    brokers = services.view.image.brokers
+    leader = state.leader
+    if leader in brokers:
+        return leader if listener in brokers[leader].listeners else NO_LEADER
+    if leader == NO_LEADER and follower_reads(services, topic):
+        return next(
+            (one for one in stand_ins(state) if one in brokers and listener in brokers[one].listeners), NO_LEADER
+        )
+    return NO_LEADER
+
+
+def stand_ins(state: PartitionState) -> list[int]:
+    """The replicas in the order in which readers are sent to them: members of the in-sync set know the most."""
+    return sorted(state.replicas, key=lambda broker: broker not in state.isr)
+
+
+def follower_reads(services: Services, topic: Topic) -> bool:
+    """Whether followers serve the topic's readers while it has no leader."""
+    given = topic.overrides.get(FOLLOWER_READS)
+    return given.lower() == "true" if given is not None else bool(services.effective()["log." + FOLLOWER_READS])
