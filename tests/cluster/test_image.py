@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.cluster import keys
@@ -72,6 +74,15 @@ def test_a_change_shares_what_did_not_change() -> None:
     assert changed.topics["b"].partitions[1].leader_epoch == 3
     assert image.topics["b"].partitions[1].leader_epoch == 0
     assert changed.brokers is image.brokers
+
+
+def test_a_move_under_way_is_in_the_key_and_only_then() -> None:
+    moving = replace(partition(0), replicas=(1, 2), target=(2,), adding=(2,))
+    key = keys.partition_key(PREFIX, "t", 0)
+    image = after(empty(PREFIX), put_topic("t", 1), Event("put", key, encode_partition(b"t" * 16, moving), 9))
+    assert image.topics["t"].partitions == (replace(moving, revision=9),)
+    settled = keys.decode(key, encode_partition(b"t" * 16, partition(0)))
+    assert not {"target", "adding"} & set(settled)
 
 
 def test_a_topic_is_there_when_it_is_live_and_whole() -> None:
