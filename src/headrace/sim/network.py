@@ -1,7 +1,9 @@
 """A network in memory: hosts joined by links that delay, hold back and cut what passes, all on one clock and one seed.
 
-A link keeps the order of its bytes, as TCP does. What was sent into a cut waits there and arrives after `heal`; `reset`
-loses it. The pieces that arrive are as large as the random source says, so that a session sees frames cut anywhere.
+A connection keeps the order of its bytes, as TCP does; two connections do not wait for each other. What was sent into a
+cut waits there and arrives after `heal`; `reset` loses it. The pieces that arrive are as large as the random source
+says, so that a session sees frames cut anywhere. A host that was given the clock of a process hears of everything by
+that clock, so it hears nothing while the process is paused, and nothing ever after it died.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from headrace.errors import OperatorError
@@ -19,6 +22,9 @@ from headrace.ports.network import Address, Part, Session
 WINDOW_BYTES: Final = 256 << 10
 PIECE_BYTES: Final = 64 << 10
 FIRST_FREE_PORT: Final = 40_000
+
+Way = tuple[str, str]
+"""From which host to which."""
 
 
 class MemoryNetwork:
@@ -31,38 +37,67 @@ class MemoryNetwork:
         self.delay_seconds = delay_seconds
         self._random = None if seed is None else random.Random(seed)
         self._listeners: dict[Address, MemoryListener] = {}
-        self._channels: set[MemoryChannel] = set()
-        self._cuts: set[frozenset[str]] = set()
-        self._held: deque[tuple[frozenset[str], Callable[[], None]]] = deque()
+        self._channels: dict[MemoryChannel, None] = {}
+        self._hosts: dict[str, MemoryHost] = {}
+        self._cuts: set[Way] = set()
+        self._slow: dict[Way, tuple[float, float]] = {}
+        self._held: deque[tuple[Way, Callable[[], None]]] = deque()
         self._next_port = FIRST_FREE_PORT
 
-    def host(self, name: str) -> MemoryHost:
-        return MemoryHost(self, name)
+    def host(self, name: str, clock: Clock | None = None) -> MemoryHost:
+        """The network as that host sees it; `clock` is that of the process there."""
+        self._hosts[name] = MemoryHost(self, name, clock)
+        return self._hosts[name]
+
+    # What is done to the wires.
 
     def cut(self, one: str, other: str) -> None:
         """Nothing passes between the two hosts, either way, and nobody is told."""
-        self._cuts.add(frozenset((one, other)))
+        self.cut_one_way(one, other)
+        self.cut_one_way(other, one)
+
+    def cut_one_way(self, source: str, target: str) -> None:
+        self._cuts.add((source, target))
 
     def heal(self, one: str, other: str) -> None:
-        self._cuts.discard(frozenset((one, other)))
+        """What was sent into the cut arrives now, in the order in which it was sent."""
+        self._cuts -= {(one, other), (other, one)}
         held, self._held = self._held, deque()
-        for hosts, call in held:
-            self.pass_on(hosts, call)
+        for way, call in held:
+            self.pass_on(way, call)
+
+    def slow(self, one: str, other: str, delay_seconds: tuple[float, float] | None) -> None:
+        """Another delay between the two hosts than elsewhere; None: as elsewhere."""
+        for way in ((one, other), (other, one)):
+            if delay_seconds is None:
+                self._slow.pop(way, None)
+            else:
+                self._slow[way] = delay_seconds
 
     def reset(self, one: str, other: str) -> None:
         """End every connection between the two hosts; what was under way is lost."""
-        hosts = frozenset((one, other))
-        for channel in [channel for channel in self._channels if channel.hosts == hosts]:
-            channel.drop("connection reset by peer")
+        for channel in list(self._channels):
+            if {channel.local.host, channel.peer.host} == {one, other}:
+                channel.drop("connection reset by peer")
 
-    def pass_on(self, hosts: frozenset[str], call: Callable[[], None]) -> None:
-        if hosts in self._cuts:
-            self._held.append((hosts, call))
+    def vanish(self, host: MemoryHost, *, silent: bool) -> None:
+        """The process on the host is dead. Its peers hear that the connections ended; `silent`, as after a power cut,
+        they hear nothing and what they send is lost."""
+        for listener in [listener for listener in self._listeners.values() if listener.host is host]:
+            self.unbind(listener)
+        for channel in [channel for channel in self._channels if channel.host is host]:
+            channel.vanish(silent=silent)
+
+    # What hosts and channels ask of their network.
+
+    def pass_on(self, way: Way, call: Callable[[], None]) -> None:
+        if way in self._cuts:
+            self._held.append((way, call))
         else:
             call()
 
-    def draw_delay(self) -> float:
-        least, most = self.delay_seconds
+    def draw_delay(self, way: Way) -> float:
+        least, most = self._slow.get(way, self.delay_seconds)
         return least if self._random is None else self._random.uniform(least, most)
 
     def draw_piece(self) -> int:
@@ -82,54 +117,77 @@ class MemoryNetwork:
     def unbind(self, listener: MemoryListener) -> None:
         self._listeners.pop(listener.address, None)
 
-    def establish(self, local: Address, address: Address, session: Session) -> None:
-        """The moment at which a connection reaches the other host."""
+    def reach(self, caller: MemoryHost, local: Address, address: Address, session: Session) -> None:
+        """The moment at which a call for a connection reaches the other host."""
         listener = self._listeners.get(address)
         if listener is None:
-            session.closed(f"cannot connect to {address}: Connection refused")
+            reason = f"cannot connect to {address}: Connection refused"
+            way = (address.host, caller.name)
+            refuse = partial(self.pass_on, way, partial(caller.hear, partial(session.closed, reason)))
+            self.clock.call_later(self.draw_delay(way), refuse)
             return
+        listener.host.hear(lambda: self._accept(listener, caller, local, session))
+
+    def _accept(self, listener: MemoryListener, caller: MemoryHost, local: Address, session: Session) -> None:
         accepted = listener.accept()
-        near, far = MemoryChannel(self, local, address, session), MemoryChannel(self, address, local, accepted)
+        address = listener.address
+        near = MemoryChannel(self, caller, local, address, session)
+        far = MemoryChannel(self, listener.host, address, local, accepted)
         near.other, far.other = far, near
-        self._channels |= {near, far}
-        if accepted is not None:
-            accepted.opened(far)
-        session.opened(near)
+        self._channels |= {near: None, far: None}
+        far.transmit(near.opened)
         if accepted is None:
             far.close()
+        else:
+            accepted.opened(far)
+
+    def is_replaced(self, host: MemoryHost) -> bool:
+        """Whether another process has the host's network by now."""
+        return self._hosts[host.name] is not host
 
     def forget(self, channel: MemoryChannel) -> None:
-        self._channels.discard(channel)
+        self._channels.pop(channel, None)
 
 
 class MemoryHost:
     """The network as one host sees it."""
 
-    def __init__(self, network: MemoryNetwork, name: str) -> None:
+    def __init__(self, network: MemoryNetwork, name: str, clock: Clock | None = None) -> None:
         self._network = network
+        self._clock = clock
         self.name = name
+
+    def hear(self, call: Callable[[], None]) -> None:
+        """Something reaches this host."""
+        if self._clock is None:
+            call()
+        else:
+            self._clock.call_soon(call)
 
     def listen(
         self, address: Address, accept: Callable[[], Session | None], tls: object | None = None
     ) -> MemoryListener:
         port = address.port or self._network.draw_port()
-        listener = MemoryListener(self._network, Address(self.name, port), accept)
+        listener = MemoryListener(self._network, self, Address(self.name, port), accept)
         self._network.bind(listener)
         return listener
 
     def connect(self, address: Address, session: Session, tls: object | None = None) -> None:
         network = self._network
         local = Address(self.name, network.draw_port())
-        hosts = frozenset((self.name, address.host))
+        way = (self.name, address.host)
         network.clock.call_later(
-            network.draw_delay(),
-            lambda: network.pass_on(hosts, lambda: network.establish(local, address, session)),
+            network.draw_delay(way),
+            lambda: network.pass_on(way, lambda: network.reach(self, local, address, session)),
         )
 
 
 class MemoryListener:
-    def __init__(self, network: MemoryNetwork, address: Address, accept: Callable[[], Session | None]) -> None:
+    def __init__(
+        self, network: MemoryNetwork, host: MemoryHost, address: Address, accept: Callable[[], Session | None]
+    ) -> None:
         self._network = network
+        self.host = host
         self.address = address
         self.accept = accept
 
@@ -140,9 +198,11 @@ class MemoryListener:
 class MemoryChannel:
     """One end of a connection. `_under_way` bytes have left the other end and not been read here yet."""
 
-    def __init__(self, network: MemoryNetwork, local: Address, peer: Address, session: Session | None) -> None:
+    def __init__(
+        self, network: MemoryNetwork, host: MemoryHost, local: Address, peer: Address, session: Session | None
+    ) -> None:
+        self.host = host
         self.local, self.peer = local, peer
-        self.hosts = frozenset((local.host, peer.host))
         self.want_bytes = 0
         self.other: MemoryChannel
         self._network = network
@@ -157,13 +217,28 @@ class MemoryChannel:
         self._finished = False
         self._closing = False
         self._gone = False
+        self._vanished = False
+
+    def opened(self) -> None:
+        """The other host has answered our call for a connection."""
+        if not self._gone and self._session is not None:
+            self._session.opened(self)
 
     # Receiving.
+
+    def reached(self, call: Callable[[], None]) -> None:
+        """Something comes in on this connection; what a dead process left behind is answered by its host."""
+        if self._vanished:
+            call()
+        else:
+            self.host.hear(call)
 
     def _arrive(self, data: bytes) -> None:
         if not self._gone:
             self._arrived += data
             self._read()
+        elif self._vanished and self._network.is_replaced(self.host):
+            self.transmit(partial(self.other.drop, "connection reset by peer"))
 
     def _read(self) -> None:
         """Take what has arrived; that opens the window for the other end."""
@@ -174,7 +249,7 @@ class MemoryChannel:
             self._kept += self._arrived
             self._arrived.clear()
             self._under_way -= count
-            self._network.clock.call_soon(self.other.pump)
+            self._network.clock.call_soon(lambda: self.other.host.hear(self.other.pump))
             if len(self._kept) >= self.want_bytes:
                 self._offer()
         if self._finished and not self._gone and self._reading:
@@ -200,7 +275,7 @@ class MemoryChannel:
     def resume(self) -> None:
         if not self._reading and not self._gone and not self._closing:
             self._reading = True
-            self._network.clock.call_soon(self._resumed)
+            self._network.clock.call_soon(lambda: self.host.hear(self._resumed))
 
     def _resumed(self) -> None:
         if self._reading and not self._gone:
@@ -229,7 +304,7 @@ class MemoryChannel:
         while self._out and self.other._under_way < WINDOW_BYTES:
             data = self._take(min(self._network.draw_piece(), WINDOW_BYTES - self.other._under_way))
             self.other._under_way += len(data)
-            self._transmit(lambda data=data: self.other._arrive(data))  # type: ignore[misc]
+            self.transmit(partial(self.other._arrive, data))
         if self._out:
             return
         if self._closing:
@@ -249,11 +324,13 @@ class MemoryChannel:
             self._out.appendleft(head[count:])
         return bytes(head[:count])
 
-    def _transmit(self, call: Callable[[], None]) -> None:
+    def transmit(self, call: Callable[[], None]) -> None:
         network = self._network
+        way = (self.local.host, self.peer.host)
         now = network.clock.now()
-        self._last_arrival = max(self._last_arrival, now + network.draw_delay())
-        network.clock.call_later(self._last_arrival - now, lambda: network.pass_on(self.hosts, call))
+        self._last_arrival = max(self._last_arrival, now + network.draw_delay(way))
+        arrive = partial(network.pass_on, way, partial(self.other.reached, call))
+        network.clock.call_later(self._last_arrival - now, arrive)
 
     # Closing.
 
@@ -275,6 +352,15 @@ class MemoryChannel:
         self._out.clear()
         self._out_bytes = 0
         self._network.forget(self)
-        self._transmit(self.other._end)
+        self.transmit(self.other._end)
         if self._session is not None:
             self._session.closed(reason)
+
+    def vanish(self, *, silent: bool) -> None:
+        """The process at this end is dead: its session hears nothing of it."""
+        self._session = None
+        if silent:
+            self._gone = self._vanished = True
+            self._network.forget(self)
+        else:
+            self.drop("")
