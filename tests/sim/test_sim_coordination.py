@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from cluster.coordination_contract import LEASE_SECONDS, Body, CoordinationContract, Store
+from cluster.coordination_contract import CoordinationContract, Store
 from headrace.errors import CoordinationError
-from headrace.ports.coordination import WatchResponse
+from headrace.ports.coordination import OutcomeUnknown, WatchResponse
 from headrace.sim.coordination import DEADLINE_SECONDS, CoordinationStore, SimCoordination
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.process import Process
-from proving import proves
 
 
 class TestSimulated(CoordinationContract):
@@ -31,13 +30,12 @@ class TestSimulated(CoordinationContract):
 
         return simulated()
 
-    def run(self, folder: Path, body: Body) -> None:
-        async def within() -> None:
-            async with self.open(folder) as store:
-                await body(store)
-
+    def run_loop(self, main: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(within())
+            runner.run(main)
+
+
+LEASE_SECONDS = 5.0
 
 
 class Scene:
@@ -55,16 +53,27 @@ def changes(client: SimCoordination, from_revision: int) -> AsyncIterator[WatchR
     return client.watch("/", from_revision)
 
 
-@proves("L6")
 def test_a_change_whose_answer_is_lost_is_made() -> None:
     async def body(scene: Scene) -> None:
         scene.store.answers_lost = 1.0
-        with pytest.raises(CoordinationError, match="it may have done it"):
+        with pytest.raises(OutcomeUnknown, match="it may have done it"):
             await scene.one.put("/a", b"1")
         scene.store.answers_lost = 0.0
         found = await scene.one.get("/a")
         assert found is not None
         assert found.version == 1
+
+    Scene().run(body)
+
+
+def test_a_late_change_is_made_after_its_client_gave_up() -> None:
+    async def body(scene: Scene) -> None:
+        scene.store.late = 1.0
+        with pytest.raises(OutcomeUnknown):
+            await scene.one.put("/a", b"1")
+        assert await scene.one.get("/a") is None
+        await asyncio.sleep(3 * DEADLINE_SECONDS)
+        assert await scene.one.get("/a") is not None
 
     Scene().run(body)
 

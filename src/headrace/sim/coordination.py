@@ -4,7 +4,8 @@ A call travels to the store and its answer back, each after a drawn delay. What 
 
 cut(host)            what the host asks fails after the client's deadline; its leases run on; its watches end
 stop() and start()   the store answers nobody; leases stand still meanwhile and begin anew at its return, as etcd's do
-answers_lost         share of the changes that are made and whose answer fails all the same
+answers_lost         share of the changes that are made and whose answer never arrives
+late                 share of the changes that reach the store only after the client has given up
 break_watches()      every watch ends with an error and has to be taken up again from the last revision
 compact              as the port says; a watch that asks for less hears Compacted
 
@@ -17,7 +18,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from headrace.errors import CoordinationError
 from headrace.ports.clock import Clock, Timer
@@ -28,12 +30,13 @@ from headrace.ports.coordination import (
     Event,
     KeyValue,
     Listing,
+    OutcomeUnknown,
     Put,
     TransactionResult,
     WatchResponse,
+    check_transaction,
 )
 
-ACTIONS_MAX: Final = 128
 DEADLINE_SECONDS: Final = 2.0
 """How long a client waits for an answer before it gives up."""
 
@@ -53,11 +56,12 @@ class CoordinationStore:
         self.clock = clock
         self.delay_seconds = delay_seconds
         self.answers_lost = 0.0
+        self.late = 0.0
         self.revision = 1
         self.compacted = 0
         self.running = True
-        self.lost = 0
-        """Answers that were lost on the way back."""
+        self.losses = 0
+        """Changes whose answer was lost or that came late, so far."""
         self.random = random.Random(seed)
         self._keys: dict[str, KeyValue] = {}
         self._history: list[WatchResponse] = []
@@ -113,7 +117,7 @@ class CoordinationStore:
         return Listing(tuple(self._keys[key] for key in below), self.revision)
 
     def transact(self, compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
-        _check_transaction(compares, actions)
+        check_transaction(compares, actions)
         for action in actions:
             if isinstance(action, Put) and action.lease and action.lease not in self._leases:
                 raise CoordinationError(f"lease {action.lease} is gone: key {action.key} was not written")
@@ -277,25 +281,35 @@ class SimCoordination:
             try:
                 result = work()
             except CoordinationError as error:
-                self._back(answer, lambda error=error: answer.set_exception(error))  # type: ignore[misc]
+                self._back(partial(_settle, answer, error))
                 return
             if change and store.random.random() < store.answers_lost:
-                store.lost += 1
+                store.losses += 1
             else:
-                self._back(answer, lambda: answer.set_result(result))
+                self._back(partial(_settle, answer, None, result))
 
         # The request is on its way whatever becomes of the process: only the answer needs it.
-        store.clock.call_later(store.draw_delay(), arrive)
-        deadline = self._clock.call_later(DEADLINE_SECONDS, lambda: _give_up(answer))
+        store.clock.call_later(self._way_there(change), arrive)
+        silence = (OutcomeUnknown if change else CoordinationError)(
+            f"coordination did not answer within {DEADLINE_SECONDS:g} s" + ("; it may have done it" if change else "")
+        )
+        deadline = self._clock.call_later(DEADLINE_SECONDS, partial(_settle, answer, silence))
         try:
             return await answer
         finally:
             deadline.cancel()
 
-    def _back(self, answer: asyncio.Future[T], call: Callable[[], None]) -> None:
+    def _way_there(self, change: bool) -> float:
+        store = self._store
+        if change and store.random.random() < store.late:
+            store.losses += 1
+            return store.random.uniform(DEADLINE_SECONDS, 3 * DEADLINE_SECONDS)
+        return store.draw_delay()
+
+    def _back(self, call: Callable[[], None]) -> None:
         def arrive() -> None:
             if self._store.reaches(self._host):
-                self._clock.call_soon(lambda: None if answer.done() else call())
+                self._clock.call_soon(call)
 
         self._store.clock.call_later(self._store.draw_delay(), arrive)
 
@@ -321,21 +335,10 @@ class SimCoordination:
         await done
 
 
-def _give_up(answer: asyncio.Future[T]) -> None:
-    if not answer.done():
-        answer.set_exception(
-            CoordinationError(f"coordination did not answer within {DEADLINE_SECONDS:g} s; it may have done it")
-        )
-
-
-def _check_transaction(compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> None:
-    if len(compares) > ACTIONS_MAX or len(actions) > ACTIONS_MAX:
-        raise CoordinationError(f"a transaction takes {ACTIONS_MAX} compares and actions: send it in parts")
-    put = [action.key for action in actions if isinstance(action, Put)]
-    if len(set(put)) != len(put):
-        raise CoordinationError("a transaction may write each key once")
-    for action in actions:
-        if isinstance(action, Delete) and any(
-            key == action.key or (action.prefix and key.startswith(action.key)) for key in put
-        ):
-            raise CoordinationError(f"a transaction may not write and delete below {action.key}")
+def _settle(answer: asyncio.Future[Any], error: CoordinationError | None, result: object = None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
