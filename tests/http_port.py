@@ -117,7 +117,7 @@ class HttpPort:
         topic_id = name.encode().ljust(16, b"\0")[:16]
         for index in range(partitions):
             log = self.store.create(TopicPartition(name, index), topic_id, log_settings({}, overrides))
-            self.partitions.lead(log, 0, (BROKER,))
+            self.partitions.lead(log, 0, {BROKER: ""})
         states = tuple(PartitionState(index, BROKER, 0, (BROKER,), (BROKER,)) for index in range(partitions))
         topic = Topic(name, topic_id, states, dict(overrides), internal)
         self.image = replace(self.image, topics={**self.image.topics, name: topic})

@@ -32,7 +32,7 @@ class Led:
     def lead(self, topic: str = "orders", index: int = 0, **overrides: object) -> Partition:
         given = {name.replace("_", "."): str(value) for name, value in overrides.items()}
         log = self.store.create(TopicPartition(topic, index), TOPIC_ID, log_settings({}, given))
-        return self.partitions.lead(log, 0, (BROKER,))
+        return self.partitions.lead(log, 0, {BROKER: ""})
 
     def submit(self, partition: Partition, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Outcome:
         outcome = Outcome()

@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.partitions.core import LeaderCore
+from headrace.partitions.core import LagLimits, LeaderCore, Progress, SetChange
 from proving import proves
 
 LEADER = 1
 REPLICAS = (1, 2, 3)
+RUN = {1: "a", 2: "b", 3: "c"}
+
+
+def set_of(*brokers: int) -> dict[int, str]:
+    return {broker: RUN[broker] for broker in brokers}
+
+
+class Group:
+    """A leader's core with its followers at the other end."""
+
+    def __init__(self, *members: int, least: int = 1, watermark: int = 0, epoch_start: int = 0) -> None:
+        self.core = LeaderCore(LEADER, 0, epoch_start, watermark, set_of(*members), least, replicas=REPLICAS)
+        self.followers: dict[int, Progress] = {}
+        self.now = 0.0
+        self.revision = 0
+        self.heard_at: dict[int, float] = {}
+        for broker in REPLICAS[1:]:
+            self.subscribe(broker, watermark)
+
+    def subscribe(self, broker: int, from_offset: int = 0, run: str = "") -> None:
+        self.followers[broker] = self.core.subscribed(broker, run or RUN[broker], from_offset, self.now)
+
+    def moved(self, broker: int, position: int) -> bool:
+        if broker == LEADER:
+            return self.core.moved(position)
+        self.heard_at[broker] = self.now
+        progress = self.followers[broker]
+        position = max(position, progress.written)
+        return self.core.heard(progress, position, position, position, self.core.position, self.now)
+
+    def confirm(self, *brokers: int) -> bool:
+        self.revision += 1
+        return self.core.confirmed(set_of(*brokers), self.revision)
+
+    def wanted(self, limits: LagLimits | None = None) -> SetChange | None:
+        return self.core.wanted_change(self.now, self.core.position, self.heard_at, limits or LagLimits())
+
 
 Step = tuple[str, int, int] | tuple[str, frozenset[int]]
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("moved"), st.sampled_from(REPLICAS), st.integers(0, 50)),
-        st.tuples(st.just("in sync"), st.frozensets(st.sampled_from((2, 3))).map(lambda some: some | {LEADER})),
+        st.tuples(
+            st.sampled_from(["propose", "confirm", "refuse"]),
+            st.frozensets(st.sampled_from((2, 3))).map(lambda some: some | {LEADER}),
+        ),
     ),
     max_size=40,
 )
@@ -24,61 +65,238 @@ steps = st.lists(
 @proves("G2", "G11")
 @given(steps, st.integers(1, 3))
 def test_the_watermark_is_what_every_replica_in_sync_holds_and_never_falls(course: list[Step], least: int) -> None:
-    core = LeaderCore(LEADER, 0, 0, 0, REPLICAS, least)
+    group = Group(*REPLICAS, least=least)
+    core = group.core
     held = dict.fromkeys(REPLICAS, 0)
+    sets = [frozenset(REPLICAS)]
+    for broker in REPLICAS:
+        group.moved(broker, 0)
     for step in course:
         before = core.high_watermark
         if len(step) == 3:
             held[step[1]] = max(held[step[1]], step[2])
-            rose = core.moved(step[1], step[2])
+            rose = group.moved(step[1], step[2])
+        elif step[0] == "confirm":
+            sets = [step[1]]
+            rose = group.confirm(*step[1])
+        elif step[0] == "refuse":
+            sets = sets[:1]
+            rose = core.refused(group.now)
         else:
-            rose = core.in_sync_changed(step[1])
+            if len(sets) == 2:
+                continue
+            sets = [sets[0], step[1]]
+            core.proposed(SetChange(set_of(*step[1]), (), (), ""))
+            rose = False
+        both = sets[0].union(*sets)
+        enough = len(sets[0].intersection(*sets)) >= least
+        assert core.enough_in_sync == enough
         assert core.high_watermark >= before
         assert rose == (core.high_watermark > before)
         if rose:
-            assert core.high_watermark == min(held[replica] for replica in core.in_sync)
-            assert len(core.in_sync) >= least
-        elif len(core.in_sync) >= least:
-            assert min(held[replica] for replica in core.in_sync) <= core.high_watermark
-        assert core.enough_in_sync == (len(core.in_sync) >= least)
+            assert core.high_watermark == min(held[replica] for replica in both)
+            assert enough
+        elif enough:
+            assert min(held[replica] for replica in both) <= core.high_watermark
 
 
 def test_a_leader_alone_commits_what_it_has_written() -> None:
-    core = LeaderCore(LEADER, 3, 10, 10, (LEADER,))
-    assert core.moved(LEADER, 15)
+    core = LeaderCore(LEADER, 3, 10, 10, set_of(LEADER))
+    assert core.moved(15)
     assert core.high_watermark == 15
-    assert not core.moved(LEADER, 15)
-    assert not core.moved(LEADER, 12)
+    assert not core.moved(15)
+    assert not core.moved(12)
     assert core.high_watermark == 15
 
 
 def test_a_replica_that_leaves_the_set_no_longer_holds_the_watermark_back() -> None:
-    core = LeaderCore(LEADER, 0, 0, 0, REPLICAS)
-    core.moved(LEADER, 10)
-    core.moved(2, 8)
-    assert core.high_watermark == 0
-    assert core.in_sync_changed((1, 2))
-    assert core.high_watermark == 8
+    group = Group(*REPLICAS)
+    group.moved(LEADER, 10)
+    group.moved(2, 8)
+    assert group.core.high_watermark == 0
+    assert group.confirm(1, 2)
+    assert group.core.high_watermark == 8
 
 
 def test_a_replica_that_joins_without_a_position_holds_the_watermark_and_does_not_lower_it() -> None:
-    core = LeaderCore(LEADER, 0, 0, 0, (LEADER,))
-    core.moved(LEADER, 10)
-    assert not core.in_sync_changed((1, 2))
-    core.moved(LEADER, 20)
-    assert core.high_watermark == 10
-    assert core.moved(2, 15)
-    assert core.high_watermark == 15
+    group = Group(LEADER)
+    group.moved(LEADER, 10)
+    assert not group.confirm(1, 2)
+    group.moved(LEADER, 20)
+    assert group.core.high_watermark == 10
+    assert group.moved(2, 15)
+    assert group.core.high_watermark == 15
 
 
+@proves("G5")
 def test_the_watermark_stands_still_while_the_set_is_too_small() -> None:
-    core = LeaderCore(LEADER, 0, 0, 0, (1, 2), min_in_sync=2)
-    core.moved(LEADER, 10)
-    core.moved(2, 10)
-    core.in_sync_changed((LEADER,))
+    group = Group(1, 2, least=2)
+    core = group.core
+    group.moved(LEADER, 10)
+    group.moved(2, 10)
+    group.confirm(LEADER)
     assert not core.enough_in_sync
-    assert not core.moved(LEADER, 20)
+    assert not group.moved(LEADER, 20)
     assert core.high_watermark == 10
-    core.in_sync_changed((1, 2))
-    assert core.moved(2, 20)
+    group.confirm(1, 2)
+    assert group.moved(2, 20)
     assert core.high_watermark == 20
+
+
+def test_a_minimum_of_0_is_a_majority_of_the_replicas() -> None:
+    core = Group(1, 2, least=0).core
+    assert (core.min_in_sync, core.enough_in_sync) == (2, True)
+    core.replicas_changed((1, 2, 3, 4))
+    assert (core.min_in_sync, core.enough_in_sync) == (3, False)
+    core.min_in_sync_changed(1)
+    assert core.enough_in_sync
+
+
+def test_positions_of_another_incarnation_count_for_nothing() -> None:
+    """KIP-903: a broker that came back is not the one that was in the set."""
+    group = Group(1, 2)
+    group.moved(LEADER, 10)
+    group.moved(2, 5)
+    assert group.core.high_watermark == 5
+    group.subscribe(2, 5, run="another")
+    assert not group.moved(2, 10)
+    assert group.core.high_watermark == 5
+    change = group.wanted()
+    assert change is not None
+    assert (change.members, change.added, change.removed) == ({1: "a", 2: "another"}, (2,), ())
+
+
+def test_while_a_change_is_not_answered_both_sets_count() -> None:
+    group = Group(*REPLICAS)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    group.core.proposed(SetChange(set_of(1, 2), (), (3,), "3 was silent"))
+    group.moved(LEADER, 20)
+    group.moved(2, 20)
+    assert group.core.high_watermark == 10
+    assert group.wanted() is None
+    assert group.confirm(1, 2)
+    assert group.core.high_watermark == 20
+
+
+def test_a_member_that_is_proposed_counts_before_it_is_confirmed() -> None:
+    group = Group(1, 2)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    change = group.wanted()
+    assert change is not None
+    assert (change.added, change.removed) == ((3,), ())
+    group.core.proposed(change)
+    group.moved(LEADER, 20)
+    group.moved(2, 20)
+    assert group.core.high_watermark == 10
+    assert group.core.refused(group.now)
+    assert group.core.high_watermark == 20
+    assert group.wanted() is None
+    group.now += 2
+    group.moved(3, 20)
+    assert group.wanted() is not None
+
+
+def test_an_older_revision_of_the_set_says_nothing() -> None:
+    group = Group(*REPLICAS)
+    group.core.confirmed(set_of(1, 2), 7)
+    group.core.confirmed(set_of(1, 2, 3), 6)
+    assert group.core.members == set_of(1, 2)
+
+
+def test_a_leader_that_is_not_in_the_set_commits_nothing() -> None:
+    group = Group(*REPLICAS)
+    group.core.confirmed(set_of(2, 3), 7)
+    for broker in REPLICAS:
+        assert not group.moved(broker, 10)
+
+
+def test_a_follower_joins_at_or_beyond_the_watermark_and_the_start_of_the_epoch() -> None:
+    group = Group(1, 2, watermark=5, epoch_start=10)
+    group.moved(3, 9)
+    assert group.wanted() is None
+    group.moved(3, 10)
+    change = group.wanted()
+    assert change is not None
+    assert change.members == set_of(1, 2, 3)
+    group.moved(LEADER, 20)
+    group.moved(2, 20)
+    assert group.core.high_watermark == 20
+    assert group.wanted() is None
+
+
+def test_a_broker_that_holds_no_replica_never_joins() -> None:
+    group = Group(1, 2)
+    group.core.replicas_changed((1, 2))
+    group.moved(3, 10)
+    assert group.wanted() is None
+
+
+@proves("G10")
+def test_a_follower_that_is_silent_or_behind_for_too_long_leaves() -> None:
+    group = Group(*REPLICAS)
+    for now in (0.0, 5.0, 9.0):
+        group.now = now
+        group.moved(LEADER, 10 + int(now))
+        group.moved(2, 10 + int(now))
+        group.heard_at[3] = now
+        assert group.wanted() is None
+    group.now = group.heard_at[3] = 10.5
+    change = group.wanted()
+    assert change is not None
+    assert (change.removed, change.members) == ((3,), set_of(1, 2))
+    assert "3 was behind for 10.5 s" in change.reason
+    group.now = group.heard_at[3] = 19.5
+    change = group.wanted()
+    assert change is not None
+    assert change.removed == (2, 3)
+    assert "2 was not heard from in 10.5 s" in change.reason
+
+
+def test_a_follower_that_keeps_up_at_a_distance_stays() -> None:
+    """Under load it never holds all that the leader has at this moment, but soon what the leader had just now."""
+    group = Group(*REPLICAS)
+    for nth in range(100):
+        group.now = nth
+        group.moved(LEADER, 10 * nth + 10)
+        group.moved(2, 10 * nth)
+        group.moved(3, 10 * nth)
+        assert group.wanted() is None
+
+
+@proves("G10")
+def test_the_rule_of_quick_rounds_takes_several_slow_ones_to_leave_and_many_quick_ones_to_return() -> None:
+    limits = LagLimits(10.0, 0.2)
+    group = Group(1, 2)
+    group.moved(2, 0)
+    group.moved(LEADER, 10)
+    group.now = 0.3
+    assert [group.wanted(limits) is not None for _ in range(3)] == [False, False, True]
+    group.confirm(LEADER)
+    group.moved(2, 10)
+    looks = 0
+    while group.wanted(limits) is None:
+        looks += 1
+        assert looks < 100
+    assert looks > 10
+
+
+def test_a_member_that_begins_again_below_the_watermark_leaves_at_once() -> None:
+    group = Group(*REPLICAS)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    group.subscribe(3, 4)
+    change = group.wanted()
+    assert change is not None
+    assert change.removed == (3,)
+    assert "holds less than the watermark, 10" in change.reason
+    group.moved(3, 10)
+    assert group.wanted() is None
+
+
+def test_only_one_change_is_under_way() -> None:
+    group = Group(*REPLICAS)
+    group.core.proposed(SetChange(set_of(1, 2), (), (3,), ""))
+    with pytest.raises(AssertionError, match="one change at a time"):
+        group.core.proposed(SetChange(set_of(1), (), (2, 3), ""))

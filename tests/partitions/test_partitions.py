@@ -269,7 +269,7 @@ def test_acks_all_needs_enough_replicas_and_acks_1_does_not(led: Led) -> None:
 
 def test_an_epoch_of_another_time_is_refused(led: Led) -> None:
     partition = led.lead()
-    partition.core.epoch = 5
+    partition.epoch = 5
     partition.check_epoch(-1)
     partition.check_epoch(5)
     with pytest.raises(FencedEpoch, match="epoch 4 is older than ours, 5"):
@@ -404,7 +404,8 @@ def test_a_log_that_is_led_again_counts_what_it_holds(led: Led) -> None:
     partition = led.lead()
     led.produce(partition, b"a", b"b")
     led.partitions.drop(partition.topic_partition)
-    again = led.partitions.lead(partition.log, 4, (1,))
+    again = led.partitions.lead(partition.log, 4, {1: ""})
+    assert again.core is not None
     assert (again.high_watermark, again.epoch, again.core.epoch_start) == (2, 4, 2)
     assert list(led.partitions) == [again]
     assert led.partitions.find("orders", 0) is again

@@ -91,7 +91,7 @@ class Assignment:
             served = self._partitions.find(topic.name, state.index)
             if served is not None:
                 served.log.settings = settings
-                self._partitions.min_in_sync_changed(served, settings.min_insync_replicas)
+                self._partitions.settings_changed(served)
             else:
                 self._begin(topic, state, settings)
 
@@ -105,7 +105,11 @@ class Assignment:
             self._missing.add(where)
             return
         self._missing.discard(where)
-        self._served(self._partitions.lead(opened, state.leader_epoch, state.isr))
+        self._served(
+            self._partitions.lead(
+                opened, state.leader_epoch, dict.fromkeys(state.isr, ""), state.replicas, state.revision
+            )
+        )
 
     def _remove(self, topic: Topic) -> None:
         gone = UnknownPartition(f"topic {topic.name!r} was deleted")

@@ -3,17 +3,95 @@
 A position is the offset below which a replica holds everything in the way the topic's durability asks for: written to
 the page cache, or flushed to disk. The high watermark is the least position over the in-sync set. It never falls within
 an epoch, and it stands still while the set is smaller than the minimum. One node alone is a set of one.
+
+A member of the set is a broker in one incarnation, that is, one run of its process: a position that another incarnation
+told counts for nothing. While a change of the set is proposed and not answered, nobody knows which of the two sets
+holds: the watermark then needs the positions of both, and the minimum is counted over the members that are in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+REFUSED_PAUSE_SECONDS: Final = 1.0
+STRIKES_TO_LEAVE: Final = 3
+STRIKES_TO_STAY_OUT: Final = 20
+UNKNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SetChange:
+    """The in-sync set as its leader wants it: broker to incarnation."""
+
+    members: Mapping[int, str]
+    added: tuple[int, ...]
+    removed: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LagLimits:
+    """When a follower is too far behind. A round limit of 0 is off; otherwise it takes several slow rounds to leave and
+    many quick ones to return."""
+
+    lag_seconds: float = 10.0
+    round_seconds: float = 0.0
+
+
+class Progress:
+    """A follower in one incarnation and one subscription; offsets below which it has everything."""
+
+    __slots__ = (
+        "caught_up_at",
+        "end_then",
+        "flushed",
+        "has_lost",
+        "heard_at",
+        "incarnation",
+        "queued",
+        "received",
+        "sent",
+        "strikes",
+        "written",
+    )
+
+    def __init__(self, incarnation: str, now: float) -> None:
+        self.incarnation = incarnation
+        self.queued = self.sent = self.received = self.written = self.flushed = UNKNOWN
+        self.caught_up_at = self.heard_at = now
+        """When it last held all that the leader had; when it last told its position."""
+        self.end_then = 0
+        """Where the leader's log ended when it last told its position."""
+        self.has_lost = False
+        """It began below the watermark, which no member of the set may."""
+        self.strikes = 0
 
 
 class LeaderCore:
     """State of the leader of one partition in one epoch. Methods answer whether the watermark rose."""
 
-    __slots__ = ("broker", "epoch", "epoch_start", "high_watermark", "in_sync", "min_in_sync", "positions")
+    __slots__ = (
+        "_began_at",
+        "_counted",
+        "_min_setting",
+        "_pause_until",
+        "broker",
+        "enough_in_sync",
+        "epoch",
+        "epoch_start",
+        "flushed_counts",
+        "followers",
+        "high_watermark",
+        "incarnation",
+        "members",
+        "min_in_sync",
+        "position",
+        "proposed_members",
+        "replicas",
+        "revision",
+    )
 
     def __init__(
         self,
@@ -21,51 +99,222 @@ class LeaderCore:
         epoch: int,
         epoch_start: int,
         high_watermark: int,
-        in_sync: Iterable[int],
+        members: Mapping[int, str],
         min_in_sync: int = 1,
+        *,
+        replicas: Iterable[int] = (),
+        flushed_counts: bool = False,
+        revision: int = 0,
+        now: float = 0.0,
     ) -> None:
         self.broker = broker
+        self.incarnation = members[broker]
         self.epoch = epoch
         self.epoch_start = epoch_start
         self.high_watermark = high_watermark
-        self.in_sync = frozenset(in_sync)
-        self.min_in_sync = min_in_sync
-        self.positions = dict.fromkeys(self.in_sync, high_watermark)
-        assert broker in self.in_sync, "a leader is always in its own in-sync set"
+        self.members = dict(members)
+        self.proposed_members: Mapping[int, str] | None = None
+        self.replicas = tuple(replicas) or tuple(members)
+        self.flushed_counts = flushed_counts
+        self.revision = revision
+        """Of the key that the set was read from; an older one says nothing new."""
+        self.position = high_watermark
+        self.followers: dict[int, Progress] = {}
+        self._min_setting = min_in_sync
+        self._began_at = now
+        self._pause_until = now
+        self._counted: tuple[Progress, ...] | None = ()
+        """Followers whose positions the watermark needs; None: one of them has told none yet."""
+        self._recount()
 
     @property
-    def enough_in_sync(self) -> bool:
-        return len(self.in_sync) >= self.min_in_sync
+    def in_sync(self) -> frozenset[int]:
+        return frozenset(self.members)
 
-    def moved(self, replica: int, position: int) -> bool:
-        """A replica, or the leader itself, holds everything below the position."""
-        positions = self.positions
-        if position <= positions.get(replica, -1):
+    def is_member(self, broker: int, incarnation: str) -> bool:
+        return self.members.get(broker) == incarnation
+
+    # Positions.
+
+    def moved(self, position: int) -> bool:
+        """The leader itself holds everything below the position."""
+        if position <= self.position:
             return False
-        positions[replica] = position
+        self.position = position
         return self._advance()
 
-    def in_sync_changed(self, in_sync: Iterable[int]) -> bool:
-        """The in-sync set was changed and confirmed."""
-        self.in_sync = frozenset(in_sync)
-        assert self.broker in self.in_sync, "a leader is always in its own in-sync set"
-        for replica in self.in_sync:
-            self.positions.setdefault(replica, -1)
+    def subscribed(self, broker: int, incarnation: str, from_offset: int, now: float) -> Progress:
+        """A follower begins, or begins again, to copy from this offset: what it told before counts no more."""
+        before = self.followers.get(broker)
+        progress = self.followers[broker] = Progress(incarnation, now)
+        if before is not None and before.incarnation == incarnation:
+            progress.caught_up_at = before.caught_up_at
+            progress.strikes = before.strikes
+        progress.has_lost = from_offset < self.high_watermark
+        self._recount()
+        return progress
+
+    def unsubscribed(self, broker: int, progress: Progress) -> None:
+        """Its link is gone; a member holds what it last told until it leaves the set or tells otherwise."""
+        if self.followers.get(broker) is progress and self.members.get(broker) != progress.incarnation:
+            del self.followers[broker]
+            self._recount()
+
+    def heard(self, progress: Progress, received: int, written: int, flushed: int, end: int, now: float) -> bool:
+        """A follower told its positions; `end` is where the leader's own log ends."""
+        progress.received, progress.written, progress.flushed = received, written, flushed
+        position = flushed if self.flushed_counts else written
+        if position >= end:
+            progress.caught_up_at = now
+        elif position >= progress.end_then:
+            progress.caught_up_at = max(progress.caught_up_at, progress.heard_at)
+        progress.end_then, progress.heard_at = end, now
+        if progress.has_lost and position >= self.high_watermark:
+            progress.has_lost = False
         return self._advance()
 
     def min_in_sync_changed(self, min_in_sync: int) -> bool:
-        self.min_in_sync = min_in_sync
+        """The setting was altered; 0 is a majority of the replicas."""
+        self._min_setting = min_in_sync
+        self._recount()
         return self._advance()
 
+    def replicas_changed(self, replicas: Iterable[int]) -> bool:
+        self.replicas = tuple(replicas)
+        for broker in [broker for broker in self.followers if broker not in self.replicas]:
+            if broker not in self.members:
+                del self.followers[broker]
+        self._recount()
+        return self._advance()
+
+    def durability_changed(self, *, flushed_counts: bool) -> bool:
+        self.flushed_counts = flushed_counts
+        return self._advance()
+
+    def _recount(self) -> None:
+        sets = (self.members,) if self.proposed_members is None else (self.members, self.proposed_members)
+        counted: dict[Progress, None] = {}
+        unheard = any(members.get(self.broker) != self.incarnation for members in sets)
+        for members in sets:
+            for broker, incarnation in members.items():
+                if broker == self.broker:
+                    continue
+                progress = self.followers.get(broker)
+                if progress is None or progress.incarnation != incarnation:
+                    unheard = True
+                else:
+                    counted[progress] = None
+        self._counted = None if unheard else tuple(counted)
+        self.min_in_sync = self._min_setting or majority(len(self.replicas))
+        sure = sets[0].items() if len(sets) == 1 else sets[0].items() & sets[1].items()
+        self.enough_in_sync = len(sure) >= self.min_in_sync
+
     def _advance(self) -> bool:
-        if len(self.in_sync) < self.min_in_sync:
+        counted = self._counted
+        if counted is None or not self.enough_in_sync:
             return False
-        positions = self.positions
-        if len(self.in_sync) == 1:
-            least = positions[self.broker]
-        else:
-            least = min(positions[replica] for replica in self.in_sync)
+        least = self.position
+        for progress in counted:
+            position = progress.flushed if self.flushed_counts else progress.written
+            least = min(least, position)
         if least <= self.high_watermark:
             return False
         self.high_watermark = least
         return True
+
+    # The in-sync set.
+
+    def wanted_change(self, now: float, end: int, heard_at: Mapping[int, float], limits: LagLimits) -> SetChange | None:
+        """The set as it should be, if that is not as it is. `heard_at` says when each broker's link last spoke."""
+        if self.proposed_members is not None or now < self._pause_until:
+            return None
+        members = dict(self.members)
+        reasons: list[str] = []
+        for broker, incarnation in self.members.items():
+            if broker != self.broker and (why := self._why_out(broker, incarnation, now, end, heard_at, limits)):
+                del members[broker]
+                reasons.append(f"{broker} {why}")
+        for broker, progress in self.followers.items():
+            if not self.is_member(broker, progress.incarnation) and self._may_join(broker, progress, now, end, limits):
+                members[broker] = progress.incarnation
+                reasons.append(f"{broker} has caught up")
+        if members == self.members:
+            return None
+        added = tuple(broker for broker in members if self.members.get(broker) != members[broker])
+        removed = tuple(broker for broker in self.members if broker not in members)
+        return SetChange(members, added, removed, ", ".join(reasons))
+
+    def _why_out(
+        self, broker: int, incarnation: str, now: float, end: int, heard_at: Mapping[int, float], limits: LagLimits
+    ) -> str:
+        progress = self.followers.get(broker)
+        if progress is not None and progress.incarnation != incarnation:
+            progress = None
+        if progress is not None and progress.has_lost:
+            return f"holds less than the watermark, {self.high_watermark}"
+        silent = now - max(heard_at.get(broker, self._began_at), self._began_at)
+        if silent > limits.lag_seconds:
+            return f"was not heard from in {silent:.1f} s"
+        if progress is None:
+            behind = now - self._began_at
+        else:
+            behind = self._behind(progress, now, end)
+            if self._is_slow(progress, behind, limits):
+                return f"was {behind * 1000:.0f} ms behind in {STRIKES_TO_LEAVE} looks in a row"
+        return f"was behind for {behind:.1f} s" if behind > limits.lag_seconds else ""
+
+    def _may_join(self, broker: int, progress: Progress, now: float, end: int, limits: LagLimits) -> bool:
+        """At or beyond both the watermark and what this epoch began with."""
+        if broker not in self.replicas:
+            return False
+        position = progress.flushed if self.flushed_counts else progress.written
+        if position < self.high_watermark or position < self.epoch_start:
+            return False
+        return not self._is_slow(progress, self._behind(progress, now, end), limits)
+
+    def _behind(self, progress: Progress, now: float, end: int) -> float:
+        position = progress.flushed if self.flushed_counts else progress.written
+        if position >= end:
+            progress.caught_up_at = now
+        return now - max(progress.caught_up_at, self._began_at)
+
+    def _is_slow(self, progress: Progress, behind: float, limits: LagLimits) -> bool:
+        """The rule of quick rounds, with hysteresis: each flap would cost a change of metadata."""
+        if not limits.round_seconds:
+            return False
+        if behind <= limits.round_seconds:
+            progress.strikes = max(0, progress.strikes - 1)
+        elif progress.strikes < STRIKES_TO_LEAVE:
+            progress.strikes += 1
+            if progress.strikes == STRIKES_TO_LEAVE:
+                progress.strikes = STRIKES_TO_STAY_OUT
+        return progress.strikes >= STRIKES_TO_LEAVE
+
+    def proposed(self, change: SetChange) -> None:
+        """The change is about to be written: from now on both sets count."""
+        assert self.proposed_members is None, "one change at a time"
+        assert self.broker in change.members, "a leader is always in its own in-sync set"
+        self.proposed_members = dict(change.members)
+        self._recount()
+
+    def confirmed(self, members: Mapping[int, str], revision: int) -> bool:
+        """The set as its key has it. A newer revision also settles what was proposed: either it is that very change, or
+        it keeps the change from ever being made."""
+        if revision <= self.revision:
+            return False
+        self.revision = revision
+        self.proposed_members = None
+        self.members = dict(members)
+        self._recount()
+        return self._advance()
+
+    def refused(self, now: float) -> bool:
+        """The change was not made and never will be."""
+        self.proposed_members = None
+        self._pause_until = now + REFUSED_PAUSE_SECONDS
+        self._recount()
+        return self._advance()
+
+
+def majority(count: int) -> int:
+    return count // 2 + 1

@@ -1,8 +1,11 @@
-"""One partition on this broker: its log, what its role decides, and who waits for it.
+"""One replica of a partition on this broker, in one role and one epoch: its log, its watermark, and who waits for it.
 
 An append only stages; `advance` runs after the store has written or synced, moves the watermark and answers the waiting
-produce requests in log order. Consumers read below the high watermark, always. No timer, task or future belongs to a
-partition: 2,000 idle ones cost nothing.
+produce requests in log order. A follower's watermark is what its leader told, but never above its own end. Consumers
+read below the high watermark, always. No timer, task or future belongs to a partition: 2,000 idle ones cost nothing.
+
+A change of role or epoch closes this object, which answers all that wait, and only then makes another: what was asked
+of one epoch can never be answered by the next.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidRecord,
     NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
     NotLeader,
     OffsetOutOfRange,
     UnknownEpoch,
@@ -58,22 +62,45 @@ Appended = tuple[int, int, int]
 
 class Partition:
     __slots__ = (
+        "_closed",
         "_grown_from_bytes",
         "_tidy_fetches_at",
+        "_told_watermark",
         "_waiting_fetches",
         "_waiting_local",
         "_waiting_watermark",
         "core",
+        "epoch",
+        "high_watermark",
+        "leader",
         "log",
+        "replicated",
         "topic_partition",
         "wall_ms",
     )
 
-    def __init__(self, log: Log, core: LeaderCore, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        epoch: int,
+        leader: int,
+        high_watermark: int,
+        wall_ms: Callable[[], int],
+        core: LeaderCore | None = None,
+    ) -> None:
         self.log = log
+        self.epoch = epoch
+        self.leader = leader
+        """The broker that leads it in this epoch; -1 if none does."""
+        self.high_watermark = log.committed_offset = high_watermark
         self.core = core
+        """None unless this broker leads."""
+        self.replicated = False
+        """Whether a link wants to hear of what is written."""
         self.wall_ms = wall_ms
         self.topic_partition = log.topic_partition
+        self._closed: HeadraceError | None = None
+        self._told_watermark = high_watermark
         self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_watermark: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_fetches: list[FetchWaiter] = []
@@ -81,31 +108,29 @@ class Partition:
         self._grown_from_bytes = log.size_bytes
 
     @property
-    def high_watermark(self) -> int:
-        return self.core.high_watermark
-
-    @property
-    def epoch(self) -> int:
-        return self.core.epoch
+    def leading(self) -> bool:
+        return self.core is not None
 
     def check_epoch(self, epoch: int) -> None:
         """The client's idea of the leader epoch, -1 if it has none (KIP-320)."""
-        if epoch < 0 or epoch == self.core.epoch:
+        if epoch < 0 or epoch == self.epoch:
             return
-        if epoch < self.core.epoch:
-            raise FencedEpoch(f"{self.topic_partition}: epoch {epoch} is older than ours, {self.core.epoch}")
-        raise UnknownEpoch(f"{self.topic_partition}: epoch {epoch} is newer than ours, {self.core.epoch}")
+        if epoch < self.epoch:
+            raise FencedEpoch(f"{self.topic_partition}: epoch {epoch} is older than ours, {self.epoch}")
+        raise UnknownEpoch(f"{self.topic_partition}: epoch {epoch} is newer than ours, {self.epoch}")
 
     # Producing.
 
     def append(self, records: memoryview, acks: int) -> Appended:
         """Stage what a producer sent, which must be exactly one batch."""
         log, core = self.log, self.core
+        if core is None:
+            raise self._closed or self._not_leading()
         if log.offline is not None:
             raise log.offline
-        if acks == -1 and len(core.in_sync) < core.min_in_sync:
+        if acks == -1 and not core.enough_in_sync:
             raise NotEnoughReplicas(
-                f"{self.topic_partition}: {len(core.in_sync)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
+                f"{self.topic_partition}: {len(core.members)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
             )
         header = check_produced(records)
         settings = log.settings
@@ -136,13 +161,14 @@ class Partition:
     def reached(self, needed_offset: int, acks: int) -> bool:
         """Whether an append counts already for this acks."""
         if acks == -1:
-            return needed_offset <= self.core.high_watermark
+            return needed_offset <= self.high_watermark
         return needed_offset <= self.local_position()
 
     def wait(self, needed_offset: int, acks: int, waiter: ProduceWaiter) -> None:
         """`waiter.passed()` runs when the append counts; waiters are answered in log order."""
-        if self.log.offline is not None:  # it failed in this very turn: nothing would ever answer
-            waiter.failed(self.topic_partition, self.log.offline)
+        error = self._closed or self.log.offline
+        if error is not None:  # it failed in this very turn: nothing would ever answer
+            waiter.failed(self.topic_partition, error)
             return
         queue = self._waiting_watermark if acks == -1 else self._waiting_local
         if queue and queue[-1][0] > needed_offset:  # a duplicate of an earlier batch
@@ -153,14 +179,43 @@ class Partition:
             queue.append((needed_offset, waiter))
 
     def advance(self) -> bool:
-        """After a write or a sync: move the watermark and answer who waited. True: readers have more to see."""
+        """After a write or a sync: move the watermark and answer who waited. True: the watermark rose."""
+        core = self.core
+        if core is None:
+            return self.told(self._told_watermark)
         position = self.local_position()
-        rose = self.core.moved(self.core.broker, position)
+        core.moved(position)
         if self._waiting_local:
             _answer(self._waiting_local, position)
+        return self.settle()
+
+    def settle(self) -> bool:
+        """Take over what the leader's core has decided, and answer who waited for it. True: the watermark rose."""
+        core = self.core
+        if core is None:
+            return False
+        watermark = core.high_watermark
+        rose = watermark > self.high_watermark
+        if rose:
+            self.high_watermark = self.log.committed_offset = watermark
         if self._waiting_watermark:
-            _answer(self._waiting_watermark, self.core.high_watermark)
-        return rose and bool(self._waiting_fetches)
+            _answer(self._waiting_watermark, watermark)
+        return rose
+
+    def told(self, watermark: int) -> bool:
+        """The leader told its watermark. True: ours rose; it never passes what is written here."""
+        self._told_watermark = watermark
+        ours = min(watermark, self.log.written_offset)
+        if ours <= self.high_watermark:
+            return False
+        self.high_watermark = self.log.committed_offset = ours
+        return True
+
+    def truncated(self) -> None:
+        """The log was cut: its watermark cannot lie above its end, nor below its start."""
+        log = self.log
+        self.high_watermark = max(log.start_offset, min(self.high_watermark, log.end_offset))
+        self._told_watermark = log.committed_offset = self.high_watermark
 
     def failed(self, error: HeadraceError) -> None:
         """What was appended and not yet counted is lost: tell its producers."""
@@ -170,18 +225,39 @@ class Partition:
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)
 
+    def too_few(self) -> None:
+        """The in-sync set has become too small for what waits for it: its producers hear it now, not by a timeout."""
+        core = self.core
+        if core is None or core.enough_in_sync or not self._waiting_watermark:
+            return
+        waiting, self._waiting_watermark = self._waiting_watermark, deque()
+        error = NotEnoughReplicasAfterAppend(
+            f"{self.topic_partition}: written, but only {len(core.members)} replicas are in sync, "
+            f"and acks=-1 needs {core.min_in_sync}"
+        )
+        for _, waiter in waiting:
+            waiter.failed(self.topic_partition, error)
+
     def close(self, error: HeadraceError | None = None) -> None:
-        """The partition goes away: nobody may wait for it any more."""
-        self.failed(error or NotLeader(f"{self.topic_partition}: not served here any more"))
+        """The role ends: no producer may wait any more, nor begin to."""
+        self._closed = error or self._not_leading()
+        self.core = None
+        self.failed(self._closed)
+
+    def release_readers(self) -> None:
+        """After the role has ended: waiting fetches look again for who serves them."""
         waiters, self._waiting_fetches = self._waiting_fetches, []
         for waiter in waiters:
             waiter.grew(1 << 31)
+
+    def _not_leading(self) -> NotLeader:
+        return NotLeader(f"{self.topic_partition}: this broker does not lead it")
 
     # Consuming.
 
     def read(self, offset: int, max_bytes: int, *, warm: bool = False) -> ReadResult:
         """What a consumer may see from this offset on; for `warm` see `Log.read`."""
-        watermark = self.core.high_watermark
+        watermark = self.high_watermark
         if offset == watermark:
             return NOTHING_READ
         log = self.log
@@ -190,6 +266,10 @@ class Partition:
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
+
+    @property
+    def has_readers(self) -> bool:
+        return bool(self._waiting_fetches)
 
     def wait_for_data(self, waiter: FetchWaiter) -> None:
         if not self._waiting_fetches:

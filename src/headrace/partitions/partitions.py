@@ -1,15 +1,19 @@
 """All partitions of this broker, and the turn: append many, write once, answer many.
 
-The front ends append during a turn and call `end_turn`. It writes what was staged in one go, moves watermarks and
-answers. Waiting fetches are woken once, after everything that is being worked on now, however many appends there were.
+The front ends append during a turn and call `end_turn`. It writes what was staged in one go, moves watermarks, lets the
+links to other brokers have what was written, and answers. Waiting fetches are woken once, after everything that is
+being worked on now, however many appends there were.
+
+A replica leads, follows, or stands by without a leader. `find` and `get` answer leaders; `find_replica` answers any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
-from headrace.errors import HeadraceError, UnknownPartition
-from headrace.partitions.core import LeaderCore
+from headrace.errors import HeadraceError, NotLeader, UnknownPartition
+from headrace.partitions.core import LeaderCore, SetChange
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.partition import Partition
 from headrace.ports.clock import Clock
@@ -18,13 +22,44 @@ from headrace.storage.log import Log, LogStore, TopicPartition
 Failures = dict[TopicPartition, HeadraceError]
 
 
+class Links(Protocol):
+    """Who carries partitions to and from other brokers; hears of those that are `replicated`."""
+
+    def written(self, partition: Partition) -> None:
+        """Something was written to its log, or its watermark rose, in this turn."""
+        ...
+
+    def durable(self, partition: Partition) -> None:
+        """A sync has come back."""
+        ...
+
+    def end_turn(self) -> None:
+        """Send what this turn has brought."""
+        ...
+
+    def closed(self, partition: Partition) -> None:
+        """Its role has ended."""
+        ...
+
+
 class Partitions:
-    def __init__(self, store: LogStore, clock: Clock, broker: int) -> None:
+    def __init__(
+        self,
+        store: LogStore,
+        clock: Clock,
+        broker: int,
+        incarnation: str = "",
+        watermarks: Mapping[tuple[bytes, int], int] | None = None,
+    ) -> None:
         self.store = store
         self.clock = clock
         self.broker = broker
+        self.incarnation = incarnation
         self.deadlines = Deadlines(clock)
-        self._by_name: dict[str, dict[int, Partition]] = {}
+        self.links: Links | None = None
+        self._watermarks = watermarks or {}
+        self._replicas: dict[str, dict[int, Partition]] = {}
+        self._leading: dict[str, dict[int, Partition]] = {}
         self._by_log: dict[Log, Partition] = {}
         self._touched: dict[Partition, None] = {}
         self._grown: dict[Partition, None] = {}
@@ -39,35 +74,113 @@ class Partitions:
         return len(self._by_log)
 
     def find(self, topic: str, index: int) -> Partition | None:
-        of_topic = self._by_name.get(topic)
+        """The partition, if this broker leads it."""
+        of_topic = self._leading.get(topic)
+        return of_topic.get(index) if of_topic is not None else None
+
+    def find_replica(self, topic: str, index: int) -> Partition | None:
+        """The partition, if this broker holds a replica of it, whatever its role."""
+        of_topic = self._replicas.get(topic)
         return of_topic.get(index) if of_topic is not None else None
 
     def get(self, topic: str, index: int) -> Partition:
         partition = self.find(topic, index)
         if partition is None:
+            if self.find_replica(topic, index) is not None:
+                raise NotLeader(f"this broker does not lead {topic}-{index}")
             raise UnknownPartition(f"there is no partition {topic}-{index} on this broker")
         return partition
 
-    def lead(self, log: Log, epoch: int, in_sync: tuple[int, ...]) -> Partition:
-        """Begin to serve a log as its leader. What the log holds at start counts as committed on one node."""
-        position = log.durable_offset if log.settings.durability == "disk" else log.written_offset
-        core = LeaderCore(self.broker, epoch, log.end_offset, position, in_sync, log.settings.min_insync_replicas)
-        partition = Partition(log, core, self.clock.wall_ms)
-        self._by_name.setdefault(log.topic_partition.topic, {})[log.topic_partition.partition] = partition
-        self._by_log[log] = partition
+    # Roles.
+
+    def lead(
+        self,
+        log: Log,
+        epoch: int,
+        members: Mapping[int, str],
+        replicas: Sequence[int] = (),
+        revision: int = 0,
+    ) -> Partition:
+        """Serve a log as its leader in this epoch, with the in-sync set of its key's revision. What a leader alone
+        holds counts as committed. Led already in this epoch: only the set is taken over."""
+        current = self._by_log.get(log)
+        if current is not None and current.core is not None and current.epoch == epoch:
+            self.confirmed(current, members, revision)
+            return current
+        watermark = self._end_role(log)
+        core = LeaderCore(
+            self.broker,
+            epoch,
+            log.end_offset,
+            watermark,
+            members,
+            log.settings.min_insync_replicas,
+            replicas=replicas,
+            flushed_counts=log.settings.durability == "disk",
+            revision=revision,
+            now=self.clock.now(),
+        )
+        partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core)
+        where = log.topic_partition
+        self._leading.setdefault(where.topic, {})[where.partition] = partition
+        self._serve(partition)
+        partition.advance()
+        if current is not None:
+            current.release_readers()
+        return partition
+
+    def follow(self, log: Log, epoch: int, leader: int) -> Partition:
+        """Hold a log as a follower of this leader in this epoch; a leader of -1: nobody leads it now."""
+        current = self._by_log.get(log)
+        if current is not None and current.core is None and (current.epoch, current.leader) == (epoch, leader):
+            return current
+        watermark = self._end_role(log)
+        partition = Partition(log, epoch, leader, watermark, self.clock.wall_ms)
+        self._serve(partition)
+        if current is not None:
+            current.release_readers()
         return partition
 
     def drop(self, topic_partition: TopicPartition, error: HeadraceError | None = None) -> None:
         """Stop serving a partition and answer who waits for it."""
-        partition = self.find(topic_partition.topic, topic_partition.partition)
+        partition = self.find_replica(topic_partition.topic, topic_partition.partition)
+        if partition is not None:
+            self._end_role(partition.log, error or NotLeader(f"{topic_partition}: not served here any more"))
+            partition.release_readers()
+
+    def _serve(self, partition: Partition) -> None:
+        where = partition.topic_partition
+        self._replicas.setdefault(where.topic, {})[where.partition] = partition
+        self._by_log[partition.log] = partition
+
+    def _end_role(self, log: Log, error: HeadraceError | None = None) -> int:
+        """Answer every producer that waits for the log in its old role, before anything of the next one exists; answers
+        where its watermark stands."""
+        partition = self._by_log.get(log)
+        where = log.topic_partition
         if partition is None:
-            return
-        del self._by_name[topic_partition.topic][topic_partition.partition]
-        if not self._by_name[topic_partition.topic]:
-            del self._by_name[topic_partition.topic]
-        del self._by_log[partition.log]
-        self._touched.pop(partition, None)
-        partition.close(error)
+            watermark = self._watermarks.get((log.topic_id, where.partition), log.start_offset)
+        else:
+            if partition in self._touched:
+                self.end_turn()
+            watermark = partition.high_watermark
+            partition.close(error)
+            if self.links is not None:
+                self.links.closed(partition)
+            self._grown.pop(partition, None)
+            del self._by_log[log]
+            for by_name in (self._replicas, self._leading):
+                of_topic = by_name.get(where.topic)
+                if of_topic is not None and of_topic.get(where.partition) is partition:
+                    del of_topic[where.partition]
+                    if not of_topic:
+                        del by_name[where.topic]
+        return max(log.start_offset, min(watermark, log.end_offset))
+
+    def watermarks(self) -> Iterator[tuple[bytes, int, int]]:
+        """Topic id, partition and watermark of every replica, to be kept over a restart."""
+        for partition in self._by_log.values():
+            yield partition.log.topic_id, partition.topic_partition.partition, partition.high_watermark
 
     # The turn.
 
@@ -88,9 +201,15 @@ class Partitions:
             touched, self._touched = self._touched, {}
             for log, error in self.store.write_staged():
                 failures[log.topic_partition] = error
+            links = self.links
+            if links is not None:
+                for partition in touched:
+                    if partition.replicated:
+                        links.written(partition)
+                links.end_turn()
             for partition in touched:
                 if partition.advance():
-                    self._wake_later(partition)
+                    self._rose(partition)
         for call in calls:
             call(failures)
 
@@ -101,13 +220,65 @@ class Partitions:
         if log.offline is not None:
             partition.failed(log.offline)
         elif partition.advance():
-            self._wake_later(partition)
+            self._rose(partition)
+        if partition.replicated and self.links is not None:
+            self.links.durable(partition)
 
-    def min_in_sync_changed(self, partition: Partition, min_in_sync: int) -> None:
-        """The topic's setting was altered: what waited for more replicas may count now."""
-        if partition.core.min_in_sync != min_in_sync and partition.core.min_in_sync_changed(min_in_sync):
-            partition.advance()
+    def settle(self, partition: Partition) -> None:
+        """The leader's core has taken something in: answer who can be answered by it."""
+        if partition.settle():
+            self._rose(partition)
+
+    def told(self, partition: Partition, watermark: int) -> None:
+        """A follower's leader told its watermark."""
+        if partition.told(watermark):
+            self._rose(partition)
+
+    def _rose(self, partition: Partition) -> None:
+        if partition.has_readers:
             self._wake_later(partition)
+        if partition.replicated and partition.core is not None and self.links is not None:
+            self.links.written(partition)
+
+    # The in-sync set.
+
+    def settings_changed(self, partition: Partition) -> None:
+        """The topic's settings were altered: what waited for more replicas, or for a sync, may count now."""
+        core, settings = partition.core, partition.log.settings
+        if core is not None:
+            core.min_in_sync_changed(settings.min_insync_replicas)
+            core.durability_changed(flushed_counts=settings.durability == "disk")
+            partition.advance()
+            self._set_changed(partition)
+
+    def replicas_changed(self, partition: Partition, replicas: Sequence[int]) -> None:
+        core = partition.core
+        if core is not None and core.replicas != tuple(replicas):
+            core.replicas_changed(replicas)
+            self._set_changed(partition)
+
+    def proposed(self, partition: Partition, change: SetChange) -> None:
+        """A change of the set is about to be written: from now on the watermark needs both sets."""
+        if partition.core is not None:
+            partition.core.proposed(change)
+
+    def confirmed(self, partition: Partition, members: Mapping[int, str], revision: int) -> None:
+        """The set as its key has it at this revision."""
+        if partition.core is not None:
+            partition.core.confirmed(members, revision)
+            self._set_changed(partition)
+
+    def refused(self, partition: Partition) -> None:
+        """The proposed change was not made and never will be."""
+        if partition.core is not None:
+            partition.core.refused(self.clock.now())
+            self._set_changed(partition)
+
+    def _set_changed(self, partition: Partition) -> None:
+        self.settle(partition)
+        partition.too_few()
+        if self.links is not None:
+            self.links.end_turn()
 
     def _wake_later(self, partition: Partition) -> None:
         self._grown[partition] = None
