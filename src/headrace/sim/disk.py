@@ -1,9 +1,7 @@
 """A disk in memory that loses what was not synced, fills up, flips bytes and fails a sync when told to.
 
-Each file keeps its content, the image that is safe on the platter, and the writes between the two. A crash keeps a
-random part of those writes, one of them perhaps torn; of the changes to a folder it keeps those up to a random one.
-A failed sync loses its writes for good, though they can still be read: that is what Linux does.
-Mapped memory is not journalled: a crash takes each sector of a mapped file from before or after.
+A crash keeps what was synced and a random part of the rest (`sim.platter`). The death of a process alone loses nothing
+that it had written. A failed sync loses its writes for good, though they can still be read: that is what Linux does.
 """
 
 from __future__ import annotations
@@ -12,137 +10,33 @@ import builtins
 import errno
 import os
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Buffer, File, Range, SyncDone, SyncFailed
+from headrace.sim.platter import FileNode, FolderNode, Resize, Write
 
-SECTOR_BYTES: Final = 512
 UNLIMITED_BYTES: Final = 1 << 50
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    position: int
-    data: bytes
-
-    def apply(self, image: bytearray) -> None:
-        end = self.position + len(self.data)
-        if len(image) < end:
-            image.extend(bytes(end - len(image)))
-        image[self.position : end] = self.data
-
-
-@dataclass(frozen=True, slots=True)
-class _Resize:
-    size: int
-
-    def apply(self, image: bytearray) -> None:
-        if len(image) > self.size:
-            del image[self.size :]
-        else:
-            image.extend(bytes(self.size - len(image)))
-
-
-@dataclass(slots=True)
-class _FileNode:
-    content: bytearray = field(default_factory=bytearray)
-    safe: bytearray = field(default_factory=bytearray)
-    changes: deque[_Write | _Resize] = field(default_factory=deque)
-    changes_taken: int = 0
-    changed_ms: int = 0
-    mapped: bool = False
-    cold: bool = False
-
-    def change(self, change: _Write | _Resize) -> None:
-        change.apply(self.content)
-        self.changes.append(change)
-
-    def moment(self) -> tuple[int, bytes | None]:
-        """What a sync that is asked for now makes safe."""
-        return self.changes_taken + len(self.changes), bytes(self.content) if self.mapped else None
-
-    def settle(self, moment: tuple[int, bytes | None], *, lost: bool) -> None:
-        upto, mapped = moment
-        while self.changes_taken < upto:
-            change = self.changes.popleft()
-            self.changes_taken += 1
-            if not lost:
-                change.apply(self.safe)
-        if mapped is not None and not lost:
-            self.safe = bytearray(mapped)
-
-    def crash(self, chance: random.Random) -> None:
-        image = self.safe
-        if self.mapped:
-            image = _mix(self.safe, self.content, chance)
-        else:
-            kept = chance.random()
-            for change in self.changes:
-                if chance.random() >= kept:
-                    continue
-                if isinstance(change, _Write) and chance.random() < 0.2:
-                    change = _Write(change.position, change.data[: chance.randrange(len(change.data) + 1)])
-                change.apply(image)
-        self.safe = image
-        self.content = bytearray(image)
-        self.changes_taken += len(self.changes)
-        self.changes.clear()
-        self.mapped = False
-
-
-def _mix(old: bytearray, new: bytearray, chance: random.Random) -> bytearray:
-    image = bytearray(chance.choice((old, new)))
-    for at in range(0, len(image), SECTOR_BYTES):
-        source = chance.choice((old, new))[at : at + SECTOR_BYTES]
-        image[at : at + len(source)] = source
-    return image
-
-
-@dataclass(slots=True)
-class _Folder:
-    entries: dict[str, _FileNode | _Folder] = field(default_factory=dict)
-    safe: dict[str, _FileNode | _Folder] = field(default_factory=dict)
-    steps: list[dict[str, _FileNode | _Folder]] = field(default_factory=list)
-
-    def stepped(self) -> None:
-        """Remember the entries as they are after one more change."""
-        self.steps.append(dict(self.entries))
-
-    def settle(self, steps: int) -> None:
-        if steps:
-            self.safe = self.steps[steps - 1]
-            del self.steps[:steps]
-
-    def crash(self, chance: random.Random) -> None:
-        keep = chance.randrange(len(self.steps) + 1)
-        self.settle(keep)
-        self.steps.clear()
-        self.entries = dict(self.safe)
-        for node in self.entries.values():
-            node.crash(chance)
-
-
 class SimFile:
-    def __init__(self, disk: SimDisk, path: str, node: _FileNode | _Folder, *, writable: bool) -> None:
+    def __init__(self, disk: SimDisk, path: str, node: FileNode | FolderNode, *, writable: bool) -> None:
         self.path = path
         self._disk = disk
-        self._node: _FileNode | _Folder | None = node
+        self._node: FileNode | FolderNode | None = node
         self._writable = writable
         self._age = disk.age
 
     @property
-    def node(self) -> _FileNode | _Folder:
+    def node(self) -> FileNode | FolderNode:
         if self._node is None or self._age != self._disk.age:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
         return self._node
 
-    def _file(self, *, write: bool = False) -> _FileNode:
+    def _file(self, *, write: bool = False) -> FileNode:
         node = self.node
-        if isinstance(node, _Folder):
+        if isinstance(node, FolderNode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
         if write and not self._writable:
             raise OSError(errno.EBADF, "not open for writing", self.path)
@@ -162,10 +56,10 @@ class SimFile:
         if room < 0:
             fits = max(0, len(data) + room)
             if fits:
-                node.change(_Write(position, data[:fits]))
+                node.change(Write(position, data[:fits]))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         if data:
-            node.change(_Write(position, data))
+            node.change(Write(position, data))
             node.changed_ms = self._disk.wall_ms()
         return len(data)
 
@@ -173,14 +67,14 @@ class SimFile:
         return bytes(self._file().content[position : position + count])
 
     def truncate(self, size: int) -> None:
-        self._file(write=True).change(_Resize(size))
+        self._file(write=True).change(Resize(size))
 
     def allocate(self, size: int) -> None:
         node = self._file(write=True)
         if size > len(node.content):
             if self._disk.room(len(node.content), size) < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
-            node.change(_Resize(size))
+            node.change(Resize(size))
 
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
         node = self._file()
@@ -210,21 +104,32 @@ class SimDisk:
         self.syncs = 0
         self.synced_files = 0
         self._clock = clock
-        self._root = _Folder()
+        self._root = FolderNode()
         self._failing_syncs: dict[str, int] = {}
         self._failing_writes: dict[str, int] = {}
         self._failing_opens: dict[str, int] = {}
         self._locked: set[str] = set()
         self._held: builtins.list[Callable[[], None]] | None = None
+        self._sync_seconds: Callable[[], float] | None = None
 
     # What a test does to the disk.
 
     def crash(self, seed: int) -> None:
         """Lose power: open files are gone, and so is a random part of what was not synced."""
+        self.release()
+        self._root.crash(random.Random(seed))
+
+    def release(self) -> None:
+        """The process that used the disk is dead: its open files and locks are gone, what it wrote is not."""
         self.age += 1
         self._locked.clear()
         self._held = None
-        self._root.crash(random.Random(seed))
+        self._root.let_go()
+
+    def serve(self, clock: Clock, sync_seconds: Callable[[], float] | None = None) -> None:
+        """Answer by this clock, the new process's, from now on; a sync takes as long as `sync_seconds` says."""
+        self._clock = clock
+        self._sync_seconds = sync_seconds
 
     def fail_sync(self, path: str, number: int = errno.EIO) -> None:
         """The next sync of that file fails, and what it should have saved is lost."""
@@ -239,7 +144,7 @@ class SimDisk:
     def flip(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter."""
         node = self._find(path)
-        assert isinstance(node, _FileNode)
+        assert isinstance(node, FileNode)
         node.content[position] ^= mask
         if position < len(node.safe):
             node.safe[position] ^= mask
@@ -247,7 +152,7 @@ class SimDisk:
     def evict(self, path: str) -> None:
         """Drop a file from the page cache."""
         node = self._find(path)
-        assert isinstance(node, _FileNode)
+        assert isinstance(node, FileNode)
         node.cold = True
 
     def hold_syncs(self) -> None:
@@ -268,7 +173,7 @@ class SimDisk:
         if node is None:
             if not create:
                 raise _missing(path)
-            node = parent.entries[name] = _FileNode(changed_ms=self.wall_ms())
+            node = parent.entries[name] = FileNode(changed_ms=self.wall_ms())
             parent.stepped()
         return SimFile(self, path, node, writable=writable)
 
@@ -290,11 +195,11 @@ class SimDisk:
 
     def size(self, path: str) -> int:
         node = self._find(path)
-        return len(node.content) if isinstance(node, _FileNode) else 0
+        return len(node.content) if isinstance(node, FileNode) else 0
 
     def changed_ms(self, path: str) -> int:
         node = self._find(path)
-        return node.changed_ms if isinstance(node, _FileNode) else 0
+        return node.changed_ms if isinstance(node, FileNode) else 0
 
     def list(self, folder: str) -> builtins.list[str]:
         return [*self._folder(folder).entries]
@@ -304,15 +209,15 @@ class SimDisk:
         for name in path.strip("/").split("/"):
             node = folder.entries.get(name)
             if node is None:
-                node = folder.entries[name] = _Folder()
+                node = folder.entries[name] = FolderNode()
                 folder.stepped()
-            if not isinstance(node, _Folder):
+            if not isinstance(node, FolderNode):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             folder = node
 
     def remove(self, path: str) -> None:
         parent, name = self._parent(path)
-        if not isinstance(parent.entries.get(name), _FileNode):
+        if not isinstance(parent.entries.get(name), FileNode):
             raise _missing(path)
         del parent.entries[name]
         parent.stepped()
@@ -353,6 +258,8 @@ class SimDisk:
 
         if self._held is not None:
             self._held.append(finish)
+        elif self._sync_seconds is not None:
+            self._clock.call_later(self._sync_seconds(), finish)
         else:
             self._clock.call_soon(finish)
 
@@ -364,7 +271,7 @@ class SimDisk:
     def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
         assert isinstance(file, SimFile)
         node = file.node
-        assert isinstance(node, _FileNode)
+        assert isinstance(node, FileNode)
         node.cold = False
         self._clock.call_soon(done)
 
@@ -393,7 +300,7 @@ class SimDisk:
     def _begin_sync(self, files: Sequence[SimFile]) -> Callable[[], SyncFailed | None]:
         """What the files hold now is safe, or lost, when the answer is called."""
         nodes = [(file, file.node) for file in files]
-        moments = [node.moment() if isinstance(node, _FileNode) else len(node.steps) for _, node in nodes]
+        moments = [node.moment() if isinstance(node, FileNode) else len(node.steps) for _, node in nodes]
 
         def finish() -> SyncFailed | None:
             numbers = [self._settle(file.path, node, at) for (file, node), at in zip(nodes, moments, strict=True)]
@@ -402,10 +309,10 @@ class SimDisk:
 
         return finish
 
-    def _settle(self, path: str, node: _FileNode | _Folder, moment: tuple[int, bytes | None] | int) -> int:
+    def _settle(self, path: str, node: FileNode | FolderNode, moment: tuple[int, bytes | None] | int) -> int:
         """The errno, 0 if it went well."""
         number = self._failing_syncs.pop(path, 0)
-        if isinstance(node, _Folder):
+        if isinstance(node, FolderNode):
             assert isinstance(moment, int)
             if not number:
                 node.settle(min(moment, len(node.steps)))
@@ -414,27 +321,27 @@ class SimDisk:
             node.settle(moment, lost=number > 0)
         return number
 
-    def _find(self, path: str) -> _FileNode | _Folder:
-        node: _FileNode | _Folder = self._root
+    def _find(self, path: str) -> FileNode | FolderNode:
+        node: FileNode | FolderNode = self._root
         for name in filter(None, path.split("/")):
-            if not isinstance(node, _Folder) or name not in node.entries:
+            if not isinstance(node, FolderNode) or name not in node.entries:
                 raise _missing(path)
             node = node.entries[name]
         return node
 
-    def _folder(self, path: str) -> _Folder:
+    def _folder(self, path: str) -> FolderNode:
         node = self._find(path)
-        if not isinstance(node, _Folder):
+        if not isinstance(node, FolderNode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return node
 
-    def _parent(self, path: str) -> tuple[_Folder, str]:
+    def _parent(self, path: str) -> tuple[FolderNode, str]:
         folder, _, name = path.rpartition("/")
         return (self._folder(folder) if folder else self._root), name
 
-    def _used(self, folder: _Folder) -> int:
+    def _used(self, folder: FolderNode) -> int:
         return sum(
-            len(node.content) if isinstance(node, _FileNode) else self._used(node) for node in folder.entries.values()
+            len(node.content) if isinstance(node, FileNode) else self._used(node) for node in folder.entries.values()
         )
 
 

@@ -1,0 +1,126 @@
+"""What lies on a simulated disk: files and folders, each as it is read now and as it would be after a crash.
+
+Each file keeps its content, the image that is safe on the platter, and the writes between the two. A crash keeps a
+random part of those writes, one of them perhaps torn; of the changes to a folder it keeps those up to a random one.
+Mapped memory is not journalled: a crash takes each sector of a mapped file from before or after.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+SECTOR_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    position: int
+    data: bytes
+
+    def apply(self, image: bytearray) -> None:
+        end = self.position + len(self.data)
+        if len(image) < end:
+            image.extend(bytes(end - len(image)))
+        image[self.position : end] = self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    size: int
+
+    def apply(self, image: bytearray) -> None:
+        if len(image) > self.size:
+            del image[self.size :]
+        else:
+            image.extend(bytes(self.size - len(image)))
+
+
+@dataclass(slots=True)
+class FileNode:
+    content: bytearray = field(default_factory=bytearray)
+    safe: bytearray = field(default_factory=bytearray)
+    changes: deque[Write | Resize] = field(default_factory=deque)
+    changes_taken: int = 0
+    changed_ms: int = 0
+    mapped: bool = False
+    cold: bool = False
+
+    def change(self, change: Write | Resize) -> None:
+        change.apply(self.content)
+        self.changes.append(change)
+
+    def moment(self) -> tuple[int, bytes | None]:
+        """What a sync that is asked for now makes safe."""
+        return self.changes_taken + len(self.changes), bytes(self.content) if self.mapped else None
+
+    def settle(self, moment: tuple[int, bytes | None], *, lost: bool) -> None:
+        upto, mapped = moment
+        while self.changes_taken < upto:
+            change = self.changes.popleft()
+            self.changes_taken += 1
+            if not lost:
+                change.apply(self.safe)
+        if mapped is not None and not lost:
+            self.safe = bytearray(mapped)
+
+    def let_go(self) -> None:
+        """The process that had it open is dead: what it has mapped is its own from now on."""
+        if self.mapped:
+            self.content = bytearray(self.content)
+
+    def crash(self, chance: random.Random) -> None:
+        image = self.safe
+        if self.mapped:
+            image = _mix(self.safe, self.content, chance)
+        else:
+            kept = chance.random()
+            for change in self.changes:
+                if chance.random() >= kept:
+                    continue
+                if isinstance(change, Write) and chance.random() < 0.2:
+                    change = Write(change.position, change.data[: chance.randrange(len(change.data) + 1)])
+                change.apply(image)
+        self.safe = image
+        self.content = bytearray(image)
+        self.changes_taken += len(self.changes)
+        self.changes.clear()
+        self.mapped = False
+
+
+def _mix(old: bytearray, new: bytearray, chance: random.Random) -> bytearray:
+    image = bytearray(chance.choice((old, new)))
+    for at in range(0, len(image), SECTOR_BYTES):
+        source = chance.choice((old, new))[at : at + SECTOR_BYTES]
+        image[at : at + len(source)] = source
+    return image
+
+
+@dataclass(slots=True)
+class FolderNode:
+    entries: dict[str, FileNode | FolderNode] = field(default_factory=dict)
+    safe: dict[str, FileNode | FolderNode] = field(default_factory=dict)
+    steps: list[dict[str, FileNode | FolderNode]] = field(default_factory=list)
+
+    def stepped(self) -> None:
+        """Remember the entries as they are after one more change."""
+        self.steps.append(dict(self.entries))
+
+    def settle(self, steps: int) -> None:
+        if steps:
+            self.safe = self.steps[steps - 1]
+            del self.steps[:steps]
+
+    def let_go(self) -> None:
+        for node in self.entries.values():
+            node.let_go()
+
+    def crash(self, chance: random.Random) -> None:
+        keep = chance.randrange(len(self.steps) + 1)
+        self.settle(keep)
+        self.steps.clear()
+        self.entries = dict(self.safe)
+        for node in self.entries.values():
+            node.crash(chance)

@@ -1,0 +1,122 @@
+"""What the simulated disk keeps of a process that dies and of a machine that loses power; its contract is in
+tests/system."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.ports.disk import read_whole
+from headrace.sim.disk import SimDisk
+from headrace.sim.loop import VirtualLoop
+from headrace.sim.process import Process
+
+SEEDS = range(200)
+
+
+def disk_of(process: Process, sync_seconds: float = 0.01) -> SimDisk:
+    disk = SimDisk(process)
+    disk.serve(process, lambda: sync_seconds)
+    return disk
+
+
+def written(disk: SimDisk, synced: bytes, unsynced: bytes) -> None:
+    file = disk.open("/log", create=True, writable=True)
+    file.pwritev([synced], 0)
+    disk.sync_now([file])
+    disk.sync_folder("/")
+    for at in range(len(unsynced)):
+        file.pwritev([unsynced[at : at + 1]], len(synced) + at)
+
+
+def test_a_dead_process_loses_its_files_and_locks_and_nothing_that_it_wrote() -> None:
+    disk = disk_of(Process(VirtualLoop(), "one"))
+    written(disk, b"safe", b"cached")
+    lock = disk.lock("/lock")
+    file = disk.open("/index", create=True, writable=True)
+    file.allocate(64)
+    view = file.map(64, writable=True, populate=False)
+    view[:4] = b"mine"
+    disk.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lock.size()
+    view[:4] = b"late"
+    assert read_whole(disk, "/log") == b"safecached"
+    disk.lock("/lock")
+    again = disk.open("/index", writable=True)
+    assert again.pread(4, 0) == b"mine"
+    again.truncate(8)
+
+
+def test_a_power_cut_keeps_what_was_synced_and_a_random_part_of_the_rest() -> None:
+    seen = set()
+    for seed in SEEDS:
+        disk = disk_of(Process(VirtualLoop(), "one"))
+        written(disk, b"safe", b"123456")
+        disk.crash(seed)
+        content = read_whole(disk, "/log")
+        assert content[:4] == b"safe"
+        assert len(content) <= 10
+        assert all(byte in (0, b"123456"[at]) for at, byte in enumerate(content[4:]))
+        seen.add(content)
+    assert b"safe" in seen
+    assert b"safe123456" in seen
+    assert any(b"\x00" in content for content in seen), "a later write may be kept without an earlier one"
+
+
+def test_a_torn_write_is_cut_anywhere() -> None:
+    seen = set()
+    for seed in SEEDS:
+        disk = disk_of(Process(VirtualLoop(), "one"))
+        written(disk, b"", b"")
+        disk.open("/log", writable=True).pwritev([b"0123456789"], 0)
+        disk.crash(seed)
+        seen.add(read_whole(disk, "/log"))
+    assert {b"", b"0123456789"} < seen
+    assert all(b"0123456789".startswith(content) for content in seen)
+
+
+def test_a_sync_takes_its_time_and_a_crash_before_its_end_may_lose_what_it_was_for() -> None:
+    loop = VirtualLoop()
+    lost = 0
+    for seed in range(50):
+        process = Process(loop, "one")
+        disk = disk_of(process)
+        written(disk, b"", b"")
+        file = disk.open("/log", writable=True)
+        file.pwritev([b"x"], 0)
+        answers: list[OSError | None] = []
+        disk.request_sync([file], answers.append)
+        loop.run_until_complete(asyncio.sleep(0.009 if seed % 2 else 0.011))
+        assert len(answers) == 1 - seed % 2
+        process.die()
+        disk.crash(seed)
+        loop.run_until_complete(asyncio.sleep(1))
+        assert len(answers) == 1 - seed % 2
+        lost += read_whole(disk, "/log") != b"x"
+        assert seed % 2 or read_whole(disk, "/log") == b"x"
+    assert 0 < lost <= 25
+
+
+def test_a_paused_process_hears_of_its_sync_when_it_goes_on() -> None:
+    loop = VirtualLoop()
+    process = Process(loop, "one")
+    disk = disk_of(process)
+    answers: list[OSError | None] = []
+    disk.request_sync([disk.open("/log", create=True, writable=True)], answers.append)
+    process.pause()
+    loop.run_until_complete(asyncio.sleep(1))
+    assert answers == []
+    process.resume()
+    loop.run_until_complete(asyncio.sleep(1))
+    assert answers == [None]
+
+
+def test_a_flipped_byte_is_there_before_and_after_a_crash() -> None:
+    disk = disk_of(Process(VirtualLoop(), "one"))
+    written(disk, b"safe", b"")
+    disk.flip("/log", 1, 0x80)
+    assert read_whole(disk, "/log") == b"s\xe1fe"
+    disk.crash(1)
+    assert read_whole(disk, "/log") == b"s\xe1fe"
