@@ -31,6 +31,18 @@ def led(services: Services, topic: str, index: int) -> Partition:
     return partition
 
 
+def answering(services: Services, topic: str, index: int) -> Partition:
+    """As `led`; while the partition has no leader, the replica here, if the topic lets followers stand in for it."""
+    partition = services.partitions.find(topic, index)
+    if partition is not None:
+        return partition
+    state = services.view.image.partition(topic, index)
+    stand_in = readable(services, topic, index) if state is not None and state.leader == NO_LEADER else None
+    if stand_in is None:
+        raise absent(services.view.image, topic, index)
+    return stand_in
+
+
 def absent(image: Image, topic: str, index: int) -> HeadraceError:
     """Why this broker does not serve the partition as its leader."""
     state = image.partition(topic, index)
@@ -89,3 +101,38 @@ def follower_reads(services: Services, topic: Topic) -> bool:
     """Whether followers serve the topic's readers while it has no leader."""
     given = topic.overrides.get(FOLLOWER_READS)
     return given.lower() == "true" if given is not None else bool(services.effective()["log." + FOLLOWER_READS])
+
+
+def readable(services: Services, topic: str, index: int) -> Partition | None:
+    """The replica here from which consumers may read below its watermark, led here or not.
+
+    While the partition has a leader any replica will do (KIP-392); without one the topic has to allow it.
+    """
+    partition = services.partitions.find_replica(topic, index)
+    if partition is None or partition.leading:
+        return partition
+    known = services.view.image.topics.get(topic)
+    if known is None or index >= len(known.partitions):
+        return None
+    if known.partitions[index].leader != NO_LEADER or follower_reads(services, known):
+        return partition
+    return None
+
+
+def preferred_replica(services: Services, partition: Partition, offset: int, rack: str) -> int | None:
+    """The follower that a consumer in this rack should read from instead of this leader, if there is one (KIP-392).
+
+    It is in the in-sync set and holds everything below the offset, so it has, or will be told in a moment, a watermark
+    at which the consumer can go on.
+    """
+    core, brokers = partition.core, services.view.image.brokers
+    if core is None or rack == services.settings["rack"] or offset > partition.high_watermark:
+        return None
+    best, furthest = None, -1
+    for broker, progress in core.followers.items():
+        if not core.is_member(broker, progress.incarnation) or offset > progress.written:
+            continue
+        known = brokers.get(broker)
+        if known is not None and known.rack == rack and progress.written > furthest:
+            best, furthest = broker, progress.written
+    return best

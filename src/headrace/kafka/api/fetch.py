@@ -1,10 +1,13 @@
-"""Fetch, versions 4 to 18. 7: fetch sessions; 9: leader epochs; 12: compact encoding; 13: topics by id.
+"""Fetch, versions 4 to 18. 7: fetch sessions; 9: leader epochs; 11: racks; 12: compact encoding; 13: topics by id;
+16: where leaders are.
 
 A fetch is answered at once when it has min_bytes or an error, else when enough has been committed or its wait is over.
 The answer is encoded bytes with file slices between them; nothing is read here. A slice that is not in the page cache
 is read ahead by the disk first, and what was never checked is checked over several turns, so that one consumer of old
 data does not stop the others.
 Fetch sessions (KIP-227) are declined: a full fetch gets session id 0, and a client then sends full fetches.
+A consumer that names its rack is sent to a follower there, which serves it up to its own watermark (KIP-392). What a
+follower does not have yet is OFFSET_NOT_AVAILABLE, never out of range: the leader has it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import Code, HeadraceError
+from headrace.kafka import routing
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
 from headrace.partitions.partition import Partition
@@ -25,6 +29,10 @@ READ_COMMITTED = 1
 ENOUGH_BYTES: Final = 4 << 20
 """With so much of an answer the rest, if it has to be checked first, is left to the next fetch."""
 NO_REPLICA = -1
+FOLLOWERS_FROM: Final = 11
+"""The version from which on consumers know that they may be served by followers."""
+ENDPOINTS_FROM: Final = 16
+MOVED: Final = frozenset({Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH})
 
 Row = wire.FetchedPartition
 Topics = list[tuple[str | None, bytes | None, list[Row]]]
@@ -36,6 +44,7 @@ class PendingFetch:
     __slots__ = (
         "_connection",
         "_correlation_id",
+        "_elsewhere",
         "_grown_bytes",
         "_request",
         "_slot",
@@ -53,6 +62,8 @@ class PendingFetch:
         self._correlation_id = correlation_id
         self._request = request
         self._grown_bytes = 0
+        self._elsewhere: set[int] | None = None
+        """Brokers that lead partitions asked for here."""
 
     def start(self) -> None:
         request = self._request
@@ -88,13 +99,14 @@ class PendingFetch:
         self._go_on(may_wait=False)
 
     def _collect(self, warm: bool) -> tuple[Topics, int, bool, list[Partition], list[FileSlice]]:
-        """Rows for all partitions asked for; bytes found; whether any has an error; the partitions that could wait;
-        what has to be checked before it can be found."""
+        """Rows for all partitions asked for; bytes found; whether one has an answer that cannot wait; the partitions
+        that could; what has to be checked before it can be found."""
         request = self._request
         services = self._connection.services
         image = services.view.image
         find = services.partitions.find
         left_bytes = min(request.max_bytes, services.settings["fetch.max.bytes"])
+        rack = request.rack_id
         total, failed = 0, False
         waitable: list[Partition] = []
         unchecked: list[FileSlice] = []
@@ -109,12 +121,21 @@ class PendingFetch:
                 topic, unknown = (None, Code.UNKNOWN_TOPIC_ID) if known is None else (known.name, unknown)
             for index, epoch, offset, _, _, max_bytes in asked:
                 partition = find(topic, index) if topic is not None else None
+                if partition is None and topic is not None and self._version >= FOLLOWERS_FROM:
+                    partition = routing.readable(services, topic, index)
                 if partition is None:
-                    rows.append(Row(index, unknown, -1, -1, -1, aborted, NO_REPLICA, (), 0))
+                    code = unknown if topic is None else routing.fault(image, topic, index)
+                    rows.append(
+                        Row(index, code, -1, -1, -1, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
+                    )
                     failed = True
                     continue
                 watermark = partition.high_watermark
                 start = partition.log.start_offset
+                if rack and (preferred := routing.preferred_replica(services, partition, offset, rack)) is not None:
+                    rows.append(Row(index, 0, watermark, watermark, start, aborted, preferred, (), 0))
+                    failed = True
+                    continue
                 if offset == watermark and (epoch < 0 or epoch == partition.epoch):
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, (), 0))
                     waitable.append(partition)
@@ -128,8 +149,12 @@ class PendingFetch:
                     else:
                         slices, count = (), 0
                 except HeadraceError as error:
-                    rows.append(Row(index, error.kafka_code, watermark, watermark, start, aborted, NO_REPLICA, (), 0))
-                    services.metrics.error("Fetch", error.kafka_code)
+                    code = error.kafka_code
+                    if code == Code.OFFSET_OUT_OF_RANGE and not partition.leading and offset > watermark:
+                        code = Code.OFFSET_NOT_AVAILABLE
+                    tags = self._tags(topic, index, code)
+                    rows.append(Row(index, code, watermark, watermark, start, aborted, NO_REPLICA, (), 0, tags))
+                    services.metrics.error("Fetch", code)
                     failed = True
                     continue
                 left_bytes -= count
@@ -147,12 +172,26 @@ class PendingFetch:
     def _send(self, code: int, topics: Topics) -> None:
         self.answered = True
         parts: list[Part] = []
-        for part in wire.encode_response(self._version, self._correlation_id, 0, code, 0, topics):
+        ends = wire.NO_TAGS if self._elsewhere is None else wire.response_tags(self._endpoints(self._elsewhere))
+        for part in wire.encode_response(self._version, self._correlation_id, 0, code, 0, topics, ends):
             if isinstance(part, tuple):
                 parts.extend(part)
             else:
                 parts.append(part)
         self._connection.fill(self._slot, parts)
+
+    def _tags(self, topic: str | None, index: int, code: int) -> bytes:
+        """Where the partition is led, if that is why it cannot be read here (KIP-951)."""
+        leader = routing.leader_elsewhere(self._connection.services, topic, index) if code in MOVED else None
+        if leader is None:
+            return wire.NO_TAGS
+        self._elsewhere = (self._elsewhere or set()) | {leader[0]}
+        return wire.partition_tags(current_leader=leader)
+
+    def _endpoints(self, brokers: set[int]) -> list[routing.NodeEndpoint]:
+        if self._version < ENDPOINTS_FROM:
+            return []
+        return routing.endpoints(self._connection.services.view.image, self._connection.listener, brokers)
 
 
 def handle(

@@ -2,6 +2,8 @@
 
 -1 is the end that consumers see, -2 the start, -3 the record with the greatest timestamp, other numbers the first
 record not older than that time. Nothing is tiered: -4 is the start, and -5 and -6 have no answer.
+A new leader does not know where the end is before its watermark has reached what its epoch began with: until then it
+answers OFFSET_NOT_AVAILABLE, and LEADER_NOT_AVAILABLE before version 5 (KIP-207).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ EARLIEST = -2
 GREATEST_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 NONE = TimedOffset(-1, -1)
+NOT_AVAILABLE_FROM = 5
 
 
 def handle(request: Request) -> Message:
@@ -32,15 +35,22 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
     index: int = asked.partition_index
     code, found, epoch = Code.NONE, NONE, -1
     try:
-        partition = routing.led(request.services, topic, index)
+        partition = routing.answering(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
         found = _find(partition, asked.timestamp)
+        if not _end_known(partition) and (asked.timestamp == LATEST or found is NONE):
+            found = NONE
+            code = Code.OFFSET_NOT_AVAILABLE if request.version >= NOT_AVAILABLE_FROM else Code.LEADER_NOT_AVAILABLE
         epoch = partition.epoch if found.offset >= 0 else -1
     except HeadraceError as error:
         code = error.kafka_code
     return Message(
         partition_index=index, error_code=code, timestamp=found.timestamp_ms, offset=found.offset, leader_epoch=epoch
     )
+
+
+def _end_known(partition: Partition) -> bool:
+    return partition.core is None or partition.core.high_watermark >= partition.core.epoch_start
 
 
 def _find(partition: Partition, timestamp_ms: int) -> TimedOffset:

@@ -22,7 +22,7 @@ def handle(request: Request) -> Message:
 def _partition(request: Request, topic: str, asked: Message) -> Message:
     code, epoch, end = Code.NONE, -1, -1
     try:
-        partition = routing.led(request.services, topic, asked.partition)
+        partition = routing.answering(request.services, topic, asked.partition)
         partition.check_epoch(asked.current_leader_epoch)
         if asked.leader_epoch == partition.epoch:
             epoch, end = partition.epoch, partition.high_watermark
