@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from headrace.cluster.config import text_of
 from headrace.errors import InvalidConfig, SettingError
 from headrace.settings import BROKER_BY_NAME, TOPIC_BY_NAME, load, log_settings
 from proving import proves
@@ -74,3 +76,20 @@ def test_the_reference_in_docs_is_current() -> None:
         check=False,
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    loaded = load(environment={"HEADRACE_ETCD_PASSWORD": "open sesame"})
+    assert loaded["etcd.password"].reveal() == "open sesame"
+    assert "sesame" not in f"{loaded} {loaded['etcd.password']} {loaded['etcd.password']!r}"
+    assert "sesame" not in text_of(loaded["etcd.password"])
+    printed = subprocess.run(
+        [sys.executable, "-m", "headrace.cli.main", "serve", "--print-config", "--json"],
+        env={**os.environ, "HEADRACE_ETCD_PASSWORD": "open sesame"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "(hidden)" in printed.stdout
+    assert "sesame" not in printed.stdout + printed.stderr

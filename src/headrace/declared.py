@@ -11,8 +11,28 @@ from typing import Final, Literal
 
 from headrace.errors import SettingError
 
-Kind = Literal["int", "float", "bool", "str", "choice", "list"]
-Value = int | float | bool | str | tuple[str, ...]
+HIDDEN: Final = "(hidden)"
+
+
+class Secret:
+    """A setting's text that no listing, log line or message shows."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __str__(self) -> str:
+        return HIDDEN if self._text else ""
+
+    __repr__ = __str__
+
+
+Kind = Literal["int", "float", "bool", "str", "choice", "list", "secret"]
+Value = int | float | bool | str | tuple[str, ...] | Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +78,8 @@ def _convert(setting: Setting, given: object) -> Value:
         case "list":
             items = given if isinstance(given, (list, tuple)) else str(given).split(",")
             return tuple(str(item).strip() for item in items if str(item).strip())
+        case "secret":
+            return Secret(str(given))
         case _:
             return str(given)
 
@@ -161,6 +183,18 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("cluster.id", "str", "", "name of the cluster; empty draws one at first start and keeps it"),
     Setting("rack", "str", "", "where this broker stands; replicas avoid sharing one"),
     Setting("data", "str", "./data", "folder of everything this broker keeps"),
+    Setting(
+        "coordination",
+        "str",
+        "embedded",
+        "where the cluster's metadata is: embedded (a file of this broker, which is then alone) or "
+        "etcd://host:port,host:port",
+    ),
+    Setting("etcd.tls.ca", "str", "", "PEM file with the CA of etcd's certificates; set, etcd is spoken to by TLS"),
+    Setting("etcd.tls.cert", "str", "", "PEM file with the certificate that this broker shows to etcd"),
+    Setting("etcd.tls.key", "str", "", "PEM file with the private key of that certificate"),
+    Setting("etcd.user", "str", "", "user of etcd; it needs readwrite on the keys below /headrace/"),
+    Setting("etcd.password", "secret", Secret(), "password of that user; never shown"),
     Setting("listen", "list", ("127.0.0.1:9092",), "Kafka listeners: [name=][tls://]host:port"),
     Setting("advertise", "list", (), "address that clients are told, per listener: [name=]host:port"),
     Setting("http.listen", "str", "127.0.0.1:8082", "HTTP port: host:port, or off"),

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.declared import BROKER_SETTINGS, FOREVER_MS, TOPIC_SETTINGS, Setting, Value
+from headrace.declared import BROKER_SETTINGS, FOREVER_MS, TOPIC_SETTINGS, Secret, Setting, Value
 from headrace.errors import InvalidConfig, SettingError
 
 __all__ = [
     "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "TOPIC_BY_NAME",
-    "TOPIC_SETTINGS", "BrokerSettings", "LogSettings", "Setting", "Value", "check_topic_overrides", "load",
-    "log_settings",
+    "TOPIC_SETTINGS", "BrokerSettings", "LogSettings", "Secret", "Setting", "Value", "check_topic_overrides",
+    "load", "log_settings",
 ]  # fmt: skip
 
 DEFAULTS_FOR_TOPICS: Final = tuple(

@@ -72,4 +72,6 @@ def _print_config(effective: settings.BrokerSettings, as_json: bool) -> None:
 
 
 def _plain(value: settings.Value) -> object:
+    if isinstance(value, settings.Secret):
+        return str(value)
     return list(value) if isinstance(value, tuple) else value

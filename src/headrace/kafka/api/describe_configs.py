@@ -19,7 +19,7 @@ SOURCE_CLUSTER: Final = 3
 SOURCE_STATIC: Final = 4
 SOURCE_DEFAULT: Final = 5
 _SOURCES: Final = {"default": SOURCE_DEFAULT, "cluster": SOURCE_CLUSTER, "broker": SOURCE_BROKER}
-_TYPES: Final = {"bool": 1, "str": 2, "choice": 2, "int": 5, "float": 6, "list": 7}
+_TYPES: Final = {"bool": 1, "str": 2, "choice": 2, "int": 5, "float": 6, "list": 7, "secret": 9}
 
 Row = tuple[Setting, str, int, bool]
 """(setting, value, source, read only)"""
@@ -87,7 +87,7 @@ def _config(row: Row, asked: Message) -> Message:
         value=value,
         read_only=read_only,
         config_source=source,
-        is_sensitive=False,
+        is_sensitive=setting.kind == "secret",
         synonyms=synonyms if asked.include_synonyms else [],
         config_type=_TYPES[setting.kind],
         documentation=setting.meaning if asked.include_documentation else None,
