@@ -8,7 +8,7 @@
 
 Timeouts are small: an election takes about half a second and the shortest lease is one second. A port is kept by a
 socket that is bound and does not listen, so nobody else is given it while its node is down. Every process dies with
-the thread that started it (PR_SET_PDEATHSIG): start nodes on the main thread.
+the test process (PR_SET_PDEATHSIG), however that ends; nodes may be killed and started from any thread.
 Where etcd is not installed, these tests fail; `make test` installs it.
 """
 
@@ -24,6 +24,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,8 @@ START_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 20.0
 ASK_TIMEOUT_S: Final = 2.0
 LOG_SHOWN_BYTES: Final = 6000
+# A child dies with the thread that started it: this one lives as long as the process.
+STARTER: Final = ThreadPoolExecutor(1)
 
 
 class EtcdFailed(AssertionError):
@@ -120,9 +123,16 @@ class EtcdNode:
         # etcd reads ETCD_... variables; those of whoever runs the tests are not meant for it.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.data.parent
+            started = STARTER.submit(
+                subprocess.Popen,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=self.data.parent,
             )
+            self.process = started.result()
 
     def wait_until_healthy(self) -> None:
         """It answers and its cluster has a leader."""

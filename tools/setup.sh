@@ -51,7 +51,7 @@ runtime() {
 tests() {
     say 'installing what the tests need'
     say 'installing PySpark, about 450 MB'
-    install --no-build-isolation --editable '.[dev,spark]'
+    install --no-build-isolation --editable '.[dev,spark,etcd]'
     say 'installing the Node clients'
     mkdir -p .work/node
     cp tests/clients/kafkajs/package.json .work/node/package.json

@@ -309,7 +309,7 @@ class CoordinationContract:
             start = await store.coordination.put("/b/3", b"")
             assert (await have(store, "/b/1")).lease == lease
             watch = store.coordination.watch("/b/", start + 1)
-            await store.let_pass(3 * store.lease_seconds)
+            await store.let_pass(2 * store.lease_seconds)
             gone = await events(watch, 2)
             assert {(event.kind, event.key) for event in gone} == {("delete", "/b/1"), ("delete", "/b/2")}
             assert [entry.key for entry in (await store.coordination.list("/b/")).entries] == ["/b/3"]
