@@ -10,11 +10,9 @@ import pytest
 import uvloop
 
 from cluster.coordination_contract import CoordinationContract, Store
+from cluster.etcd_clients import client
 from etcd_nodes import EtcdNodes, etcd_nodes
-from headrace.cluster.etcd import EtcdCoordination
-from headrace.cluster.etcd_link import EtcdAccess
 from headrace.ports.coordination import Delete
-from headrace.system.clock import LoopClock
 
 LEASE_SECONDS = 1.0
 
@@ -23,10 +21,6 @@ LEASE_SECONDS = 1.0
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdNodes]:
     with etcd_nodes(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
-
-
-def client(etcd: EtcdNodes, owner: str = "1", **times: float) -> EtcdCoordination:
-    return EtcdCoordination(EtcdAccess(tuple(etcd.addresses)), LoopClock(asyncio.get_running_loop()), owner, **times)
 
 
 @asynccontextmanager

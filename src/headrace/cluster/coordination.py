@@ -55,7 +55,7 @@ def open_coordination(settings: BrokerSettings, folder: str, clock: Clock) -> Co
         settings["etcd.user"],
         settings["etcd.password"].reveal(),
     )
-    return EtcdCoordination(access, clock, str(settings["node.id"]))
+    return EtcdCoordination(access, clock, str(settings["node.id"]), settings["node.id"])
 
 
 def _is_address(text: str) -> bool:

@@ -63,17 +63,20 @@ KEEP_ALIVE_SHARE: Final = 3
 
 
 class EtcdCoordination:
-    """The Coordination port on etcd. `owner` names this client's receipts: the broker's number."""
+    """The Coordination port on etcd. `owner` names this client's receipts; `first` is the node that is asked first, so
+    that brokers spread over the nodes.
+    """
 
     def __init__(
         self,
         access: EtcdAccess,
         clock: Clock,
         owner: str,
+        first: int = 0,
         call_seconds: float = CALL_SECONDS,
         attempt_seconds: float = ATTEMPT_SECONDS,
     ) -> None:
-        self._link = EtcdLink(access, clock, call_seconds, attempt_seconds)
+        self._link = EtcdLink(access, clock, first, call_seconds, attempt_seconds)
         self._receipts = Receipts(self._link, owner)
         self._ttl_seconds: dict[int, int] = {}
 

@@ -1,7 +1,7 @@
 """Calls to etcd: which node is asked, for how long, as whom, and what its errors mean.
 
-One channel a node, opened when it is first needed. Calls stay with one node until it fails them, then go to the next;
-clients begin at different nodes. Every attempt has a deadline and so has the call; between rounds over all nodes there
+One channel a node, opened when it is first needed. Calls stay with one node until it fails them, then go to the next.
+Every attempt has a deadline and so has the call; between rounds over all nodes there
 is a short pause. gRPC's own retries and proxies are off: what was sent twice is decided here.
 An attempt that failed may still have been carried out, unless the connection was never made: `Doubt` keeps that.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -104,6 +103,7 @@ class EtcdLink:
         self,
         access: EtcdAccess,
         clock: Clock,
+        first: int = 0,
         call_seconds: float = CALL_SECONDS,
         attempt_seconds: float = ATTEMPT_SECONDS,
     ) -> None:
@@ -116,7 +116,7 @@ class EtcdLink:
         self._access = access
         self._credentials = _credentials(access)
         self._nodes: dict[int, Node] = {}
-        self._at = random.randrange(len(access.addresses))
+        self._at = first % len(access.addresses)
         self._token = ""
         self._authenticating = asyncio.Lock()
 
