@@ -89,6 +89,8 @@ class EtcdNode:
         self._client, self._peer = KeptPort(), KeptPort()
         self._tls = tls
         self._flags = list(flags)
+        self.prefix: tuple[str, ...] = ()
+        """What the program is started by, as `ip netns exec NAME`."""
         self.peer_url = f"http://127.0.0.1:{self._peer.number}"
 
     @property
@@ -104,6 +106,7 @@ class EtcdNode:
         client_url = f"{'https' if self._tls else 'http'}://{self.address}"
         command = [
             *DIES_WITH_PARENT,
+            *self.prefix,
             "etcd",
             f"--name={self.name}",
             f"--data-dir={self.data}",
@@ -199,7 +202,10 @@ class EtcdNodes:
     def __init__(self, folder: Path, count: int = 1, tls: EtcdTls | None = None, flags: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.nodes = [EtcdNode(folder, f"etcd-{n}", tls, flags) for n in range(count)]
-        self._peers = ",".join(f"{node.name}={node.peer_url}" for node in self.nodes)
+
+    @property
+    def _peers(self) -> str:
+        return ",".join(f"{node.name}={node.peer_url}" for node in self.nodes)
 
     @property
     def addresses(self) -> list[str]:
