@@ -104,6 +104,10 @@ class InvalidAssignment(HeadraceError):
     """A replica assignment that names brokers or partitions that do not fit."""
 
 
+class NoMoveUnderWay(HeadraceError):
+    """A move of replicas that is to be ended is not there."""
+
+
 class InvalidConfig(HeadraceError):
     """A topic or broker setting that is unknown or out of range."""
 
@@ -176,6 +180,7 @@ _TABLE: Final[dict[type[HeadraceError], Mapping]] = {
     InvalidPartitions: Mapping(37, 400, False),
     InvalidReplication: Mapping(38, 400, False),
     InvalidAssignment: Mapping(39, 400, False),
+    NoMoveUnderWay: Mapping(85, 409, False),
     InvalidConfig: Mapping(40, 400, False),
     InvalidRequest: Mapping(42, 400, False),
     KeyIndexMissing: Mapping(40, 409, False),
@@ -212,6 +217,7 @@ class Code:
     NOT_COORDINATOR: Final = 16
     INVALID_TOPIC: Final = 17
     NOT_ENOUGH_REPLICAS: Final = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
     INVALID_REQUIRED_ACKS: Final = 21
     ILLEGAL_GENERATION: Final = 22
     INCONSISTENT_GROUP_PROTOCOL: Final = 23
@@ -231,7 +237,10 @@ class Code:
     UNKNOWN_LEADER_EPOCH: Final = 76
     MEMBER_ID_REQUIRED: Final = 79
     OFFSET_NOT_AVAILABLE: Final = 78
+    PREFERRED_LEADER_NOT_AVAILABLE: Final = 80
     GROUP_MAX_SIZE_REACHED: Final = 81
     FENCED_INSTANCE_ID: Final = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE: Final = 83
+    ELECTION_NOT_NEEDED: Final = 84
     GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
     UNKNOWN_TOPIC_ID: Final = 100

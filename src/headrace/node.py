@@ -32,19 +32,20 @@ from headrace.cluster.membership import Membership, settle_cluster_id
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import TopicLimits, Topics
 from headrace.cluster.view import ClusterView
+from headrace.cluster.waiting import pause
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
+from headrace.kafka.group_loading import GroupPartitions
 from headrace.kafka.group_log import GroupLog
 from headrace.kafka.producer_ids import ProducerIds
 from headrace.kafka.server import KafkaServer, Listening
 from headrace.kafka.services import Services
 from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
-from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
@@ -63,6 +64,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
 STOP_SECONDS: Final = 30.0
+LOAD_SECONDS: Final = 10.0
 GC_ALLOCATIONS: Final = 50_000
 
 
@@ -114,6 +116,7 @@ class Node:
         self._serve_partitions()
         built.callback(self.groups.close)
         built.callback(self._cancel_tasks)
+        await self._load_groups()
         creation = TopicCreation(self.view, self.topics, self.effective_settings)
         self.services = Services(
             settings=settings,
@@ -229,10 +232,7 @@ class Node:
     def _limits(self) -> TopicLimits:
         settings = self.effective_settings()
         return TopicLimits(
-            settings["num.partitions"],
-            settings["default.replication.factor"],
-            settings["partitions.max"],
-            settings["log.placement"],
+            settings["num.partitions"], settings["default.replication.factor"], settings["partitions.max"]
         )
 
     def _topic_defaults(self, image: Image) -> dict[str, Value]:
@@ -241,7 +241,7 @@ class Node:
     def _open_logs(self) -> None:
         self.partitions = Partitions(self.store, self.clock, self._broker_id)
         self.assignment = Assignment(
-            self._broker_id, self.store, self.partitions, self._topic_defaults, self._serving, self._dropping
+            self._broker_id, self.store, self.partitions, self._topic_defaults, lambda _: None, lambda _: None
         )
         self.store.open(self.assignment.expected(self.view.image))
         limits = KeyLimits(self.settings["key.index.entries"], self.settings["key.index.slots"])
@@ -258,17 +258,22 @@ class Node:
             lambda: limits_from(self.effective_settings()),
         )
         self.store.on_sync(self.metrics.syncs.add)
+        self.group_partitions = GroupPartitions(self.partitions, self.groups, self.disk, lambda: self.view.image)
         self.assignment.start(self.view.image)
-        self.groups.keep_topics(self.view.image.topics)
+        self.group_partitions.follow()
         self.view.listen(self.assignment.follow)
+        self.view.listen(self._follow_groups)
         self.view.listen(self._follow_log_level)
 
-    def _serving(self, partition: Partition) -> None:
-        where = partition.topic_partition
-        if where.topic == OFFSETS_TOPIC:
-            loading = self.groups.lead(where.partition)
-            loading.replay(self.group_log.replay(partition))
-            loading.ready()
+    async def _load_groups(self) -> None:
+        """Clients find their groups at once; but a start does not wait for ever, nor for other brokers."""
+        give_up = self.clock.now() + LOAD_SECONDS
+        while self.group_partitions.reading and self.clock.now() < give_up:
+            await pause(self.clock, 0.001)
+
+    def _follow_groups(self, old: Image, new: Image) -> None:
+        self.group_partitions.follow()
+        self.group_partitions.forget_topics(old, new)
 
     def _archived_offset(self, where: TopicPartition) -> int:
         """What storage may take as archived; 0 while the group has committed nothing or cannot be asked."""
@@ -278,12 +283,6 @@ class Node:
     def _offsets_partitions(self) -> int:
         topic = self.view.image.topics.get(OFFSETS_TOPIC)
         return len(topic.partitions) if topic is not None else self.settings["offsets.topic.partitions"]
-
-    def _dropping(self, where: TopicPartition) -> None:
-        if where.topic == OFFSETS_TOPIC:
-            self.groups.resign(where.partition)
-        elif where.partition == 0:
-            self.groups.drop_topics([where.topic])
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -300,6 +299,7 @@ class Node:
         self.store.tick()
         self.key_indexes.tick()
         self.assignment.retry()
+        self.group_partitions.follow()
         if self.http is not None:
             self.http.close_idle()
 

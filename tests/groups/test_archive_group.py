@@ -81,7 +81,7 @@ def test_offsets_that_a_crash_left_behind_are_not_there_for_a_new_topic_of_that_
     scene = Scene(limits=NAMED)
     scene.commit({("gone", 0): 5, ("kept", 0): 6}, group_id=ARCHIVE)
     scene.take_over()
-    scene.coordinator.keep_topics({"kept"})
+    scene.coordinator.keep_topics(0, {"kept"})
     assert scene.committed(ARCHIVE) == {("kept", 0): 6}
     scene.take_over()
     assert scene.committed(ARCHIVE) == {("kept", 0): 6}

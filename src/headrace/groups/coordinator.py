@@ -273,10 +273,11 @@ class GroupCoordinator:
         for shard in self._open_shards():
             self._drop_offsets(shard, shard.offsets.of_topics(names.__contains__), _unheard)
 
-    def keep_topics(self, names: Collection[str]) -> None:
-        """There are no other topics: a crash left their offsets behind, and a new topic must not inherit them."""
-        for shard in self._open_shards():
-            self._drop_offsets(shard, shard.offsets.of_topics(lambda name: name not in names), _unheard)
+    def keep_topics(self, partition: int, names: Collection[str]) -> None:
+        """The partition was loaded, and there are no other topics: a crash or another coordinator left their offsets
+        behind, and a new topic must not inherit them."""
+        shard = self._shards[partition]
+        self._drop_offsets(shard, shard.offsets.of_topics(lambda name: name not in names), _unheard)
 
     # Groups as a whole
 

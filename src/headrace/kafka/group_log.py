@@ -1,12 +1,11 @@
-"""Groups and their log: records go to a partition of __consumer_offsets as one batch, and are replayed from it."""
+"""What groups append: records go to a partition of __consumer_offsets as one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from headrace.errors import Code, HeadraceError
 from headrace.groups.offsets import OFFSETS_TOPIC, Record
-from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
 from headrace.records import kernel
@@ -33,13 +32,3 @@ class GroupLog:
 
         submit(self._partitions, partition, bytearray(batch), ALL_IN_SYNC, TIMEOUT_MS, answered)
         self._partitions.clock.call_soon(self._partitions.end_turn)
-
-    def replay(self, partition: Partition) -> Iterator[Record]:
-        """Every record of the partition, oldest first."""
-        for header, piece in partition.log.headers(partition.log.start_offset):
-            if header.is_control:
-                continue
-            data = piece.file.pread(piece.count, piece.position)
-            for record in kernel.records(memoryview(data)):
-                if record.key is not None:
-                    yield record.key, record.value
