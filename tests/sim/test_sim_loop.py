@@ -157,3 +157,16 @@ def test_a_dead_process_never_runs_again_not_even_its_finally() -> None:
     assert (counting.turns, len(counting.rings), counting.closed) == (turns, rings, False)
     process.bury()
     assert counting.closed
+
+
+def test_who_waits_for_a_process_does_not_belong_to_it() -> None:
+    loop = VirtualLoop()
+    process = Process(loop, "one")
+
+    async def outside() -> float:
+        await process.run(asyncio.sleep(1))
+        process.die()
+        await asyncio.sleep(1)
+        return loop.time()
+
+    assert loop.run_until_complete(outside()) == pytest.approx(2)

@@ -293,7 +293,7 @@ class SimDisk:
 
     def room(self, size: int, wanted: int) -> int:
         """Free bytes after growing a file from `size` to `wanted`; below zero: that many are missing."""
-        if wanted <= size:
+        if wanted <= size or self.capacity_bytes == UNLIMITED_BYTES:
             return 0
         return self.capacity_bytes - self._used(self._root) - (wanted - size)
 

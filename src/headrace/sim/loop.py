@@ -52,7 +52,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
-        context = context or copy_context()
+        context = copy_context() if context is None else context
         handle = asyncio.Handle(callback, args, self, context)
         self.clock.call_soon(lambda: self._run(handle, context))
         return handle
@@ -60,7 +60,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        context = context or copy_context()
+        context = copy_context() if context is None else context
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         late = self._random.random() * self._jitter_seconds if self._jitter_seconds else 0.0
         self.clock.call_at(when + late, lambda: self._run(handle, context))
