@@ -171,6 +171,14 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting("key.index", "bool", False, "keep an index of keys, so that records can be found by key"),
     Setting(
+        "placement",
+        "choice",
+        "spread",
+        "where new partitions go: spread (evenly over the brokers) or ring (by consistent hash); the partitions that are "
+        "there follow at the next rebalance",
+        choices=("spread", "ring"),
+    ),
+    Setting(
         "follower.reads",
         "bool",
         False,

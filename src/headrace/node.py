@@ -232,7 +232,10 @@ class Node:
     def _limits(self) -> TopicLimits:
         settings = self.effective_settings()
         return TopicLimits(
-            settings["num.partitions"], settings["default.replication.factor"], settings["partitions.max"]
+            settings["num.partitions"],
+            settings["default.replication.factor"],
+            settings["partitions.max"],
+            settings["log.placement"],
         )
 
     def _topic_defaults(self, image: Image) -> dict[str, Value]:

@@ -3,9 +3,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.cluster.placement import Site, spread
 from headrace.errors import InvalidReplication
+from proving import proves
 
 
 def test_one_broker_takes_everything() -> None:
@@ -32,6 +35,34 @@ def test_replicas_share_a_rack_only_when_racks_run_out() -> None:
     assert all(len({rack[broker] for broker in replicas}) == 3 for replicas in spread(30, 5, sites))
 
 
-def test_a_fewer_brokers_than_replicas_is_refused() -> None:
+@proves("J3")
+def test_replicas_share_a_host_only_when_hosts_run_out() -> None:
+    sites = [Site(n, host="xyz"[n // 2]) for n in range(6)]
+    placed = spread(60, 3, sites)
+    assert all({broker // 2 for broker in replicas} == {0, 1, 2} for replicas in placed)
+    assert set(Counter(replicas[0] for replicas in placed).values()) == {10}
+    assert all(len({broker // 2 for broker in replicas}) == 3 for replicas in spread(60, 4, sites))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["", "x", "y"])), min_size=1, max_size=9),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_racks_are_distinct_as_far_as_there_are_some(
+    names: list[tuple[str, str]], start: int, data: st.DataObject
+) -> None:
+    replicas = data.draw(st.integers(1, len(names)))
+    racks = [rack or str(broker) for broker, (rack, _) in enumerate(names)]
+    placed = spread(12, replicas, [Site(broker, *named) for broker, named in enumerate(names)], start)
+    for held in placed:
+        assert len(set(held)) == replicas
+        assert len({racks[broker] for broker in held}) == min(replicas, len(set(racks)))
+    leaders = Counter(dict.fromkeys(range(len(names)), 0))
+    leaders.update(held[0] for held in placed)
+    assert max(leaders.values()) - min(leaders.values()) <= 1
+
+
+def test_fewer_brokers_than_replicas_are_refused() -> None:
     with pytest.raises(InvalidReplication, match="2 live brokers"):
         spread(1, 3, [Site(1), Site(2)])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,10 @@ from headrace.cluster import keys
 from headrace.cluster.config import ConfigChange, Configs, Operation, changed, effective
 from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import Broker, Endpoint, encode_broker
+from headrace.cluster.placement import Site
+from headrace.cluster.ring import Ring
 from headrace.cluster.tasks import Tasks
-from headrace.cluster.topics import CreateTopic, EnlargeTopic, TopicLimits, Topics, plan_create
+from headrace.cluster.topics import CreateTopic, EnlargeTopic, TopicLimits, Topics, draft_topic, plan_create
 from headrace.cluster.view import ClusterView
 from headrace.errors import (
     HeadraceError,
@@ -144,6 +146,41 @@ def test_explicit_assignments_are_followed(tmp_path: Path) -> None:
             topic = await one.topics.create(CreateTopic("t", assignments={0: [3, 1], 1: [2, 3]}))
             assert [state.replicas for state in topic.partitions] == [(3, 1), (2, 3)]
             assert [state.leader for state in topic.partitions] == [3, 2]
+
+    asyncio.run(body())
+
+
+@proves("L1", "J7")
+def test_new_and_added_partitions_go_where_the_topic_s_placement_says(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with node(tmp_path, brokers=5) as one:
+            ring = Ring([Site(n) for n in range(1, 6)])
+            await one.topics.create(CreateTopic("r", 4, 3, overrides={"placement": "ring"}))
+            await one.topics.enlarge(EnlargeTopic("r", 9))
+            placed = [state.replicas for state in one.view.image.topics["r"].partitions]
+            assert placed == [ring.replicas_of("r", n, 3) for n in range(9)]
+            spread = await one.topics.create(CreateTopic("s", 5, 3))
+            assert {state.leader for state in spread.partitions} == {1, 2, 3, 4, 5}
+            by_default = replace(LIMITS, placement="ring")
+            draft = draft_topic(one.view.image, CreateTopic("d", 4, 2), by_default, b"d" * 16)
+            assert [state.replicas for state in draft.partitions] == [ring.replicas_of("d", n, 2) for n in range(4)]
+            with pytest.raises(InvalidConfig, match="spread, ring"):
+                await one.topics.create(CreateTopic("x", overrides={"placement": "anywhere"}))
+
+    asyncio.run(body())
+
+
+@proves("L3")
+@pytest.mark.parametrize("placement", ["spread", "ring"])
+def test_a_draining_broker_takes_no_new_partitions(tmp_path: Path, placement: str) -> None:
+    async def body() -> None:
+        async with node(tmp_path, brokers=3) as one:
+            drained = await one.coordination.put(keys.draining_key(PREFIX, 2), b"{}")
+            await one.view.wait_for(lambda image: image.revision >= drained, 5.0)
+            topic = await one.topics.create(CreateTopic("t", 8, 2, overrides={"placement": placement}))
+            assert {frozenset(state.replicas) for state in topic.partitions} == {frozenset({1, 3})}
+            with pytest.raises(InvalidReplication, match="2 live brokers"):
+                await one.topics.create(CreateTopic("u", 1, 3))
 
     asyncio.run(body())
 

@@ -16,7 +16,8 @@ from typing import Final
 from headrace.cluster import keys
 from headrace.cluster.image import CREATING, Image, PartitionState, Topic, encode_partition, encode_topic
 from headrace.cluster.names import check_no_collision, check_not_reserved, check_topic_name
-from headrace.cluster.placement import Site, spread
+from headrace.cluster.placement import RING, SPREAD, open_sites, placement_of, spread
+from headrace.cluster.ring import Ring
 from headrace.cluster.tasks import Plan, Step, Tasks, unchanged
 from headrace.errors import (
     InvalidAssignment,
@@ -47,6 +48,8 @@ class TopicLimits:
     replication_factor: int = 1
     partitions_max: int = 10_000
     """Most partitions per live broker."""
+    placement: str = SPREAD
+    """Of topics that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,9 @@ def plan_enlarge(image: Image, request: EnlargeTopic, limits: TopicLimits) -> Pl
             f"{request.partitions} partitions asked for; a topic has at most {TOPIC_PARTITIONS_MAX}"
         )
     _check_room(image, request.partitions - present, limits)
-    fresh = [_fresh(present + n, brokers) for n, brokers in enumerate(_replicas_of_added(image, topic, request))]
+    fresh = [
+        _fresh(present + n, brokers) for n, brokers in enumerate(_replicas_of_added(image, topic, request, limits))
+    ]
     key = keys.topic_key(image.prefix, topic.name)
     same = (unchanged(key, topic.revision),)
     *earlier, last = _parts(_partition_puts(image.prefix, topic, fresh))
@@ -160,17 +165,29 @@ def _replicas_of_new(image: Image, request: CreateTopic, limits: TopicLimits) ->
         raise InvalidPartitions(f"{partitions} partitions asked for; a topic has 1 to {TOPIC_PARTITIONS_MAX}")
     if replicas < 1:
         raise InvalidReplication(f"{replicas} replicas asked for; a partition has at least 1")
-    return spread(partitions, replicas, _sites(image), start=image.partition_count())
+    placement = request.overrides.get("placement", limits.placement)
+    return _placed(image, request.name, range(partitions), replicas, placement)
 
 
-def _replicas_of_added(image: Image, topic: Topic, request: EnlargeTopic) -> tuple[tuple[int, ...], ...]:
+def _replicas_of_added(
+    image: Image, topic: Topic, request: EnlargeTopic, limits: TopicLimits
+) -> tuple[tuple[int, ...], ...]:
     added = request.partitions - len(topic.partitions)
     replicas = len(topic.partitions[0].replicas)
     if request.assignments is not None:
         if len(request.assignments) != added:
             raise InvalidAssignment(f"{added} partitions are added, and {len(request.assignments)} have an assignment")
         return _checked(image, [tuple(brokers) for brokers in request.assignments], replicas)
-    return spread(added, replicas, _sites(image), start=image.partition_count())
+    numbers = range(len(topic.partitions), request.partitions)
+    return _placed(image, topic.name, numbers, replicas, placement_of(topic, limits.placement))
+
+
+def _placed(image: Image, topic: str, numbers: range, replicas: int, placement: str) -> tuple[tuple[int, ...], ...]:
+    sites = open_sites(image)
+    if placement == RING:
+        ring = Ring(sites)
+        return tuple(ring.replicas_of(topic, number, replicas) for number in numbers)
+    return spread(len(numbers), replicas, sites, start=image.partition_count())
 
 
 def _checked(image: Image, assignments: Sequence[tuple[int, ...]], replicas: int) -> tuple[tuple[int, ...], ...]:
@@ -192,10 +209,6 @@ def _check_room(image: Image, added: int, limits: TopicLimits) -> None:
             f"{added} more partitions would pass the limit of {most} "
             f"(setting partitions.max, {limits.partitions_max} a broker): delete topics or raise it"
         )
-
-
-def _sites(image: Image) -> list[Site]:
-    return [Site(broker.id, broker.rack) for broker in image.brokers.values()]
 
 
 def _fresh(index: int, replicas: tuple[int, ...]) -> PartitionState:
