@@ -211,6 +211,10 @@ class Partition:
         self.high_watermark = self.log.committed_offset = ours
         return True
 
+    def expect(self, watermark: int) -> None:
+        """The leader told its watermark with records that are staged: it counts once they are written."""
+        self._told_watermark = watermark
+
     def truncated(self) -> None:
         """The log was cut: its watermark cannot lie above its end, nor below its start."""
         log = self.log

@@ -61,6 +61,7 @@ class Partitions:
         self._replicas: dict[str, dict[int, Partition]] = {}
         self._leading: dict[str, dict[int, Partition]] = {}
         self._by_log: dict[Log, Partition] = {}
+        self._by_id: dict[tuple[bytes, int], Partition] = {}
         self._touched: dict[Partition, None] = {}
         self._grown: dict[Partition, None] = {}
         self._waking = False
@@ -90,6 +91,10 @@ class Partitions:
                 raise NotLeader(f"this broker does not lead {topic}-{index}")
             raise UnknownPartition(f"there is no partition {topic}-{index} on this broker")
         return partition
+
+    def find_by_id(self, topic_id: bytes, index: int) -> Partition | None:
+        """A replica by its topic's id, which tells a topic from another one that had its name."""
+        return self._by_id.get((topic_id, index))
 
     # Roles.
 
@@ -151,7 +156,7 @@ class Partitions:
     def _serve(self, partition: Partition) -> None:
         where = partition.topic_partition
         self._replicas.setdefault(where.topic, {})[where.partition] = partition
-        self._by_log[partition.log] = partition
+        self._by_log[partition.log] = self._by_id[partition.log.topic_id, where.partition] = partition
 
     def _end_role(self, log: Log, error: HeadraceError | None = None) -> int:
         """Answer every producer that waits for the log in its old role, before anything of the next one exists; answers
@@ -169,6 +174,7 @@ class Partitions:
                 self.links.closed(partition)
             self._grown.pop(partition, None)
             del self._by_log[log]
+            self._by_id.pop((log.topic_id, where.partition), None)
             for by_name in (self._replicas, self._leading):
                 of_topic = by_name.get(where.topic)
                 if of_topic is not None and of_topic.get(where.partition) is partition:

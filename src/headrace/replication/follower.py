@@ -1,0 +1,125 @@
+"""What a follower decides, without I/O: what it asks for, where it cuts, what it tells.
+
+A cut needs no wait for the disk: after a loss of power the log is as it was before the cut or as it was after it, and
+a flushed position is told only for what was synced behind the cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import Final
+
+from headrace.partitions.partition import Partition
+from headrace.replication.frames import Position, Subscribe, Truncate
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 0.1
+RETRY_MAX_SECONDS: Final = 2.0
+NONE: Final = 0
+
+
+class Stage(Enum):
+    WAITING = "waiting"
+    ASKING = "asking"
+    COPYING = "copying"
+
+
+class Following:
+    """One partition that is copied from its leader in one epoch."""
+
+    __slots__ = ("epoch", "leader_start", "partition", "pause", "retry_at", "stage", "subscription", "told")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.epoch = partition.epoch
+        self.stage = Stage.WAITING
+        self.subscription = NONE
+        self.retry_at = 0.0
+        self.pause = RETRY_SECONDS
+        self.leader_start = 0
+        self.told: tuple[int, int, int] | None = None
+
+    def ask(self, subscription: int) -> Subscribe:
+        """Ask where to begin."""
+        log = self.partition.log
+        self.stage = Stage.ASKING
+        self.subscription = subscription
+        self.told = None
+        last_epoch = log.last_epoch() if log.end_offset > log.start_offset else -1
+        where = self.partition.topic_partition
+        return Subscribe(subscription, log.topic_id, where.partition, self.epoch, last_epoch, log.end_offset)
+
+    def wait(self, now: float) -> None:
+        """It is not served now: ask again later, and then ever later."""
+        self.stage = Stage.WAITING
+        self.subscription = NONE
+        self.retry_at = now + self.pause
+        self.pause = min(2 * self.pause, RETRY_MAX_SECONDS)
+
+    def begin(self) -> None:
+        self.stage = Stage.COPYING
+        self.pause = RETRY_SECONDS
+
+    def cut(self, told: Truncate) -> bool:
+        """Cut what the leader does not have. False: there is nothing to cut, so asking again would change nothing."""
+        partition = self.partition
+        held = partition.log
+        ours = held.epoch_end(told.cut_epoch)
+        end = min(told.end, held.start_offset if ours is None else ours.end_offset)
+        before = held.end_offset
+        if end >= before:
+            return False
+        held.truncate(end)
+        self._warn(before)
+        partition.truncated()
+        return True
+
+    def follow_start(self, log_start: int) -> None:
+        """The leader has deleted what lies below."""
+        held = self.partition.log
+        upto = min(log_start, self.partition.high_watermark)
+        if upto > held.start_offset and held.offline is None:
+            held.delete_before(upto)
+
+    def reset(self, log_start: int) -> bool:
+        """The leader cannot give what comes next here: begin anew where it can."""
+        held = self.partition.log
+        before = held.end_offset
+        log.warning(
+            "%s: the leader begins at offset %d and cannot continue ours, %d to %d: copied anew from there",
+            self.partition.topic_partition, log_start, held.start_offset, before - 1,
+        )  # fmt: skip
+        held.restart_at(log_start)
+        self._warn(before)
+        self.partition.truncated()
+        return True
+
+    def _warn(self, before: int) -> None:
+        partition = self.partition
+        end = partition.log.end_offset
+        if end < partition.high_watermark:
+            log.error(
+                "%s: offsets %d to %d were committed once, and the leader of epoch %d does not have them: they are "
+                "lost here too", partition.topic_partition, end, partition.high_watermark - 1, self.epoch,
+            )  # fmt: skip
+        elif end < before:
+            log.info(
+                "%s: cut from offset %d to %d, where the leader of epoch %d differs",
+                partition.topic_partition, before, end, self.epoch,
+            )  # fmt: skip
+
+    def may_wait(self) -> bool:
+        """Whether what it would tell counts only after the next group commit, which will tell it."""
+        held, told = self.partition.log, self.told
+        return told is not None and held.settings.durability == "disk" and held.durable_offset == told[2]
+
+    def position(self) -> Position | None:
+        """What to tell the leader, if it does not know it yet."""
+        held = self.partition.log
+        now = (held.end_offset, held.written_offset, held.durable_offset)
+        if now == self.told or self.stage is not Stage.COPYING:
+            return None
+        self.told = now
+        return (self.subscription, self.epoch, *now)

@@ -1,0 +1,215 @@
+"""What a leader decides for a follower, without I/O: where it may begin to copy, and what is under way to it.
+
+Epochs decide where two logs part (KIP-101, KIP-279). A follower tells the epoch of its last batch and its end. If the
+leader has that epoch and it reaches as far, everything below is the same, and the copy begins there. If not, the
+follower is told the leader's nearest epoch below and where it ends; it cuts, and asks again. What the leader has
+deleted already cannot be copied: the follower then begins anew at the leader's log start.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Final
+
+from headrace.errors import CorruptBatch
+from headrace.partitions.core import LeaderCore, Progress
+from headrace.partitions.partition import Partition
+from headrace.ports.disk import FileSlice
+from headrace.ports.network import Part
+from headrace.replication.frames import Answer, Reason, Reset, Start, Stop, Subscribe, Truncate
+from headrace.storage.log import Log, ReadResult
+
+READ_WHOLE_BYTES: Final = 64 << 10
+HEADS_BYTES: Final = 27
+_FIELDS = struct.Struct(">qi11xi").unpack_from
+LENGTH_END: Final = 12
+
+
+def refusal(asked: Subscribe, partition: Partition | None, broker: int) -> Stop | None:
+    """Why this broker's subscription is not served; None if it is."""
+
+    def stop(reason: Reason, text: str) -> Stop:
+        return Stop(asked.subscription, asked.epoch, reason, text)
+
+    if partition is None:
+        return stop(Reason.NOT_LEADER, f"partition {asked.partition} of topic {asked.topic_id.hex()} is not here")
+    where = partition.topic_partition
+    if asked.epoch > partition.epoch:
+        return stop(Reason.NEW_EPOCH, f"{where}: epoch {asked.epoch} is newer than ours, {partition.epoch}")
+    if asked.epoch < partition.epoch:
+        return stop(Reason.OLD_EPOCH, f"{where}: epoch {asked.epoch} is older than ours, {partition.epoch}")
+    if partition.core is None:
+        return stop(Reason.NOT_LEADER, f"{where}: this broker does not lead it")
+    if broker not in partition.core.replicas:
+        return stop(Reason.NOT_REPLICA, f"{where}: broker {broker} is not one of its replicas")
+    if partition.log.offline is not None:
+        return stop(Reason.UNREADABLE, str(partition.log.offline))
+    return None
+
+
+def answer(asked: Subscribe, log: Log, watermark: int) -> Answer:
+    """Where the follower may begin, or what it must do before it asks again."""
+    subscription, epoch = asked.subscription, asked.epoch
+    if asked.end < log.start_offset:
+        return Reset(subscription, epoch, log.start_offset)
+    if asked.last_epoch < 0:  # it holds nothing that could differ
+        if asked.end > log.end_offset:
+            return Reset(subscription, epoch, log.end_offset)
+        return Start(subscription, epoch, asked.end, watermark, log.start_offset)
+    ours = log.epoch_end(asked.last_epoch)
+    if ours is None:  # none of its epochs is known here, so whatever it has at or above our start is of another past
+        if asked.end == log.start_offset:
+            return Start(subscription, epoch, asked.end, watermark, log.start_offset)
+        return Reset(subscription, epoch, log.start_offset)
+    if ours.epoch == asked.last_epoch and asked.end <= ours.end_offset:
+        return Start(subscription, epoch, asked.end, watermark, log.start_offset)
+    return Truncate(subscription, epoch, ours.epoch, ours.end_offset)
+
+
+class Stream:
+    """One partition on its way to one follower, in one subscription.
+
+    `sent` is where the next APPEND begins. What was sent and not yet told as received is counted in bytes: the sum
+    over a link is bounded.
+    """
+
+    __slots__ = (
+        "_under_way",
+        "broker",
+        "catching_up",
+        "core",
+        "epoch",
+        "is_warm",
+        "partition",
+        "progress",
+        "sent",
+        "subscription",
+        "told_start",
+        "told_watermark",
+        "under_way_bytes",
+        "waits_for_pages",
+    )
+
+    def __init__(self, started: Start, broker: int, partition: Partition, core: LeaderCore, progress: Progress) -> None:
+        self.broker = broker
+        self.subscription = started.subscription
+        self.epoch = started.epoch
+        self.partition = partition
+        self.core = core
+        self.progress = progress
+        self.sent = progress.sent = started.from_offset
+        self.catching_up = started.from_offset < partition.log.written_offset
+        """It has never had all that there was: its bytes are taken from the budget for that."""
+        self.waits_for_pages = False
+        """The disk was asked for what comes next."""
+        self.is_warm = False
+        """The disk has brought it in, for the next read."""
+        self.told_watermark = started.watermark
+        self.told_start = started.log_start
+        self._under_way: deque[tuple[int, int]] = deque()
+        self.under_way_bytes = 0
+
+    @property
+    def is_throttled(self) -> bool:
+        """Members of the in-sync set are waited for; only the others can wait."""
+        return self.catching_up and not self.core.is_member(self.broker, self.progress.incarnation)
+
+    def has_more(self) -> bool:
+        return self.sent < self.partition.log.written_offset
+
+    def went(self, next_offset: int, count: int) -> None:
+        """So many bytes, up to this offset, were given to the channel."""
+        self.sent = self.progress.sent = next_offset
+        self._under_way.append((next_offset, count))
+        self.under_way_bytes += count
+        if next_offset >= self.partition.log.written_offset:
+            self.catching_up = False
+
+    def arrived(self, received: int) -> int:
+        """The follower has everything below this offset; answers how many bytes that takes off the way."""
+        under_way, count = self._under_way, 0
+        while under_way and under_way[0][0] <= received:
+            count += under_way.popleft()[1]
+        self.under_way_bytes -= count
+        return count
+
+    def news(self) -> tuple[int, int] | None:
+        """Watermark and log start, if the follower does not know them yet."""
+        watermark, start = self.partition.high_watermark, self.partition.log.start_offset
+        if watermark == self.told_watermark and start == self.told_start:
+            return None
+        self.told_watermark, self.told_start = watermark, start
+        return watermark, start
+
+
+class Budget:
+    """Bytes a second for followers that catch up, over all links of a broker; a second's worth can be saved up. 0 is no
+    limit."""
+
+    def __init__(self, bytes_per_second: int, now: float) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._left = float(bytes_per_second)
+        self._at = now
+
+    def refill(self, now: float) -> None:
+        most = float(self.bytes_per_second)
+        self._left = min(most, self._left + (now - self._at) * most)
+        self._at = now
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0 < self.bytes_per_second
+
+    def spend(self, count: int) -> None:
+        self._left -= count
+
+
+def whole_batches(found: ReadResult) -> tuple[list[Part], int, int]:
+    """What to send of a read: parts, their bytes, and the first offset behind them. A batch that the byte limit has cut
+    is left out. Small slices are read here, because the channel would read them as well."""
+    parts: list[Part] = []
+    total, next_offset = 0, -1
+    for piece in found.slices:
+        if piece.count <= READ_WHOLE_BYTES:
+            data = piece.file.pread(piece.count, piece.position)
+            end, following = _walk(data)
+            if end:
+                parts.append(data if end == len(data) else data[:end])
+        else:
+            end, following = _walk_file(piece)
+            if end:
+                parts.append(piece if end == piece.count else FileSlice(piece.file, piece.position, end))
+        if end:
+            total += end
+            next_offset = following
+        if end < piece.count:
+            break
+    return parts, total, next_offset
+
+
+def _walk(data: bytes) -> tuple[int, int]:
+    """Where the last whole batch ends, and the offset behind it."""
+    at, next_offset, most = 0, -1, len(data)
+    while at + HEADS_BYTES <= most:
+        base, length, delta = _FIELDS(data, at)
+        end = at + LENGTH_END + length
+        if length <= 0:
+            raise CorruptBatch(f"a batch with offset {base} gives its length as {length}")
+        if end > most:
+            break
+        at, next_offset = end, base + delta + 1
+    return at, next_offset
+
+
+def _walk_file(piece: FileSlice) -> tuple[int, int]:
+    at, next_offset = 0, -1
+    while at + HEADS_BYTES <= piece.count:
+        base, length, delta = _FIELDS(piece.file.pread(HEADS_BYTES, piece.position + at), 0)
+        end = at + LENGTH_END + length
+        if length <= 0:
+            raise CorruptBatch(f"{piece.file.path} at byte {piece.position + at}: a batch of length {length}")
+        if end > piece.count:
+            break
+        at, next_offset = end, base + delta + 1
+    return at, next_offset

@@ -1,0 +1,264 @@
+"""A leader's end of a link: streams of partitions to one follower broker.
+
+What was written leaves in the same turn, without waiting for the leader's own sync or for any answer. The bytes that
+were sent and not yet told as received are bounded by a window. Live traffic goes first; a follower that catches up and
+is not in the in-sync set has a budget of bytes a second, and little of it is queued in front of live traffic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import HeadraceError, ProtocolError
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk
+from headrace.ports.network import Part
+from headrace.replication import frames, leader
+from headrace.replication.frames import Append, Frame, Hello, Kind, Reason, Start, Stop, Watermark
+from headrace.replication.leader import Budget, Stream
+from headrace.replication.link import Link
+from headrace.storage.log import ReadResult
+from headrace.storage.warming import are_warm
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 512 << 10
+SLOW_QUEUED_BYTES: Final = 256 << 10
+
+
+@dataclass(slots=True)
+class Leading:
+    """What all links of a leader share."""
+
+    partitions: Partitions
+    disk: Disk
+    clock: Clock
+    budget: Budget
+    window_bytes: int
+    arrived: Callable[[LeadingEnd, Hello], None]
+    left: Callable[[LeadingEnd], None]
+    began: Callable[[LeadingEnd, Stream], None]
+    ended: Callable[[LeadingEnd, Stream], None]
+    caught_up: Callable[[Partition], None]
+    """A follower outside the in-sync set told its position: it may want to join."""
+
+
+class LeadingEnd:
+    """See `link.End`."""
+
+    def __init__(self, shared: Leading) -> None:
+        self._shared = shared
+        self.link: Link
+        self.broker = -1
+        self.incarnation = ""
+        self.under_way_bytes = 0
+        self._streams: dict[int, Stream] = {}
+        self._live: dict[Stream, None] = {}
+        self._slow: dict[Stream, None] = {}
+        self._pumping = False
+
+    # End.
+
+    def greeted(self, hello: Hello) -> None:
+        self.broker, self.incarnation = hello.broker, hello.incarnation
+        self._shared.arrived(self, hello)
+
+    def take(self, data: memoryview, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.POSITIONS:
+                self._positions(data, frame)
+            case Kind.SUBSCRIBE:
+                self._subscribe(frames.read_subscribe(data, frame))
+            case Kind.UNSUBSCRIBE:
+                subscription, _ = frames.read_unsubscribe(data, frame)
+                stream = self._streams.get(subscription)
+                if stream is not None:
+                    self._end_stream(stream)
+            case _:
+                raise ProtocolError(f"a frame of kind {frame.kind}, which a follower never sends")
+
+    def end_turn(self) -> None:
+        self.pump()
+
+    def drained(self) -> None:
+        if self._slow:
+            self.pump()
+
+    def gone(self, reason: str) -> None:
+        if self.broker >= 0:
+            log.info("link from follower broker %d ended: %s", self.broker, reason)
+        for stream in list(self._streams.values()):
+            self._end_stream(stream)
+        self._shared.left(self)
+
+    # Subscriptions.
+
+    def _subscribe(self, asked: frames.Subscribe) -> None:
+        partition = self._shared.partitions.find_by_id(asked.topic_id, asked.partition)
+        stop = leader.refusal(asked, partition, self.broker)
+        if stop is not None or partition is None or partition.core is None:
+            assert stop is not None
+            self.link.send([frames.answer(stop)])
+            return
+        for stream in [stream for stream in self._streams.values() if stream.partition is partition]:
+            self._end_stream(stream)
+        told = leader.answer(asked, partition.log, partition.high_watermark)
+        self.link.send([frames.answer(told)])
+        if isinstance(told, Start):
+            core = partition.core
+            progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
+            stream = Stream(told, self.broker, partition, core, progress)
+            self._streams[stream.subscription] = stream
+            partition.replicated = True
+            self._shared.began(self, stream)
+            self.mark(stream)
+
+    def _end_stream(self, stream: Stream) -> None:
+        del self._streams[stream.subscription]
+        self._live.pop(stream, None)
+        self._slow.pop(stream, None)
+        self.under_way_bytes -= stream.under_way_bytes
+        stream.core.unsubscribed(self.broker, stream.progress)
+        self._shared.ended(self, stream)
+
+    def stop(self, stream: Stream, reason: Reason, text: str) -> None:
+        """Tell the follower that this stream has ended."""
+        self._end_stream(stream)
+        self.link.send([frames.answer(Stop(stream.subscription, stream.epoch, reason, text))])
+
+    def close_stream(self, stream: Stream) -> None:
+        """The partition is not led any more. What is still queued of it lies in a log that may change from now on."""
+        self.stop(stream, Reason.OLD_EPOCH, f"{stream.partition.topic_partition}: not led here any more")
+        if self.link.queued_bytes:
+            self.link.abort("a partition with bytes under way is not led here any more")
+
+    # Positions.
+
+    def _positions(self, data: memoryview, frame: Frame) -> None:
+        shared, now = self._shared, self._shared.clock.now()
+        for subscription, epoch, received, written, flushed in frames.read_positions(data, frame):
+            stream = self._streams.get(subscription)
+            if stream is None or stream.epoch != epoch or stream.partition.core is not stream.core:
+                continue  # of an earlier subscription or epoch
+            if received > stream.sent:
+                raise ProtocolError(
+                    f"{stream.partition.topic_partition}: a follower tells offset {received}, "
+                    f"but only what lies below {stream.sent} was sent"
+                )
+            self.under_way_bytes -= stream.arrived(received)
+            partition, core = stream.partition, stream.core
+            core.heard(stream.progress, received, written, flushed, partition.log.written_offset, now)
+            shared.partitions.settle(partition)
+            if not core.is_member(self.broker, self.incarnation):
+                shared.caught_up(partition)
+
+    # Sending.
+
+    def mark(self, stream: Stream) -> None:
+        """It has something to send: records, or a watermark."""
+        if stream.waits_for_pages:
+            return
+        if stream.is_throttled:
+            self._slow[stream] = None
+        else:
+            self._live[stream] = None
+
+    def pump(self) -> None:
+        """Send what the window takes."""
+        if self._pumping or not (self._live or self._slow):
+            return
+        self._pumping = True  # sending may come back here, drained
+        try:
+            out: list[Part] = []
+            news: list[Watermark] = []
+            self._pump_live(out, news)
+            if not self._live:
+                self._pump_slow(out)
+            if news:
+                out.append(frames.watermarks(news))
+            if out:
+                self.link.send(out)
+        finally:
+            self._pumping = False
+
+    def _pump_live(self, out: list[Part], news: list[Watermark]) -> None:
+        """A chunk of each in turn; a window that is full leaves the rest for when positions come in."""
+        live = self._live
+        while live:
+            stream = next(iter(live))
+            if stream.has_more():
+                if self.under_way_bytes >= self._shared.window_bytes:
+                    return
+                del live[stream]
+                if stream.is_throttled:
+                    self._slow[stream] = None
+                elif self._append(stream, out) and stream.has_more():
+                    live[stream] = None
+                continue
+            del live[stream]
+            known = stream.news()
+            if known is not None:
+                news.append((stream.subscription, stream.epoch, *known))
+
+    def _pump_slow(self, out: list[Part]) -> None:
+        shared, slow = self._shared, self._slow
+        queued = self.link.queued_bytes
+        while slow and not shared.budget.is_spent and self.under_way_bytes < shared.window_bytes:
+            if queued >= SLOW_QUEUED_BYTES:
+                return
+            stream = next(iter(slow))
+            del slow[stream]
+            count = self._append(stream, out) if stream.has_more() else 0
+            shared.budget.spend(count)
+            queued += count
+            if stream.subscription in self._streams and not stream.waits_for_pages:
+                if stream.has_more():
+                    self.mark(stream)
+                elif not count:
+                    self._live[stream] = None  # for its watermark
+
+    def _append(self, stream: Stream, out: list[Part]) -> int:
+        """Put the next piece of the stream into the frames to be sent; answers its bytes."""
+        held = stream.partition.log
+        warm, stream.is_warm = stream.is_warm, False
+        try:
+            found = held.read(stream.sent, CHUNK_BYTES, held.written_offset, warm=warm)
+            is_doubtful = not found.count or (stream.catching_up and not warm)
+            if is_doubtful and not self._in_memory(stream, found):
+                return 0
+            parts, count, next_offset = leader.whole_batches(found)
+        except (HeadraceError, OSError) as error:
+            log.error("%s cannot be copied to broker %d: %s", stream.partition.topic_partition, self.broker, error)
+            self.stop(stream, Reason.UNREADABLE, str(error))
+            return 0
+        if next_offset <= stream.sent:
+            return 0
+        known = stream.news() or (stream.told_watermark, stream.told_start)
+        out.append(frames.append_head(Append(stream.subscription, stream.epoch, *known), count))
+        out.extend(parts)
+        stream.went(next_offset, count)
+        self.under_way_bytes += count
+        return count
+
+    def _in_memory(self, stream: Stream, found: ReadResult) -> bool:
+        """Whether the read can go on now; if not, it does once the disk has brought in the pages."""
+
+        def again() -> None:
+            if self._streams.get(stream.subscription) is stream:
+                stream.waits_for_pages, stream.is_warm = False, True
+                self.mark(stream)
+                self.pump()
+
+        wanted = found.slices if found.count else found.wanted
+        stream.waits_for_pages = True
+        if are_warm(self._shared.disk, wanted, again):
+            if found.count:
+                stream.waits_for_pages = False
+                return True
+            self._shared.clock.call_soon(again)  # they are there, but have to be checked: a piece at a time
+        return False

@@ -1,0 +1,283 @@
+"""All links of this broker: to the leaders that it copies from, and from the followers that copy from it.
+
+No task, timer or future belongs to a partition or a request. What a turn has written leaves at its end; positions and
+watermarks that come in between are gathered and leave once, after what is being worked on now. The rest is `tick`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.partitions.core import LagLimits, SetChange
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk
+from headrace.ports.network import Address, Listener, Network
+from headrace.replication.following import Copying, FollowingEnd
+from headrace.replication.frames import Hello
+from headrace.replication.leader import Budget, Stream
+from headrace.replication.leading import Leading, LeadingEnd
+from headrace.replication.link import Link
+from headrace.storage.log import TopicPartition
+
+log = logging.getLogger(__name__)
+
+LINKS_MAX: Final = 1000
+LOOK_TICKS: Final = 10
+"""Each led partition's in-sync set is looked at once in so many ticks, besides when a follower has caught up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSettings:
+    window_bytes: int = 16 << 20
+    catchup_bytes_per_second: int = 50 << 20
+    link_timeout_ms: int = 3000
+    append_max_bytes: int = 128 << 20
+    lag_time_max_ms: int = 10_000
+    round_max_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTls:
+    """Contexts for both ends of a link: the one that listens, the one that connects."""
+
+    listening: object
+    connecting: object
+
+
+class Replication:
+    """See `partitions.partitions.Links`."""
+
+    def __init__(
+        self,
+        network: Network,
+        partitions: Partitions,
+        clock: Clock,
+        broker: int,
+        incarnation: str,
+        cluster_id: str,
+        settings: ReplicationSettings,
+        disk: Disk,
+        tls: LinkTls | None = None,
+    ) -> None:
+        self._network = network
+        self._partitions = partitions
+        self._clock = clock
+        self._settings = settings
+        self._tls = tls
+        self._ours = Hello(cluster_id, broker, incarnation)
+        self._limits = LagLimits(settings.lag_time_max_ms / 1000, settings.round_max_ms / 1000)
+        self._listener: Listener | None = None
+        self._closed = False
+        self.on_change: Callable[[Partition, SetChange], None] = lambda _partition, _change: None
+        """The leader wants its in-sync set changed; `Partitions.proposed` was called. Whoever writes it answers by
+        `Partitions.confirmed` or `refused`."""
+        budget = Budget(settings.catchup_bytes_per_second, clock.now())
+        self._leading = Leading(
+            partitions, disk, clock, budget, settings.window_bytes,
+            self._arrived, self._left, self._began, self._ended, self._look_at,
+        )  # fmt: skip
+        self._copying = Copying(partitions, clock, self._connect, self._tell_soon)
+        self._accepted: dict[LeadingEnd, None] = {}
+        self._followers: dict[int, LeadingEnd] = {}
+        self._streams: dict[Partition, list[tuple[LeadingEnd, Stream]]] = {}
+        self._heard_at: dict[int, float] = {}
+        self._leaders: dict[int, FollowingEnd] = {}
+        self._followed: dict[TopicPartition, tuple[Partition, FollowingEnd]] = {}
+        self._addresses: Mapping[int, tuple[Address, str]] = {}
+        self._dirty: dict[Partition, None] = {}
+        self._to_tell: dict[FollowingEnd, None] = {}
+        self._flushing = False
+        self._looks: Iterator[Partition] = iter(())
+        self._looks_left = self._looks_each = 0
+        partitions.links = self
+
+    # What this broker does, as the cluster says.
+
+    def listen(self, address: Address) -> Address:
+        """Take links from followers on this address; answers the real one. OperatorError if it cannot be had."""
+        tls = self._tls.listening if self._tls is not None else None
+        self._listener = self._network.listen(address, self._accept, tls)
+        return self._listener.address
+
+    def peers(self, addresses: Mapping[int, tuple[Address, str]]) -> None:
+        """The brokers alive: replication address and incarnation."""
+        self._addresses = dict(addresses)
+        for broker, end in self._leaders.items():
+            end.reach(*self._addresses.get(broker, (None, "")))
+
+    def follow(self, partition: Partition, leader: int, epoch: int) -> None:
+        """Copy the partition from this leader; replaces what was followed before."""
+        assert partition.epoch == epoch, "a partition is made anew for every epoch"
+        self.unfollow(partition.topic_partition)
+        end = self._leaders.get(leader)
+        if end is None:
+            end = self._leaders[leader] = FollowingEnd(self._copying, leader)
+            end.reach(*self._addresses.get(leader, (None, "")))
+        self._followed[partition.topic_partition] = partition, end
+        end.follow(partition)
+
+    def unfollow(self, where: TopicPartition) -> None:
+        followed = self._followed.pop(where, None)
+        if followed is not None:
+            partition, end = followed
+            partition.replicated = False
+            end.unfollow(partition)
+            if end.is_idle:
+                self._leaders.pop(end.broker, None)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._listener is not None:
+            self._listener.close()
+        for following in list(self._leaders.values()):
+            following.close("this broker stops")
+        for leading in list(self._accepted):
+            leading.link.abort("this broker stops")
+        self._partitions.links = None
+
+    # Links.
+
+    def _connect(self, address: Address, end: FollowingEnd) -> Link:
+        link = self._link(end)
+        self._network.connect(address, link, self._tls.connecting if self._tls is not None else None)
+        return link
+
+    def _accept(self) -> Link | None:
+        if self._closed or len(self._accepted) >= LINKS_MAX:
+            return None
+        end = LeadingEnd(self._leading)
+        end.link = self._link(end)
+        self._accepted[end] = None
+        return end.link
+
+    def _link(self, end: LeadingEnd | FollowingEnd) -> Link:
+        settings = self._settings
+        return Link(end, self._ours, self._clock, settings.link_timeout_ms, settings.append_max_bytes)
+
+    def _arrived(self, end: LeadingEnd, hello: Hello) -> None:
+        """A follower has said who it is; it has one link at a time, the last one."""
+        before = self._followers.get(hello.broker)
+        self._followers[hello.broker] = end
+        if before is not None:
+            before.link.abort("the follower has opened another link")
+
+    def _left(self, end: LeadingEnd) -> None:
+        self._accepted.pop(end, None)
+        if self._followers.get(end.broker) is end:
+            del self._followers[end.broker]
+            self._heard_at[end.broker] = end.link.heard_at
+
+    def _began(self, end: LeadingEnd, stream: Stream) -> None:
+        self._streams.setdefault(stream.partition, []).append((end, stream))
+
+    def _ended(self, end: LeadingEnd, stream: Stream) -> None:
+        streams = self._streams.get(stream.partition, [])
+        if (end, stream) in streams:
+            streams.remove((end, stream))
+        if not streams:
+            self._streams.pop(stream.partition, None)
+            stream.partition.replicated = False
+
+    # The turn.
+
+    def written(self, partition: Partition) -> None:
+        if partition.core is not None:
+            self._dirty[partition] = None
+            self._flush_soon()
+
+    def durable(self, partition: Partition) -> None:
+        followed = self._followed.get(partition.topic_partition)
+        if followed is not None and followed[0] is partition:
+            followed[1].durable(partition)
+
+    def end_turn(self) -> None:
+        """Send what is new of every partition that was written, or whose watermark rose."""
+        if not self._dirty:
+            return
+        dirty, self._dirty = self._dirty, {}
+        ends: dict[LeadingEnd, None] = {}
+        for partition in dirty:
+            written = partition.log.written_offset
+            for end, stream in self._streams.get(partition, ()):
+                stream.progress.queued = written
+                end.mark(stream)
+                ends[end] = None
+        for end in ends:
+            end.pump()
+
+    def closed(self, partition: Partition) -> None:
+        self._dirty.pop(partition, None)
+        for end, stream in list(self._streams.get(partition, ())):
+            end.close_stream(stream)
+        followed = self._followed.get(partition.topic_partition)
+        if followed is not None and followed[0] is partition:
+            self.unfollow(partition.topic_partition)
+
+    def _tell_soon(self, end: FollowingEnd) -> None:
+        self._to_tell[end] = None
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._clock.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._closed:
+            return
+        self.end_turn()
+        to_tell, self._to_tell = self._to_tell, {}
+        for end in to_tell:
+            end.tell(early=False)
+
+    # From time to time.
+
+    def tick(self) -> None:
+        """Every 100 ms: pings and silence, links to be opened again, budgets, in-sync sets."""
+        now = self._clock.now()
+        self._leading.budget.refill(now)
+        for following in list(self._leaders.values()):
+            following.tick(now)
+        for leading in list(self._accepted):
+            leading.link.tick(now)
+            leading.pump()
+        self._look()
+
+    def _look(self) -> None:
+        """Look at a part of the led partitions, so that each gets its look once in a while."""
+        if not self._looks_left:
+            led = [partition for partition in self._partitions if self._is_shared(partition)]
+            self._looks = iter(led)
+            self._looks_left = LOOK_TICKS
+            self._looks_each = -(-len(led) // LOOK_TICKS)
+        self._looks_left -= 1
+        for _ in range(self._looks_each):
+            partition = next(self._looks, None)
+            if partition is None:
+                return
+            self._look_at(partition)
+
+    def _is_shared(self, partition: Partition) -> bool:
+        core = partition.core
+        return core is not None and (len(core.replicas) > 1 or len(core.members) > 1)
+
+    def _look_at(self, partition: Partition) -> None:
+        core = partition.core
+        if core is None or self._closed:
+            return
+        for broker, end in self._followers.items():
+            self._heard_at[broker] = end.link.heard_at
+        change = core.wanted_change(self._clock.now(), partition.log.written_offset, self._heard_at, self._limits)
+        if change is not None:
+            log.info(
+                "%s: in-sync set %s wanted instead of %s: %s",
+                partition.topic_partition, sorted(change.members), sorted(core.members), change.reason,
+            )  # fmt: skip
+            self._partitions.proposed(partition, change)
+            self.on_change(partition, change)

@@ -1,0 +1,166 @@
+"""The in-sync set over real links: who leaves, who joins, and what is acknowledged meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend
+from proving import proves
+from replication.scene import Scene
+
+
+def members(scene: Scene) -> list[int]:
+    return sorted(scene.keys[0].members)
+
+
+@proves("G10", "F8")
+def test_a_follower_that_falls_silent_leaves_and_its_waiters_are_answered() -> None:
+    scene = Scene()
+    scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"a"))
+    scene.network.cut("b1", "b3")
+    waiting = scene.produce(b"b")
+    scene.run(2)
+    assert waiting.waiting
+    scene.until("the shrink", lambda: members(scene) == [1, 2], 15)
+    scene.until_answered(waiting)
+    assert waiting.offset == 1
+    scene.network.heal("b1", "b3")
+    scene.until("the return", lambda: members(scene) == [1, 2, 3])
+    scene.settle()
+
+
+@proves("G5")
+def test_with_too_few_in_sync_nothing_is_acknowledged_and_the_watermark_stands_still() -> None:
+    """KIP-966, strict minimum: no silent weaker acknowledgement."""
+    scene = Scene(topic={"min_insync_replicas": 2})
+    leader = scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"a"))
+    scene.kill(2)
+    scene.kill(3)
+    waiting = scene.produce(b"b")
+    scene.until("the shrink", lambda: members(scene) == [1], 15)
+    scene.until_answered(waiting)
+    assert isinstance(waiting.error, NotEnoughReplicasAfterAppend)
+    refused = scene.produce(b"c")
+    assert isinstance(refused.error, NotEnoughReplicas)
+    assert scene.produce(b"d", acks=1).offset == 2
+    scene.run(1)
+    assert leader.high_watermark == 1
+    for number in (2, 3):
+        scene.start(number)
+        scene.tell(number)
+    scene.until("the return", lambda: members(scene) == [1, 2, 3])
+    scene.settle()
+    assert scene.alive[2].values() == [b"a", b"b", b"d"]
+
+
+def test_while_the_answer_to_a_change_is_lost_the_watermark_needs_both_sets() -> None:
+    scene = Scene()
+    leader = scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"a"))
+    scene.held = []
+    scene.network.cut("b1", "b3")
+    waiting = scene.produce(b"b")
+    scene.until("the shrink in the key", lambda: members(scene) == [1, 2], 15)
+    scene.run(5)
+    assert waiting.waiting
+    assert leader.high_watermark == 1
+    assert len(scene.changes) == 1
+    scene.release_answers()
+    assert waiting.offset == 1
+
+
+def test_a_member_whose_joining_is_not_answered_yet_is_waited_for() -> None:
+    scene = Scene()
+    scene.elect(1, (1, 2))
+    scene.held = []
+    scene.until_answered(scene.produce(b"a"))
+    scene.until("the join in the key", lambda: members(scene) == [1, 2, 3])
+    scene.network.cut("b1", "b3")
+    waiting = scene.produce(b"b")
+    scene.run(1)
+    assert waiting.waiting
+    scene.kill(1)
+    scene.elect(3, (3,))
+    assert scene.alive[3].values() == [b"a"]
+
+
+def test_a_broker_that_came_back_is_not_the_member_that_it_was() -> None:
+    """KIP-903: its positions count only once the set names its new incarnation."""
+    scene = Scene(brokers=(1, 2))
+    leader = scene.elect(1, (1, 2))
+    scene.until_answered(scene.produce(b"a"))
+    before = scene.keys[0].members[2]
+    scene.kill(2)
+    scene.start(2)
+    scene.held = []
+    scene.tell(2)
+    waiting = scene.produce(b"b")
+    scene.run(1)
+    assert scene.alive[2].log().end_offset == 2
+    assert waiting.waiting
+    assert leader.high_watermark == 1
+    scene.release_answers()
+    scene.until_answered(waiting)
+    assert scene.keys[0].members[2] != before
+
+
+@proves("J10")
+def test_a_duplicate_is_acknowledged_only_when_its_original_has_passed_the_watermark() -> None:
+    scene = Scene()
+    scene.elect(1, (1, 2, 3))
+    scene.until_copying()
+    scene.network.cut("b1", "b3")
+    original = scene.produce(b"a", producer=(9, 0, 0))
+    duplicate = scene.produce(b"a", producer=(9, 0, 0))
+    scene.run(1)
+    assert original.waiting
+    assert duplicate.waiting
+    scene.kill(1)
+    scene.elect(2, (2, 3))
+    scene.network.cut("b2", "b3")
+    again = scene.produce(b"a", producer=(9, 0, 0))
+    scene.run(1)
+    assert again.waiting
+    scene.network.heal("b2", "b3")
+    scene.until_answered(again)
+    assert again.offset == 0
+    scene.settle()
+    assert scene.alive[3].values() == [b"a"]
+
+
+@proves("G2")
+def test_a_follower_serves_what_its_leader_has_committed_and_no_more() -> None:
+    scene = Scene()
+    scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"a"))
+    scene.settle()
+    scene.network.cut("b1", "b3")
+    scene.produce(b"b")
+    scene.run(1)
+    follower = scene.alive[2].partition()
+    assert (follower.log.end_offset, follower.high_watermark) == (2, 1)
+    assert follower.read(1, 1000).count == 0
+    assert follower.read(2, 1000).count == 0
+    assert follower.read(0, 1000).count > 0
+
+
+@proves("G11")
+@pytest.mark.parametrize("clean", [True, False])
+def test_watermarks_are_known_again_after_a_restart(clean: bool) -> None:
+    scene = Scene()
+    scene.elect(1, (1, 2, 3))
+    for nth in range(10):
+        scene.until_answered(scene.produce(b"%d" % nth))
+    scene.run(12)
+    for broker in list(scene.alive.values()):
+        if clean:
+            broker.watermarks.close()
+            broker.store.close()
+        scene.kill(broker.number)
+    for number in scene.brokers:
+        scene.start(number)
+        scene.network.cut("b1", f"b{number}")
+    partition = scene.elect(1, (1, 2, 3))
+    assert partition.high_watermark == 10
