@@ -42,6 +42,8 @@ class ReadResult:
     """What would come next and must be checked first: in later turns, and once it is in the page cache."""
     ahead: tuple[FileSlice, ...] = ()
     """What would come behind that, if it lies elsewhere: worth reading ahead with it."""
+    beyond: tuple[FileSlice, ...] = ()
+    """What a reader of old data will ask for next, if it lies in many places: worth reading ahead meanwhile."""
 
     @property
     def wanted(self) -> tuple[FileSlice, ...]:

@@ -22,7 +22,7 @@ from headrace.kafka.request import Slot
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.storage.warming import are_warm
+from headrace.storage.warming import are_warm, read_ahead
 from headrace.wire import fetch as wire
 
 READ_COMMITTED = 1
@@ -146,6 +146,8 @@ class PendingFetch:
                         found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
                         slices, count = found.slices, found.count
                         unchecked += found.wanted
+                        if found.beyond:
+                            read_ahead(services.disk, found.beyond)
                     else:
                         slices, count = (), 0
                 except HeadraceError as error:

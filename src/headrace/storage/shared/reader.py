@@ -40,6 +40,8 @@ class _Answer:
     unchecked: FileSlice | None = None
     is_cold: bool = False
     """What is unchecked is not in the page cache; what comes behind it may not be either."""
+    has_old: bool = False
+    """It has bytes that this process had not served yet: a reader that catches up, and will go on."""
     file: File | None = None
     byte: int = 0
     end: int = 0
@@ -105,20 +107,25 @@ class Reader:
             entry = self._queue.entry(place)
             found = place, entry, entry.byte, entry.offset
         answer.flush()
-        ahead = self._ahead(place, max_bytes - answer.count) if answer.is_cold else ()
-        return ReadResult(tuple(answer.slices), answer.count, answer.unchecked, ahead)
+        if warm or not (answer.is_cold or answer.has_old):
+            return ReadResult(tuple(answer.slices), answer.count, answer.unchecked)
+        after = self._queue.settle((place[0], place[1] + 1))
+        ahead: tuple[FileSlice, ...] = ()
+        if answer.is_cold:
+            ahead, after = self._ahead(after, max_bytes - answer.count)
+        beyond, _ = self._ahead(after, max_bytes)
+        return ReadResult(tuple(answer.slices), answer.count, answer.unchecked, ahead, beyond)
 
-    def _ahead(self, place: Place, max_bytes: int) -> tuple[FileSlice, ...]:
-        """Runs behind the one at the place, as many as a read of so many bytes would come to."""
+    def _ahead(self, following: Place | None, max_bytes: int) -> tuple[tuple[FileSlice, ...], Place | None]:
+        """Runs from the place on, as many as a read of so many bytes would come to, and the place behind them."""
         slices: list[FileSlice] = []
-        following = self._queue.settle((place[0], place[1] + 1))
         while following is not None and max_bytes > 0 and len(slices) < AHEAD_MAX:
             entry = self._queue.entry(following)
             if entry.has_batches:
                 slices.append(FileSlice(self._commit_log.file(entry.number), entry.byte, entry.size))
                 max_bytes -= entry.size
             following = self._queue.settle((following[0], following[1] + 1))
-        return tuple(slices)
+        return tuple(slices), following
 
     def _find(self, offset: int) -> tuple[Place, Entry, int, int] | None:
         """Entry and byte of the first batch that ends at or after the offset, and its base offset."""
@@ -191,14 +198,15 @@ class Reader:
     def _check(self, answer: _Answer, file: File, entry: Entry, byte: int, base: int) -> int:
         """Check a run from the batch at the byte on; answers how far it is sound."""
         run_end = entry.byte + entry.size
-        # Whoever has read ahead gets on by one run at least, even if that has left the page cache again.
-        if not (answer.warm and not answer.count) and not file.in_cache(byte, run_end - byte):
+        # What was read ahead is not probed once more: a miss would cost one short wait.
+        if not answer.warm and not file.in_cache(byte, run_end - byte):
             answer.unchecked = FileSlice(file, byte, run_end - byte)
             answer.is_cold = True
             return byte
         if answer.count and self._budget.spent:
             answer.unchecked = FileSlice(file, byte, run_end - byte)
             return byte
+        answer.has_old = True
         window = file.pread(run_end - byte, byte)
         at, due = 0, base
         while at < len(window):

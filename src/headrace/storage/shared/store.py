@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 LOGS_PER_TICK: Final = 200
 OPEN_QUEUES_MAX: Final = 2000
+A_SEGMENT: Final = 3
+A_QUEUE: Final = 2
+"""Descriptors of an open segment, which the bound given is meant for, and of an open queue."""
 SNAPSHOT_BYTES: Final = 64 << 20
 
 
@@ -83,7 +86,7 @@ class SharedStore:
             disk=disk,
             clock=clock,
             commit_log=self.commit_log,
-            open_queues=OpenQueues(max(8, open_segments_max // 2)),
+            open_queues=OpenQueues(max(8, open_segments_max * A_SEGMENT // A_QUEUE)),
             check_budget=CheckBudget(clock),
             staged=self._staged,
             checkpoint_soon=self._checkpoints.soon,
