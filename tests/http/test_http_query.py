@@ -67,6 +67,7 @@ def test_the_description_of_a_topic_tells_how_far_its_index_is(port: HttpPort) -
     described = port.get("/topics/orders").json["partition_list"][0]["key_index"]
     assert (described["next_offset"], described["behind"], described["error"]) == (30, 0, None)
     assert "key index 0 records behind" in port.get("/").body.decode()
+    assert 'headrace_key_index_behind{topic="orders",partition="0"} 0' in port.get("/metrics").body.decode()
 
 
 @proves("R3")

@@ -81,6 +81,11 @@ def _logs(services: HttpServices) -> Iterator[Sample]:
             yield Sample("headrace_held_bytes", "gauge", held, labels, log.held_bytes)
             archived = "Offset below which everything is archived."
             yield Sample("headrace_archived_offset", "gauge", archived, labels, log.archived_offset())
+        keys = services.key_indexes.get(where)
+        if keys is not None:
+            behind = "Records that the key index does not have yet."
+            yield Sample("headrace_key_index_behind", "gauge", behind, labels, keys.behind)
+            yield Sample("headrace_key_index_bytes", "gauge", "Size of a key index.", labels, keys.size_bytes)
 
 
 def _lags(services: HttpServices) -> Iterator[Sample]:
