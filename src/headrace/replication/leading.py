@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError, ProtocolError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Disk
+from headrace.ports.disk import Disk, FileSlice
 from headrace.ports.network import Part
 from headrace.replication import frames, leader
 from headrace.replication.frames import Append, Frame, Hello, Kind, Reason, Start, Stop, Watermark
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 512 << 10
 SLOW_QUEUED_BYTES: Final = 256 << 10
+JOINED_MAX_BYTES: Final = 64 << 10
+"""Many small frames are cheaper to join than to send as a vector."""
 
 
 @dataclass(slots=True)
@@ -182,7 +184,7 @@ class LeadingEnd:
             if news:
                 out.append(frames.watermarks(news))
             if out:
-                self.link.send(out)
+                self.link.send(_joined(out))
         finally:
             self._pumping = False
 
@@ -262,3 +264,11 @@ class LeadingEnd:
                 return True
             self._shared.clock.call_soon(again)  # they are there, but have to be checked: a piece at a time
         return False
+
+
+def _joined(parts: list[Part]) -> list[Part]:
+    if len(parts) == 1 or any(isinstance(part, FileSlice) for part in parts):
+        return parts
+    if sum(map(len, parts)) > JOINED_MAX_BYTES:
+        return parts
+    return [b"".join(parts)]  # type: ignore[arg-type]
