@@ -99,6 +99,17 @@ class CoordinationContract:
 
         self.run(tmp_path, body)
 
+    def test_a_long_listing_is_whole(self, tmp_path: Path) -> None:
+        async def body(store: Store) -> None:
+            keys = [f"/t/{n:04}" for n in range(2100)]
+            for first in range(0, len(keys), 100):
+                result = await store.coordination.transact([], [Put(key, b"") for key in keys[first : first + 100]])
+            listing = await store.coordination.list("/t/")
+            assert [entry.key for entry in listing.entries] == keys
+            assert listing.revision == result.revision
+
+        self.run(tmp_path, body)
+
     def test_deleting_what_is_not_there_changes_nothing(self, tmp_path: Path) -> None:
         async def body(store: Store) -> None:
             revision = await store.coordination.put("/a", b"")

@@ -85,6 +85,7 @@ class LosingProxy:
                 else:
                     writer.write(chunk)
                     await writer.drain()
+        writer.close()
 
 
 def _without_withdrawals(sent: bytes) -> bytes:

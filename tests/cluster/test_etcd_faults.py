@@ -7,13 +7,16 @@ import collections
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from brokers import free_port
-from cluster.etcd_clients import DEADLINE_SECONDS, clients, reaching, until
+from cluster.etcd_clients import DEADLINE_SECONDS, client, clients, reaching, until
+from cluster.losing_proxy import LosingProxy
 from conftest import ProofReport
 from etcd_nodes import EtcdNodes, etcd_nodes
 from headrace.cluster.etcd import EtcdCoordination
@@ -70,7 +73,7 @@ async def follow(coordination: EtcdCoordination, start: int, history: History) -
         assert response.revision == revisions[-1]
 
 
-async def disturbed(etcd: EtcdNodes, faults: list[Callable[[], None]]) -> History:
+async def disturbed(etcd: EtcdNodes, faults: Sequence[Callable[[], None]]) -> History:
     """Two writers and two watches while the faults happen, each after writes went through again."""
     history, second = History(), History()
     async with clients(etcd, 4, call_seconds=DEADLINE_SECONDS) as (one, two, three, four):
@@ -225,3 +228,55 @@ def test_where_nobody_listens_an_operator_hears_what_to_check() -> None:
             await subject.close()
 
     asyncio.run(body())
+
+
+def test_a_watch_that_hears_of_no_change_does_not_fall_behind_compaction(tmp_path: Path) -> None:
+    flags = ["--experimental-watch-progress-notify-interval=50ms"]
+
+    async def body(etcd: EtcdNodes) -> None:
+        proxy = LosingProxy(etcd.addresses[0])
+        subject, other = reaching(EtcdAccess((await proxy.start(),))), client(etcd, "2")
+        start = await other.put("/quiet/a", b"")
+        waiting = asyncio.ensure_future(anext(subject.watch("/quiet/", start + 1)))
+        for _ in range(10):
+            newest = await other.put("/noise", b"")
+        for _ in range(3):
+            # Nothing else comes by this road but what etcd says of the watch's progress.
+            proxy.answered.clear()
+            await asyncio.wait_for(proxy.answered.wait(), DEADLINE_SECONDS)
+        await other.compact(newest)
+        etcd.kill(0)
+        etcd.start(0)
+        revision = await other.put("/quiet/b", b"")
+        response = await asyncio.wait_for(waiting, DEADLINE_SECONDS)
+        assert [(event.key, event.mod_revision) for event in response.events] == [("/quiet/b", revision)]
+        for one in (subject, other):
+            await one.close()
+        await proxy.close()
+
+    with etcd_nodes(tmp_path, flags=flags) as etcd:
+        asyncio.run(body(etcd))
+
+
+@pytest.mark.long
+def test_a_watch_alone_notices_that_its_connection_is_dead(tmp_path: Path, proof_report: ProofReport) -> None:
+    """No packet comes back and no other call finds out: gRPC's pings do."""
+
+    async def body(etcd: EtcdNodes) -> None:
+        proxy = LosingProxy(etcd.addresses[0])
+        subject, other = reaching(EtcdAccess((await proxy.start(), etcd.addresses[0]))), client(etcd, "2")
+        start = await subject.put("/cut/a", b"")
+        watch = subject.watch("/cut/", start)
+        assert (await anext(watch)).revision == start
+        waiting = asyncio.ensure_future(anext(watch))
+        proxy.losing = proxy.holding = True
+        began = time.monotonic()
+        revision = await other.put("/cut/b", b"")
+        assert (await asyncio.wait_for(waiting, DEADLINE_SECONDS)).revision == revision
+        proof_report(seconds_until_the_watch_had_moved=round(time.monotonic() - began, 1))
+        for one in (subject, other):
+            await one.close()
+        await proxy.close()
+
+    with etcd_nodes(tmp_path) as etcd:
+        asyncio.run(body(etcd))

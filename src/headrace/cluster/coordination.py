@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from headrace.cluster.embedded import EmbeddedCoordination
@@ -39,6 +40,8 @@ def open_coordination(settings: BrokerSettings, folder: str, clock: Clock) -> Co
     addresses = etcd_addresses(settings["coordination"])
     if not addresses:
         return EmbeddedCoordination(f"{folder}/{FILE}", clock)
+    # gRPC has a log of its own on standard error; what of it matters to an operator is in our errors.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from headrace.cluster.etcd import EtcdCoordination
         from headrace.cluster.etcd_link import EtcdAccess

@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 
 CALL_SECONDS: Final = 8.0
 """How long a call is tried: longer than etcd takes to elect a leader."""
-ATTEMPT_SECONDS: Final = 2.0
-"""How long one node may take to answer before the next is asked."""
+ATTEMPT_SECONDS: Final = 1.0
+"""How long one node may take to answer before the next is asked. A write that a node passed on to a leader that has
+just died is never answered: this is the gap that a client sees then.
+"""
 PAUSE_SECONDS_FIRST: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 0.25
 RECONNECT_MS_MAX: Final = 500
@@ -45,6 +47,7 @@ OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
     ("grpc.keepalive_time_ms", PING_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -155,16 +158,20 @@ class EtcdLink:
 
         Raises OutcomeUnknown when time is up and there is doubt, with `doubt` given; else CoordinationError.
         """
-        give_up = self.clock.now() + (self.call_seconds if seconds is None else seconds)
+        in_all = self.call_seconds if seconds is None else seconds
+        give_up = self.clock.now() + in_all
         failure, failures, pause_seconds = "", 0, PAUSE_SECONDS_FIRST
         while (left := give_up - self.clock.now()) > 0:
             node = self.node()
+            metadata: Metadata = ()
             try:
-                attempt = min(self.attempt_seconds, left)
-                return await self._attempt(node, ask, attempt)
+                # However short the call, one node that says nothing leaves time for another.
+                attempt = min(self.attempt_seconds, in_all / 2, left)
+                metadata = await self.metadata(node, attempt)
+                return await _not_cancelled(ask(node, attempt, metadata))
             except (grpc.aio.AioRpcError, NoAnswer) as error:
                 if self._token_refused(error):
-                    self.forget_token()
+                    self.forget_token(metadata)
                 elif refusal := self._refusal(what, node, error):
                     raise refusal from None
                 else:
@@ -180,16 +187,6 @@ class EtcdLink:
                 pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
         raise self._no_answer(what, failure, doubt)
 
-    async def _attempt(self, node: Node, ask: Ask[Answer], seconds: float) -> Answer:
-        try:
-            return await ask(node, seconds, await self.metadata(node, seconds))
-        except asyncio.CancelledError:
-            # gRPC cancels calls on a channel that is closed; only a cancelled task may look like one.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise NoAnswer("the call was called off") from None
-
     async def metadata(self, node: Node, seconds: float) -> Metadata:
         """What goes with every request; asks for a token first when there is none."""
         if not self._access.user:
@@ -197,12 +194,13 @@ class EtcdLink:
         async with self._authenticating:
             if not self._token:
                 request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
-                self._token = (await node.auth.Authenticate(request, timeout=seconds)).token
+                self._token = (await _not_cancelled(node.auth.Authenticate(request, timeout=seconds))).token
         return (LEADER_REQUIRED, ("token", self._token))
 
-    def forget_token(self) -> bool:
-        """The next request asks for a new one. False when we have no user to ask for one with."""
-        self._token = ""
+    def forget_token(self, used: Metadata) -> bool:
+        """The next request asks for a new one, unless another already did. False when we have no user to ask for."""
+        if ("token", self._token) in used:
+            self._token = ""
         return bool(self._access.user)
 
     async def close(self) -> None:
@@ -262,6 +260,17 @@ _ADVICE: Final = {
     "lease not found": "The lease is gone and nothing was changed: register again",
     "request is too large": "Nothing was changed: send it in parts, or raise etcd's max-request-bytes",
 }
+
+
+async def _not_cancelled(call: Awaitable[Answer]) -> Answer:
+    """gRPC cancels the calls on a channel that is closed; only a cancelled task may look like one."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise NoAnswer("the call was called off") from None
 
 
 def _text(error: Exception) -> str:

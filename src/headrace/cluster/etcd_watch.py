@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 from aetcd import rpc
 
-from headrace.cluster.etcd_link import EtcdLink, NoAnswer, Node
+from headrace.cluster.etcd_link import EtcdLink, Metadata, NoAnswer, Node
 from headrace.cluster.etcd_messages import event_of, prefix_end
 from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError
@@ -51,7 +51,7 @@ async def watch(link: EtcdLink, prefix: str, from_revision: int) -> AsyncIterato
                 if events:
                     yield WatchResponse(revision, events)
         except _Denied as error:
-            if denied or not link.forget_token():
+            if denied or not link.forget_token(stream.metadata):
                 raise CoordinationError(
                     f"etcd at {node.address} does not let us watch {prefix}: {error}. "
                     "Give the user in etcd.user a role with read on these keys"
@@ -79,6 +79,7 @@ class _Stream:
         self._prefix = prefix
         self._following = following
         self._call: Any = None
+        self.metadata: Metadata = ()
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open(self) -> None:
@@ -86,8 +87,8 @@ class _Stream:
         self._link.on_leave.add(self._leave)
         seconds = self._link.attempt_seconds
         async with asyncio.timeout(seconds):
-            metadata = await self._link.metadata(self._node, seconds)
-            self._call = self._node.watch.Watch(metadata=metadata)
+            self.metadata = await self._link.metadata(self._node, seconds)
+            self._call = self._node.watch.Watch(metadata=self.metadata)
             key, end = self._prefix.encode() or b"\0", prefix_end(self._prefix)
             request = rpc.WatchCreateRequest(
                 key=key,
