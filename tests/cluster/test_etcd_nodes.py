@@ -6,6 +6,8 @@ import base64
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from etcd_nodes import EtcdNodes, etcd_nodes
 
 
@@ -22,6 +24,7 @@ def value_of(etcd: EtcdNodes, node: int, key: str) -> str:
     return base64.b64decode(found["kvs"][0]["value"]).decode()
 
 
+@pytest.mark.long
 def test_three_nodes_lose_nothing_when_the_leader_or_all_are_killed(tmp_path: Path) -> None:
     with etcd_nodes(tmp_path, 3) as etcd:
         addresses, first = etcd.addresses, etcd.leader()
