@@ -49,8 +49,8 @@ class File(Protocol):
         ...
 
     def in_cache(self, position: int, count: int) -> bool:
-        """Whether pages throughout the range, its first and last among them, are in the page cache, so that sending it
-        hardly stalls the loop."""
+        """Whether pages throughout the range, its last among them, are in the page cache, so that sending it hardly
+        stalls the loop."""
         ...
 
     def close(self) -> None: ...

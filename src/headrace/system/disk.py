@@ -36,7 +36,11 @@ log = logging.getLogger(__name__)
 IOV_MAX: Final = 1024
 DATASYNC_FILES_MAX: Final = 8
 PROBE_BYTES: Final = 128 << 10
+SHORT_BYTES: Final = 16 << 10
+"""A range that one probe stands for: it came into the page cache, and leaves it, as one."""
 HELPER_STOP_SECONDS: Final = 5.0
+
+_PROBE: Final = [bytearray(1)]
 
 
 class SystemFile:
@@ -105,11 +109,12 @@ class SystemFile:
         os.fdatasync(self._descriptor)
 
     def in_cache(self, position: int, count: int) -> bool:
-        probe = [bytearray(1)]
         last = position + count - 1
         try:
-            for at in (*range(position, last, PROBE_BYTES), last):
-                os.preadv(self._descriptor, probe, at, os.RWF_NOWAIT)
+            os.preadv(self._descriptor, _PROBE, last, os.RWF_NOWAIT)
+            if count > SHORT_BYTES:
+                for at in range(position, last, PROBE_BYTES):
+                    os.preadv(self._descriptor, _PROBE, at, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
