@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cluster.evenness import Counts
 from headrace.cluster.placement import Site, spread
 from headrace.errors import InvalidReplication
 from proving import proves
@@ -21,6 +22,25 @@ def test_leaders_and_replicas_are_even(start: int) -> None:
     assert set(Counter(replicas[0] for replicas in placed).values()) == {12}
     assert set(Counter(broker for replicas in placed for broker in replicas).values()) == {36}
     assert all(len(set(replicas)) == 3 for replicas in placed)
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 40), st.data())
+def test_any_number_of_partitions_is_even_within_one(
+    brokers: int, partitions: int, start: int, data: st.DataObject
+) -> None:
+    replicas = data.draw(st.integers(1, brokers))
+    held = Counter(dict.fromkeys(range(brokers), 0))
+    for placed in spread(partitions, replicas, [Site(n) for n in range(brokers)], start):
+        assert len(set(placed)) == replicas
+        held.update(placed)
+    assert max(held.values()) - min(held.values()) <= 1
+
+
+def test_small_topics_together_are_even_too() -> None:
+    counts, sites = Counts(range(5)), [Site(n) for n in range(5)]
+    for number in range(40):
+        spread(1, 3, sites, start=number, counts=counts, topic=f"t{number}")
+    assert {counts.total(broker) for broker in range(5)} == {24}
 
 
 def test_followers_of_one_leader_differ_from_turn_to_turn() -> None:

@@ -5,10 +5,11 @@ in different racks, and on different hosts, as long as there are some. Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.cluster.evenness import Counts, Shift, even_topics
 from headrace.cluster.image import LEAVING, Broker, Image, Topic
 from headrace.errors import InvalidReplication
 
@@ -42,16 +43,50 @@ def placement_of(topic: Topic, default: str) -> str:
     return topic.overrides.get("placement", default)
 
 
-def spread(partitions: int, replicas: int, sites: Sequence[Site], start: int = 0) -> tuple[tuple[int, ...], ...]:
+def spread(
+    partitions: int, replicas: int, sites: Sequence[Site], start: int = 0, counts: Counts | None = None, topic: str = ""
+) -> tuple[tuple[int, ...], ...]:
     """Replicas of each partition, the preferred leader first: leaders evenly in turn, racks and hosts shared as late
-    as possible.
+    as possible, and of the brokers that are as far apart those with the fewest replicas.
 
     `start` is the turn of the first partition. After each full turn the followers shift against their leaders, so
-    that the work of a lost broker is taken over by all the others.
+    that the work of a lost broker is taken over by all the others. `counts` has the replicas that are there, of the
+    topic and of others; the new ones are added to it.
     """
     check_enough(replicas, sites)
     order = _in_turn(sites)
-    return tuple(apart(_from_turn(start + number, order), replicas) for number in range(partitions))
+    held = Counts([site.broker for site in sites]) if counts is None else counts
+    # Who leads is settled first, so that the followers can make up for it.
+    for number in range(partitions):
+        held.add(topic, number, order[(start + number) % len(order)].broker, free=False)
+    placed: list[list[int]] = []
+    for number in range(partitions):
+        leader, *others = _from_turn(start + number, order)
+        others.sort(key=lambda site: held.load(topic, site.broker))
+        placed.append(list(apart([leader, *others], replicas)))
+        for broker in placed[number][1:]:
+            held.add(topic, number, broker)
+    _even_followers(held, placed, sites)
+    return tuple(map(tuple, placed))
+
+
+def _even_followers(counts: Counts, placed: list[list[int]], sites: Sequence[Site]) -> None:
+    """The last brokers in turn had little choice: what they left uneven is evened out."""
+    known = {site.broker: site for site in sites}
+
+    def after(shift: Shift) -> list[int]:
+        return [shift.destination if broker == shift.source else broker for broker in placed[shift.partition]]
+
+    def legal(shift: Shift) -> bool:
+        before = placed[shift.partition]
+        if shift.destination in before:
+            return False
+        return shared([known[broker] for broker in after(shift)]) <= shared([known[broker] for broker in before])
+
+    def taken(shift: Shift) -> None:
+        placed[shift.partition] = after(shift)
+
+    even_topics(counts, legal, taken)
 
 
 def check_enough(replicas: int, sites: Sequence[Site]) -> None:
@@ -62,27 +97,29 @@ def check_enough(replicas: int, sites: Sequence[Site]) -> None:
 def apart(order: Iterable[Site], replicas: int) -> tuple[int, ...]:
     """The first of the order, then each time the next one that shares the least with those before it."""
     coming = iter(order)
-    chosen = [next(coming)]
+    chosen: list[int] = []
+    racks: set[str] = set()
+    hosts: set[str] = set()
     passed: list[Site] = []
+
+    def shares(site: Site) -> tuple[bool, bool]:
+        return site.rack in racks, site.host in hosts
+
     while len(chosen) < replicas:
-        best = _next_apart(coming, chosen, passed)
+        best = None
+        for site in coming:
+            if shares(site) == (False, False):
+                best = site
+                break
+            # It will always share something; its turn comes when nothing else is left.
+            passed.append(site)
         if best is None:
-            # `min` keeps the order among equals.
-            best = min(passed, key=lambda site: shared([*chosen, site]))
+            best = min(passed, key=shares)
             passed.remove(best)
-        chosen.append(best)
-    return tuple(site.broker for site in chosen)
-
-
-def _next_apart(coming: Iterator[Site], chosen: Sequence[Site], passed: list[Site]) -> Site | None:
-    """The next that shares nothing with the chosen; those before it are passed over, and will always share."""
-    racks = {site.rack for site in chosen if site.rack}
-    hosts = {site.host for site in chosen if site.host}
-    for site in coming:
-        if site.rack not in racks and site.host not in hosts:
-            return site
-        passed.append(site)
-    return None
+        chosen.append(best.broker)
+        racks |= {best.rack} - {""}
+        hosts |= {best.host} - {""}
+    return tuple(chosen)
 
 
 def shared(sites: Sequence[Site]) -> tuple[int, int]:

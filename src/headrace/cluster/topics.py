@@ -14,7 +14,9 @@ from functools import partial
 from typing import Final
 
 from headrace.cluster import keys
+from headrace.cluster.evenness import Counts
 from headrace.cluster.image import CREATING, Image, PartitionState, Topic, encode_partition, encode_topic
+from headrace.cluster.moves import goal
 from headrace.cluster.names import check_no_collision, check_not_reserved, check_topic_name
 from headrace.cluster.placement import RING, SPREAD, open_sites, placement_of, spread
 from headrace.cluster.ring import Ring
@@ -187,7 +189,10 @@ def _placed(image: Image, topic: str, numbers: range, replicas: int, placement: 
     if placement == RING:
         ring = Ring(sites)
         return tuple(ring.replicas_of(topic, number, replicas) for number in numbers)
-    return spread(len(numbers), replicas, sites, start=image.partition_count())
+    counts = Counts([site.broker for site in sites])
+    for name, other in image.topics.items():
+        counts.add_fixed(name, [broker for state in other.partitions for broker in goal(state)])
+    return spread(len(numbers), replicas, sites, image.partition_count(), counts, topic)
 
 
 def _checked(image: Image, assignments: Sequence[tuple[int, ...]], replicas: int) -> tuple[tuple[int, ...], ...]:
