@@ -91,6 +91,14 @@ def _expected(setting: Setting) -> str:
 
 FOREVER_MS: Final = 2**63 - 1
 
+LEVELS: Final[dict[str, dict[str, str]]] = {
+    "page-cache": {"durability": "os", "replication.point": "none", "replication.policy": "none"},
+    "local-disk": {"durability": "disk", "replication.point": "none", "replication.policy": "none"},
+    "one-replica": {"durability": "disk", "replication.point": "flushed", "replication.policy": "one"},
+    "all-replicas": {"durability": "disk", "replication.point": "flushed", "replication.policy": "all"},
+}
+"""What each named level of reliability stands for; partitions.levels says what each can lose."""
+
 TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "durability",
@@ -158,7 +166,44 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "min.cleanable.dirty.ratio", "float", 0.5, "share of a log that must be dirty before it is compacted", "", 0, 1
     ),
-    Setting("min.insync.replicas", "int", 1, "replicas that acks=-1 needs in sync", "replicas", 1),
+    Setting(
+        "min.insync.replicas",
+        "int",
+        0,
+        "replicas that acks=-1 needs in sync, and that the high watermark does; 0 is a majority of the replicas",
+        "replicas",
+        0,
+    ),
+    Setting(
+        "reliability",
+        "choice",
+        "",
+        "a named level: what durability, replication.point and replication.policy are unless set themselves "
+        "(`headrace topic levels`)",
+        choices=("", *LEVELS),
+    ),
+    Setting(
+        "replication.point",
+        "choice",
+        "auto",
+        "how far a record must have come at a replica to count for acks=-1; auto is written, or flushed where "
+        "durability is disk; what is weaker can lose acknowledged records",
+        choices=("auto", "none", "queued", "sent", "received", "written", "flushed"),
+    ),
+    Setting(
+        "replication.policy",
+        "choice",
+        "all",
+        "how many replicas acks=-1 waits for: all (the whole in-sync set), none, one, majority, or racks (one follower "
+        "in the leader's rack and one in another); what is weaker than all can lose acknowledged records",
+        choices=("all", "none", "one", "majority", "racks"),
+    ),
+    Setting(
+        "unclean.leader.election.enable",
+        "bool",
+        False,
+        "when no in-sync replica is left, let the best of those alive lead; what it does not hold is lost",
+    ),
     Setting(
         "compression.type",
         "choice",

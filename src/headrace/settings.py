@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.declared import BROKER_SETTINGS, FOREVER_MS, TOPIC_SETTINGS, Secret, Setting, Value
+from headrace.declared import BROKER_SETTINGS, FOREVER_MS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
 from headrace.errors import InvalidConfig, SettingError
 
 __all__ = [
@@ -70,6 +70,8 @@ class LogSettings:
     max_compaction_lag_ms: int
     min_cleanable_dirty_ratio: float
     min_insync_replicas: int
+    replication_point: str
+    replication_policy: str
     file_delete_delay_ms: int
     key_index: bool
 
@@ -80,7 +82,9 @@ def log_settings(
     """The typed settings of one topic: its overrides over the broker's defaults."""
     v: dict[str, Any] = {setting.name: setting.default for setting in TOPIC_SETTINGS}
     v.update(defaults or {})
-    v.update(check_topic_overrides(overrides or {}))
+    own = check_topic_overrides(overrides or {})
+    v.update(LEVELS.get(str(own.get("reliability", v["reliability"])), {}))
+    v.update(own)
     return LogSettings(
         durability=v["durability"],
         compact="compact" in v["cleanup.policy"],
@@ -101,6 +105,8 @@ def log_settings(
         max_compaction_lag_ms=v["max.compaction.lag.ms"],
         min_cleanable_dirty_ratio=v["min.cleanable.dirty.ratio"],
         min_insync_replicas=v["min.insync.replicas"],
+        replication_point=v["replication.point"],
+        replication_policy=v["replication.policy"],
         file_delete_delay_ms=v["file.delete.delay.ms"],
         key_index=v["key.index"],
     )

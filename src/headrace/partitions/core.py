@@ -74,10 +74,10 @@ class LeaderCore:
 
     __slots__ = (
         "_began_at",
-        "_counted",
         "_min_setting",
         "_pause_until",
         "broker",
+        "counted",
         "enough_in_sync",
         "epoch",
         "epoch_start",
@@ -123,7 +123,7 @@ class LeaderCore:
         self._min_setting = min_in_sync
         self._began_at = now
         self._pause_until = now
-        self._counted: tuple[Progress, ...] | None = ()
+        self.counted: tuple[Progress, ...] | None = ()
         """Followers whose positions the watermark needs; None: one of them has told none yet."""
         self._recount()
 
@@ -204,13 +204,13 @@ class LeaderCore:
                     unheard = True
                 else:
                     counted[progress] = None
-        self._counted = None if unheard else tuple(counted)
+        self.counted = None if unheard else tuple(counted)
         self.min_in_sync = self._min_setting or majority(len(self.replicas))
         sure = sets[0].items() if len(sets) == 1 else sets[0].items() & sets[1].items()
         self.enough_in_sync = len(sure) >= self.min_in_sync
 
     def _advance(self) -> bool:
-        counted = self._counted
+        counted = self.counted
         if counted is None or not self.enough_in_sync:
             return False
         least = self.position

@@ -11,7 +11,7 @@ of one epoch can never be answered by the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from headrace.errors import (
@@ -25,6 +25,7 @@ from headrace.errors import (
     OffsetOutOfRange,
     UnknownEpoch,
 )
+from headrace.partitions import levels
 from headrace.partitions.core import LeaderCore
 from headrace.records import kernel
 from headrace.records.batch import check_produced, read_header, stamp_append_time
@@ -64,16 +65,19 @@ class Partition:
     __slots__ = (
         "_closed",
         "_grown_from_bytes",
+        "_reliability",
         "_tidy_fetches_at",
         "_told_watermark",
         "_waiting_fetches",
         "_waiting_local",
-        "_waiting_watermark",
+        "_waiting_replicas",
+        "acknowledged",
         "core",
         "epoch",
         "high_watermark",
         "leader",
         "log",
+        "racks",
         "replicated",
         "topic_partition",
         "wall_ms",
@@ -87,14 +91,18 @@ class Partition:
         high_watermark: int,
         wall_ms: Callable[[], int],
         core: LeaderCore | None = None,
+        racks: Mapping[int, str] | None = None,
     ) -> None:
         self.log = log
         self.epoch = epoch
         self.leader = leader
         """The broker that leads it in this epoch; -1 if none does."""
-        self.high_watermark = log.committed_offset = high_watermark
+        self.high_watermark = self.acknowledged = log.committed_offset = high_watermark
+        """Consumers read below the one; acks=-1 is answered below the other, which is the same by default."""
         self.core = core
         """None unless this broker leads."""
+        self.racks = {} if racks is None else racks
+        self._reliability = levels.weaker_or_stronger(log.settings)
         self.replicated = False
         """Whether a link wants to hear of what is written."""
         self.wall_ms = wall_ms
@@ -102,7 +110,7 @@ class Partition:
         self._closed: HeadraceError | None = None
         self._told_watermark = high_watermark
         self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
-        self._waiting_watermark: deque[tuple[int, ProduceWaiter]] = deque()
+        self._waiting_replicas: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_fetches: list[FetchWaiter] = []
         self._tidy_fetches_at = TIDY_FETCHES_LEAST
         self._grown_from_bytes = log.size_bytes
@@ -128,10 +136,8 @@ class Partition:
             raise self._closed or self._not_leading()
         if log.offline is not None:
             raise log.offline
-        if acks == -1 and not core.enough_in_sync:
-            raise NotEnoughReplicas(
-                f"{self.topic_partition}: {len(core.members)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
-            )
+        if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
+            self._check_enough(core)
         header = check_produced(records)
         settings = log.settings
         if header.size_bytes > settings.max_message_bytes:
@@ -153,6 +159,19 @@ class Partition:
         base_offset = log.append(records, header, core.epoch)
         return base_offset, base_offset + header.record_count, append_time_ms
 
+    def _check_enough(self, core: LeaderCore) -> None:
+        """A weaker policy says itself how many replicas it needs."""
+        policy = self._reliability.policy if self._reliability is not None else levels.ALL
+        if policy == levels.ALL and not core.enough_in_sync:
+            raise NotEnoughReplicas(
+                f"{self.topic_partition}: {len(core.members)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
+            )
+        if policy == levels.RACKS and not levels.stands_elsewhere(core, self.racks):
+            raise NotEnoughReplicas(
+                f"{self.topic_partition}: no replica stands in another rack than the leader, and "
+                "replication.policy=racks needs one: move a replica, or choose another policy"
+            )
+
     def local_position(self) -> int:
         """Below this the leader's own copy is as durable as the topic asks."""
         log = self.log
@@ -161,7 +180,7 @@ class Partition:
     def reached(self, needed_offset: int, acks: int) -> bool:
         """Whether an append counts already for this acks."""
         if acks == -1:
-            return needed_offset <= self.high_watermark
+            return needed_offset <= self.acknowledged
         return needed_offset <= self.local_position()
 
     def wait(self, needed_offset: int, acks: int, waiter: ProduceWaiter) -> None:
@@ -170,7 +189,7 @@ class Partition:
         if error is not None:  # it failed in this very turn: nothing would ever answer
             waiter.failed(self.topic_partition, error)
             return
-        queue = self._waiting_watermark if acks == -1 else self._waiting_local
+        queue = self._waiting_replicas if acks == -1 else self._waiting_local
         if queue and queue[-1][0] > needed_offset:  # a duplicate of an earlier batch
             entries = sorted([*queue, (needed_offset, waiter)], key=lambda entry: entry[0])
             queue.clear()
@@ -198,9 +217,17 @@ class Partition:
         rose = watermark > self.high_watermark
         if rose:
             self.high_watermark = self.log.committed_offset = watermark
-        if self._waiting_watermark:
-            _answer(self._waiting_watermark, watermark)
+        if self._reliability is None:
+            self.acknowledged = watermark
+        else:
+            reached = levels.acknowledged(core, self._reliability, self.log.durable_offset, self.racks)
+            self.acknowledged = max(self.acknowledged, reached)
+        if self._waiting_replicas:
+            _answer(self._waiting_replicas, self.acknowledged)
         return rose
+
+    def settings_changed(self) -> None:
+        self._reliability = levels.weaker_or_stronger(self.log.settings)
 
     def told(self, watermark: int) -> bool:
         """The leader told its watermark. True: ours rose; it never passes what is written here."""
@@ -223,18 +250,20 @@ class Partition:
 
     def failed(self, error: HeadraceError) -> None:
         """What was appended and not yet counted is lost: tell its producers."""
-        waiting = [*self._waiting_local, *self._waiting_watermark]
+        waiting = [*self._waiting_local, *self._waiting_replicas]
         self._waiting_local.clear()
-        self._waiting_watermark.clear()
+        self._waiting_replicas.clear()
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)
 
     def too_few(self) -> None:
         """The in-sync set has become too small for what waits for it: its producers hear it now, not by a timeout."""
         core = self.core
-        if core is None or core.enough_in_sync or not self._waiting_watermark:
+        if core is None or core.enough_in_sync or not self._waiting_replicas:
             return
-        waiting, self._waiting_watermark = self._waiting_watermark, deque()
+        if self._reliability is not None and self._reliability.policy != levels.ALL:
+            return
+        waiting, self._waiting_replicas = self._waiting_replicas, deque()
         error = NotEnoughReplicasAfterAppend(
             f"{self.topic_partition}: written, but only {len(core.members)} replicas are in sync, "
             f"and acks=-1 needs {core.min_in_sync}"

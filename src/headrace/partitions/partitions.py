@@ -57,6 +57,8 @@ class Partitions:
         self.incarnation = incarnation
         self.deadlines = Deadlines(clock)
         self.links: Links | None = None
+        self.racks: dict[int, str] = {}
+        """Where each broker stands, for the policy `racks`; whoever knows the cluster keeps it up to date."""
         self._watermarks = watermarks or {}
         self._replicas: dict[str, dict[int, Partition]] = {}
         self._leading: dict[str, dict[int, Partition]] = {}
@@ -125,7 +127,7 @@ class Partitions:
             revision=revision,
             now=self.clock.now(),
         )
-        partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core)
+        partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core, self.racks)
         where = log.topic_partition
         self._leading.setdefault(where.topic, {})[where.partition] = partition
         self._serve(partition)
@@ -254,6 +256,7 @@ class Partitions:
         if core is not None:
             core.min_in_sync_changed(settings.min_insync_replicas)
             core.durability_changed(flushed_counts=settings.durability == "disk")
+            partition.settings_changed()
             partition.advance()
             self._set_changed(partition)
 

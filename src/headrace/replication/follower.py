@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 0.1
 RETRY_MAX_SECONDS: Final = 2.0
 NONE: Final = 0
+LATE_POINTS: Final = frozenset({"auto", "flushed"})
+"""Replication points that a group commit reaches."""
 
 
 class Stage(Enum):
@@ -113,7 +115,10 @@ class Following:
     def may_wait(self) -> bool:
         """Whether what it would tell counts only after the next group commit, which will tell it."""
         held, told = self.partition.log, self.told
-        return told is not None and held.settings.durability == "disk" and held.durable_offset == told[2]
+        settings = held.settings
+        if settings.durability != "disk" or settings.replication_point not in LATE_POINTS:
+            return False
+        return told is not None and held.durable_offset == told[2]
 
     def position(self) -> Position | None:
         """What to tell the leader, if it does not know it yet."""
