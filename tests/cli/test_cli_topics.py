@@ -43,6 +43,19 @@ def test_tables_without_a_terminal_are_aligned_text(run: Run, topic: Callable[..
     assert described[1].split() == ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "IN_SYNC", "START", "END"]
 
 
+@proves("F1", "G7")
+def test_the_named_levels_and_what_each_can_lose(alone: Run, run: Run, topic: Callable[..., str]) -> None:
+    rows = {row["level"]: row for row in json.loads(alone("topic", "levels", "--json").stdout)}
+    assert [name for name, row in rows.items() if not row["lossy"]] == ["all-replicas"]
+    assert all(row["loses_records_when"] and row["is_unavailable"] for row in rows.values())
+    shown = alone("topic", "levels").stdout
+    assert all(f"\n{name} " in shown for name in rows)
+    lossy = topic(1, "--config", "reliability=local-disk")
+    assert json.loads(run("topic", "describe", lossy, "--json").stdout)["lossy"] is True
+    assert "lossy: acks=-1" in run("topic", "describe", lossy).stdout
+    assert json.loads(run("topic", "describe", topic(1), "--json").stdout)["lossy"] is False
+
+
 def test_what_the_broker_refuses_is_one_line_and_exit_code_1(run: Run, topic: Callable[..., str]) -> None:
     name = topic(2)
     for arguments in (

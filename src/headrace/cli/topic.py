@@ -72,18 +72,36 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     configs = admin.describe_configs(cluster, "topic", name)
     own = {entry.name: entry.value for entry in configs if entry.source == "topic"}
     indexed = any(entry.name == "key.index" and entry.value == "true" for entry in configs)
+    lossy = _is_lossy(configs)
     if indexed:
         positions = {position.partition: position.behind for position in query.index_positions(cluster, found)}
         for row in rows:
             row["key_index_behind"] = positions.get(row["partition"])
     if as_json:
-        show_json({"topic": name, "topic_id": found.topic_id.hex(), "settings": own, "partitions": rows})
+        head = {"topic": name, "topic_id": found.topic_id.hex(), "settings": own, "lossy": lossy}
+        show_json({**head, "partitions": rows})
         return
     click.echo(f"topic {name}, {len(rows)} partitions, id {found.topic_id.hex()}")
     for setting, value in own.items():
         click.echo(f"  {setting} = {value}")
+    if lossy:
+        click.echo(
+            "  lossy: acks=-1 is answered before all in-sync replicas have a record; see `headrace topic levels`"
+        )
     shown = ("partition", "leader", "epoch", "replicas", "in_sync", "start", "end")
     show_table(rows, (*shown, "key_index_behind") if indexed else shown)
+
+
+def _is_lossy(configs: list[admin.Config]) -> bool:
+    """Whether acknowledged records can be lost by a change of leader; brokers that are not Headrace do not say."""
+    from headrace.declared import LEVELS
+    from headrace.partitions.levels import is_lossy
+
+    values = {entry.name: entry.value or "" for entry in configs}
+    values |= LEVELS.get(values.get("reliability", ""), {})
+    values |= {entry.name: entry.value or "" for entry in configs if entry.source == "topic"}
+    chosen = [values.get(name) for name in ("durability", "replication.point", "replication.policy")]
+    return None not in chosen and is_lossy(*map(str, chosen))
 
 
 def _partition_rows(cluster: Cluster, found: Topic) -> list[dict[str, Any]]:
@@ -131,3 +149,31 @@ def delete(cluster: Cluster, names: tuple[str, ...]) -> None:
     for name in names:
         admin.delete_topic(cluster, name)
         click.echo(f"deleted topic {name}")
+
+
+@topic.command()
+@json_option
+def levels(as_json: bool) -> None:
+    """Show the named reliability levels: what each can lose, and when a topic is unavailable.
+
+    `headrace topic create NAME --config reliability=LEVEL` chooses one. acks=-1 waits
+    for it; a lossy level can lose acknowledged records when its leader changes.
+    """
+    from headrace.partitions.levels import NAMED
+
+    rows = [
+        {
+            "level": level.name,
+            "durability": level.durability,
+            "replication_point": level.point,
+            "policy": level.policy,
+            "lossy": level.is_lossy,
+            "loses_records_when": level.loses,
+            "is_unavailable": level.unavailable,
+        }
+        for level in NAMED
+    ]
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(rows, tuple(rows[0]))
