@@ -26,7 +26,11 @@ class Links(Protocol):
     """Who carries partitions to and from other brokers; hears of those that are `replicated`."""
 
     def written(self, partition: Partition) -> None:
-        """Something was written to its log, or its watermark rose, in this turn."""
+        """Something was written to its log in this turn."""
+        ...
+
+    def rose(self, partition: Partition) -> None:
+        """The watermark of a leader rose."""
         ...
 
     def durable(self, partition: Partition) -> None:
@@ -246,7 +250,7 @@ class Partitions:
         if partition.has_readers:
             self._wake_later(partition)
         if partition.replicated and partition.core is not None and self.links is not None:
-            self.links.written(partition)
+            self.links.rose(partition)
 
     # The in-sync set.
 
@@ -286,8 +290,6 @@ class Partitions:
     def _set_changed(self, partition: Partition) -> None:
         self.settle(partition)
         partition.too_few()
-        if self.links is not None:
-            self.links.end_turn()
 
     def _wake_later(self, partition: Partition) -> None:
         self._grown[partition] = None

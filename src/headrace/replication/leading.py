@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import HeadraceError, ProtocolError
@@ -48,6 +48,17 @@ class Leading:
     ended: Callable[[LeadingEnd, Stream], None]
     caught_up: Callable[[Partition], None]
     """A follower outside the in-sync set told its position: it may want to join."""
+    reads: dict[tuple[Partition, int], Piece] = field(default_factory=dict)
+    """What was read in this turn, by where it begins: each follower wants the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole batches of a log, up to an offset."""
+
+    parts: list[Part]
+    count: int
+    next_offset: int
 
 
 class LeadingEnd:
@@ -170,8 +181,8 @@ class LeadingEnd:
         else:
             self._live[stream] = None
 
-    def pump(self) -> None:
-        """Send what the window takes."""
+    def pump(self, *, with_others: bool = False) -> None:
+        """Send what the window takes; `with_others`: other links send the same next."""
         if self._pumping or not (self._live or self._slow):
             return
         self._pumping = True  # sending may come back here, drained
@@ -187,6 +198,8 @@ class LeadingEnd:
                 self.link.send(_joined(out))
         finally:
             self._pumping = False
+            if not with_others:
+                self._shared.reads.clear()
 
     def _pump_live(self, out: list[Part], news: list[Watermark]) -> None:
         """A chunk of each in turn; a window that is full leaves the rest for when positions come in."""
@@ -226,26 +239,38 @@ class LeadingEnd:
 
     def _append(self, stream: Stream, out: list[Part]) -> int:
         """Put the next piece of the stream into the frames to be sent; answers its bytes."""
+        reads, key = self._shared.reads, (stream.partition, stream.sent)
+        piece = reads.get(key)
+        if piece is None:
+            piece = self._read(stream)
+            if piece is None:
+                return 0
+            reads[key] = piece
+        stream.news()
+        told = Append(stream.subscription, stream.epoch, stream.told_watermark, stream.told_start)
+        out.append(frames.append_head(told, piece.count))
+        out.extend(piece.parts)
+        stream.went(piece.next_offset, piece.count)
+        self.under_way_bytes += piece.count
+        return piece.count
+
+    def _read(self, stream: Stream) -> Piece | None:
+        """The next piece of the stream; None if there is none now."""
         held = stream.partition.log
         warm, stream.is_warm = stream.is_warm, False
         try:
             found = held.read(stream.sent, CHUNK_BYTES, held.written_offset, warm=warm)
             is_doubtful = not found.count or (stream.catching_up and not warm)
             if is_doubtful and not self._in_memory(stream, found):
-                return 0
+                return None
             parts, count, next_offset = leader.whole_batches(found)
         except (HeadraceError, OSError) as error:
             log.error("%s cannot be copied to broker %d: %s", stream.partition.topic_partition, self.broker, error)
             self.stop(stream, Reason.UNREADABLE, str(error))
-            return 0
+            return None
         if next_offset <= stream.sent:
-            return 0
-        known = stream.news() or (stream.told_watermark, stream.told_start)
-        out.append(frames.append_head(Append(stream.subscription, stream.epoch, *known), count))
-        out.extend(parts)
-        stream.went(next_offset, count)
-        self.under_way_bytes += count
-        return count
+            return None
+        return Piece(parts, count, next_offset)
 
     def _in_memory(self, stream: Stream, found: ReadResult) -> bool:
         """Whether the read can go on now; if not, it does once the disk has brought in the pages."""

@@ -1,7 +1,8 @@
 """All links of this broker: to the leaders that it copies from, and from the followers that copy from it.
 
-No task, timer or future belongs to a partition or a request. What a turn has written leaves at its end; positions and
-watermarks that come in between are gathered and leave once, after what is being worked on now. The rest is `tick`.
+No task, timer or future belongs to a partition or a request. What a turn has written leaves at its end. Positions that
+come from syncs are gathered and leave once, after what is being worked on now. Watermarks leave with the next records
+on the link, or by themselves a few milliseconds later: nobody is acknowledged by them. The rest is `tick`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from headrace.storage.log import TopicPartition
 log = logging.getLogger(__name__)
 
 LINKS_MAX: Final = 1000
+WATERMARK_SECONDS: Final = 0.005
 LOOK_TICKS: Final = 10
 """Each led partition's in-sync set is looked at once in so many ticks, besides when a follower has caught up."""
 
@@ -89,9 +91,10 @@ class Replication:
         self._leaders: dict[int, FollowingEnd] = {}
         self._followed: dict[TopicPartition, tuple[Partition, FollowingEnd]] = {}
         self._addresses: Mapping[int, tuple[Address, str]] = {}
-        self._dirty: dict[Partition, None] = {}
+        self._written: dict[Partition, None] = {}
+        self._risen: dict[Partition, None] = {}
         self._to_tell: dict[FollowingEnd, None] = {}
-        self._flushing = False
+        self._telling = self._raising = False
         self._looks: Iterator[Partition] = iter(())
         self._looks_left = self._looks_each = 0
         partitions.links = self
@@ -187,8 +190,13 @@ class Replication:
 
     def written(self, partition: Partition) -> None:
         if partition.core is not None:
-            self._dirty[partition] = None
-            self._flush_soon()
+            self._written[partition] = None
+
+    def rose(self, partition: Partition) -> None:
+        self._risen[partition] = None
+        if not self._raising:
+            self._raising = True
+            self._clock.call_later(WATERMARK_SECONDS, self._raise)
 
     def durable(self, partition: Partition) -> None:
         followed = self._followed.get(partition.topic_partition)
@@ -196,22 +204,32 @@ class Replication:
             followed[1].durable(partition)
 
     def end_turn(self) -> None:
-        """Send what is new of every partition that was written, or whose watermark rose."""
-        if not self._dirty:
-            return
-        dirty, self._dirty = self._dirty, {}
+        """Send what was written, and with it the watermarks that rose."""
+        if self._written:
+            written, self._written = self._written, {}
+            self._send(written)
+
+    def _send(self, written: dict[Partition, None]) -> None:
+        risen, self._risen = self._risen, {}
         ends: dict[LeadingEnd, None] = {}
-        for partition in dirty:
-            written = partition.log.written_offset
+        for partition in written | risen if risen else written:
+            upto = partition.log.written_offset
             for end, stream in self._streams.get(partition, ()):
-                stream.progress.queued = written
+                stream.progress.queued = upto
                 end.mark(stream)
                 ends[end] = None
         for end in ends:
-            end.pump()
+            end.pump(with_others=True)
+        self._leading.reads.clear()
+
+    def _raise(self) -> None:
+        self._raising = False
+        if self._risen and not self._closed:
+            self._send({})
 
     def closed(self, partition: Partition) -> None:
-        self._dirty.pop(partition, None)
+        self._written.pop(partition, None)
+        self._risen.pop(partition, None)
         for end, stream in list(self._streams.get(partition, ())):
             end.close_stream(stream)
         followed = self._followed.get(partition.topic_partition)
@@ -220,18 +238,12 @@ class Replication:
 
     def _tell_soon(self, end: FollowingEnd) -> None:
         self._to_tell[end] = None
-        self._flush_soon()
+        if not self._telling:
+            self._telling = True
+            self._clock.call_soon(self._tell)
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self._clock.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._closed:
-            return
-        self.end_turn()
+    def _tell(self) -> None:
+        self._telling = False
         to_tell, self._to_tell = self._to_tell, {}
         for end in to_tell:
             end.tell(early=False)
