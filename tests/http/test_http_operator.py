@@ -70,6 +70,7 @@ def test_topics_are_listed_and_described(port: HttpPort) -> None:
         "leader_epoch": 0,
         "in_sync": [7],
         "replicas": [7],
+        "role": "leader",
         "start_offset": 0,
         "high_watermark": 1,
         "end_offset": 1,

@@ -47,7 +47,9 @@ def _plain(services: HttpServices) -> Iterator[tuple[str, str, str, Labels, floa
     yield "headrace_connections_refused_total", "counter", "Connections refused.", (), metrics.connections_refused
     yield "headrace_connections_held_back", "gauge", "Not read until they catch up.", (), metrics.paused_connections
     yield "headrace_protocol_errors_total", "counter", "Requests that could not be read.", (), metrics.protocol_errors
-    yield "headrace_partitions", "gauge", "Partitions led here.", (), len(services.partitions)
+    led = sum(partition.leading for partition in services.partitions)
+    yield "headrace_partitions", "gauge", "Partitions led here.", (), led
+    yield "headrace_replicas", "gauge", "Partitions held here, led or followed.", (), len(services.partitions)
     yield "process_resident_memory_bytes", "gauge", "Resident memory.", (), process.resident_bytes
     yield "process_cpu_seconds_total", "counter", "Processor time, user and system.", (), process.cpu_seconds
     yield "process_open_fds", "gauge", "Open descriptors.", (), process.open_files
@@ -69,6 +71,9 @@ def _logs(services: HttpServices) -> Iterator[Sample]:
     for partition in services.partitions:
         where, log = partition.topic_partition, partition.log
         labels = (("topic", where.topic), ("partition", str(where.partition)))
+        if partition.core is not None:
+            in_sync = "Replicas in sync, of a partition led here."
+            yield Sample("headrace_in_sync_replicas", "gauge", in_sync, labels, len(partition.core.members))
         yield Sample("headrace_log_bytes", "gauge", "Size of a partition's log.", labels, log.size_bytes)
         yield Sample("headrace_log_start_offset", "gauge", "First offset of a log.", labels, log.start_offset)
         yield Sample("headrace_log_end_offset", "gauge", "Offset of the next record.", labels, log.end_offset)

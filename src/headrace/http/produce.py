@@ -139,4 +139,6 @@ def led_partition(services: HttpServices, topic: Topic, index: int) -> Partition
     leader = topic.partitions[index].leader
     if leader == NO_LEADER:
         raise NotLeader(f"{topic.name}-{index} has no leader now; try again")
-    raise NotLeader(f"{topic.name}-{index} is led by broker {leader}; ask there")
+    broker = services.image().brokers.get(leader)
+    at = f"at http://{broker.http.host}:{broker.http.port}" if broker is not None and broker.http else "there"
+    raise NotLeader(f"{topic.name}-{index} is led by broker {leader}; ask {at}")

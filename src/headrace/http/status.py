@@ -68,7 +68,7 @@ def _broker(services: HttpServices) -> str:
     image, process, metrics = services.image(), process_figures(), services.metrics
     known = image.brokers.get(services.broker_id)
     uptime = _duration((services.clock.wall_ms() - known.started_ms) // 1000) if known is not None else "not registered"
-    reason = services.ready()
+    reason, replicas = services.ready(), list(services.partitions)
     state = "ready" if reason is None else f'<span class="bad">not ready: {escape(reason)}</span>'
     rows = (
         ("State", state),
@@ -76,7 +76,7 @@ def _broker(services: HttpServices) -> str:
         ("Version", escape(__version__)),
         ("Uptime", uptime),
         ("Layout", escape(str(services.settings["log.layout"]))),
-        ("Partitions led here", f"{len(services.partitions):,}"),
+        ("Partitions", f"{sum(each.leading for each in replicas):,} led here, {len(replicas):,} held"),
         ("Connections", f"{metrics.connections_open:,} open, {metrics.paused_connections:,} held back"),
         ("Received, sent", f"{_size(metrics.bytes_in)}, {_size(metrics.bytes_out)}"),
         ("Memory", f"{_size(process.resident_bytes)} resident"),

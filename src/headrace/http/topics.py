@@ -1,4 +1,7 @@
-"""GET /topics and GET /topics/{topic}: what there is, where it is, and how much of it."""
+"""GET /topics and GET /topics/{topic}: what there is, where it is, and how much of it.
+
+Offsets and sizes are those of the replica that the broker asked holds, whatever its role.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def _describe_partition(services: HttpServices, topic: Topic, state: PartitionSt
         "in_sync": list(state.isr),
         "replicas": list(state.replicas),
     }
-    partition = services.partitions.find(topic.name, state.index)
+    partition = services.partitions.find_replica(topic.name, state.index)
     if partition is not None:
         described |= _positions(partition)
         keys = services.key_indexes.get(partition.topic_partition)
@@ -66,6 +69,7 @@ def _positions(partition: Partition) -> dict[str, Any]:
     log = partition.log
     archived = {"archived_offset": log.archived_offset(), "held_bytes": log.held_bytes}
     return {
+        "role": "leader" if partition.leading else "follower",
         "start_offset": log.start_offset,
         "high_watermark": partition.high_watermark,
         "end_offset": log.end_offset,

@@ -1,14 +1,15 @@
 """InitProducerId, versions 0 to 6. 2: compact; 3: a producer can ask for its next epoch; 6: two-phase commit.
 
 Idempotent producers get an id of their own. A producer that names its id and epoch gets the same id with the next
-epoch, or a new id when the epochs are used up. Transactional ids are refused: transactions are not served yet.
+epoch, or a new id when the epochs are used up. While there is no coordination to draw ids from, the answer is
+COORDINATOR_NOT_AVAILABLE. Transactional ids are refused: transactions are not served yet.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import Code, CoordinationError
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -28,7 +29,10 @@ def handle(request: Request) -> Message | None:
 
 
 async def _fresh(request: Request) -> Message:
-    return _response(Code.NONE, await request.services.producer_ids.next(), 0)
+    try:
+        return _response(Code.NONE, await request.services.producer_ids.next(), 0)
+    except CoordinationError as error:
+        return _response(error.kafka_code, -1, -1)
 
 
 def _response(code: int, producer_id: int, epoch: int) -> Message:
