@@ -56,7 +56,9 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What an election outside the in-sync set has cost: offsets from `start` up to the highest watermark known."""
+    """What an election outside the in-sync set has cost: offsets from `start` up to the highest watermark known; up to
+    -1 if replicas that were away may have held more.
+    """
 
     epoch: int
     start: int
@@ -162,7 +164,7 @@ class _Change:
         self._topic_keys: dict[str, _TopicKey] | None = None
         self._partition_keys: dict[str, _Partitions] | None = None
         self._touched: dict[str, dict[int, tuple[bytes, PartitionState]]] = {}
-        self._topics: set[str] = set()
+        self._topics: dict[str, None] = {}
         self._configs: dict[str, Any] = {}
         self._controls = image.controls
 
@@ -190,7 +192,7 @@ class _Change:
     def _take_topic(self, event: Event, name: str) -> None:
         if self._topic_keys is None:
             self._topic_keys = dict(self._old._topic_keys)
-        self._topics.add(name)
+        self._topics[name] = None
         if event.kind == "delete":
             self._topic_keys.pop(name, None)
         else:
@@ -200,7 +202,7 @@ class _Change:
         partitions = self._touched.get(name)
         if partitions is None:
             partitions = self._touched[name] = dict(self._old._partition_keys.get(name, {}))
-            self._topics.add(name)
+            self._topics[name] = None
         if event.kind == "delete":
             partitions.pop(index, None)
         else:
@@ -363,7 +365,7 @@ def _decode_topic(value: Mapping[str, Any], revision: int) -> _TopicKey:
 
 
 def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
-    lost = partition.lost
+    lost, known = partition.lost, partition.incarnations
     return keys.encode(
         {
             "id": topic_id.hex(),
@@ -371,7 +373,7 @@ def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
             "leader_epoch": partition.leader_epoch,
             "isr": partition.isr,
             "replicas": partition.replicas,
-            "incarnations": partition.incarnations,
+            "incarnations": {broker: known[broker] for broker in partition.isr if broker in known},
             "controller": partition.controller,
             "lost": None if lost is None else [lost.epoch, lost.start, lost.end],
             **({"target": partition.target} if partition.target else {}),

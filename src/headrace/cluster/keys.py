@@ -66,8 +66,9 @@ def topic_key(prefix: str, topic: str) -> str:
     return f"{prefix}topics/{topic}"
 
 
-def partitions_prefix(prefix: str, topic: str) -> str:
-    return f"{prefix}partitions/{topic}/"
+def prefixes_of(prefix: str, topic: str) -> list[str]:
+    """Where the keys of a topic's partitions are."""
+    return [f"{prefix}{kind}/{topic}/" for kind in ("partitions", "ends", "orders")]
 
 
 def partition_key(prefix: str, topic: str, partition: int) -> str:

@@ -88,7 +88,7 @@ def draft_topic(image: Image, request: CreateTopic, limits: TopicLimits, topic_i
     check_topic_overrides(request.overrides)
     replicas = _replicas_of_new(image, request, limits)
     _check_room(image, len(replicas), limits)
-    partitions = tuple(_fresh(index, brokers) for index, brokers in enumerate(replicas))
+    partitions = tuple(_fresh(image, index, brokers) for index, brokers in enumerate(replicas))
     return Topic(request.name, topic_id, partitions, dict(request.overrides), request.internal)
 
 
@@ -126,7 +126,8 @@ def plan_enlarge(image: Image, request: EnlargeTopic, limits: TopicLimits) -> Pl
         )
     _check_room(image, request.partitions - present, limits)
     fresh = [
-        _fresh(present + n, brokers) for n, brokers in enumerate(_replicas_of_added(image, topic, request, limits))
+        _fresh(image, present + n, brokers)
+        for n, brokers in enumerate(_replicas_of_added(image, topic, request, limits))
     ]
     key = keys.topic_key(image.prefix, topic.name)
     same = (unchanged(key, topic.revision),)
@@ -149,8 +150,8 @@ def _known(image: Image, name: str) -> Topic:
 
 def _removal(image: Image, topic: Topic) -> Plan:
     key = keys.topic_key(image.prefix, topic.name)
-    partitions = Delete(keys.partitions_prefix(image.prefix, topic.name), prefix=True)
-    return Plan((Step((unchanged(key, topic.revision),), (Delete(key), partitions)),))
+    below = [Delete(prefix, prefix=True) for prefix in keys.prefixes_of(image.prefix, topic.name)]
+    return Plan((Step((unchanged(key, topic.revision),), (Delete(key), *below)),))
 
 
 def _replicas_of_new(image: Image, request: CreateTopic, limits: TopicLimits) -> tuple[tuple[int, ...], ...]:
@@ -216,8 +217,9 @@ def _check_room(image: Image, added: int, limits: TopicLimits) -> None:
         )
 
 
-def _fresh(index: int, replicas: tuple[int, ...]) -> PartitionState:
-    return PartitionState(index, replicas[0], 0, replicas, replicas)
+def _fresh(image: Image, index: int, replicas: tuple[int, ...]) -> PartitionState:
+    incarnations = {broker: image.brokers[broker].incarnation for broker in replicas}
+    return PartitionState(index, replicas[0], 0, replicas, replicas, incarnations=incarnations)
 
 
 def _partition_puts(prefix: str, topic: Topic, partitions: Iterable[PartitionState]) -> list[Put]:

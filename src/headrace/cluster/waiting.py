@@ -1,4 +1,4 @@
-"""A coroutine's wait by the injected clock."""
+"""A coroutine's waits: for time to pass by the injected clock, and for a call from elsewhere on the loop."""
 
 from __future__ import annotations
 
@@ -15,3 +15,25 @@ async def pause(clock: Clock, seconds: float) -> None:
         await done
     finally:
         timer.cancel()
+
+
+class Bell:
+    """Wakes one task. Rung before anybody waits, it is heard by the next wait; rung often, it is heard once."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def rung(self) -> None:
+        if not self._rung:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._rung = False

@@ -1,0 +1,276 @@
+"""What the controller decides, without I/O: from an image, the partitions that must change and how.
+
+Rules, in this order, for each partition:
+- members that are gone, that may have lost something, or that are about to leave drop out of the in-sync set, but never
+  the last one; a member that returned with all it held is carried over to its new incarnation;
+- the leader stays while it is a valid member. One that returned leads again in a new epoch. Otherwise the first valid
+  member in the order of the assignment leads, in a new epoch; if there is none, nobody does;
+- without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
+  leads. An operator's order, or the topic's setting, lets those that are alive be enough. What was lost is in the key;
+- a move whose target is in sync ends; an order for the preferred leader is carried out; a draining broker's replicas
+  begin to move.
+
+A decision holds only for the image that it was made on: `in_transactions` makes each write compare the revision of the
+partition's key, the registrations that it relies on and the fence of the controller's term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from headrace.cluster import keys
+from headrace.cluster.controls import PREFERRED, UNCLEAN, Order, ReplicaEnd
+from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, PartitionState, Topic, encode_partition
+from headrace.cluster.judging import Judgement, judge
+from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead
+from headrace.cluster.reassign import drain
+from headrace.cluster.tasks import Action, Step, unchanged
+from headrace.errors import InvalidReplication, InvalidRequest
+from headrace.ports.coordination import ACTIONS_MAX, Compare, Delete, Put
+
+PARTITIONS_A_STEP: Final = 60
+MOVES_MAX: Final = 100
+"""Partitions that move at the same time because their broker drains."""
+UNKNOWN_END: Final = -1
+"""End of what was lost, when replicas that are away may hold more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a topic's settings say about elections."""
+
+    durability: str = "os"
+    unclean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    epoch: int
+    """Of the controller that decides."""
+    is_gone: Callable[[int], bool]
+    """Whether a broker that is not registered counts as gone."""
+    rules: Callable[[Topic], Rules]
+    prefer: bool = False
+    """Every partition goes back to its preferred leader where that one is able."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    topic: Topic
+    before: PartitionState
+    after: PartitionState
+    relies_on: frozenset[int]
+    """Brokers whose registration, or absence, must still be as it was seen."""
+    clears: tuple[str, ...] = ()
+    """Keys below which everything is deleted with it."""
+
+    def __str__(self) -> str:
+        old, new = self.before, self.after
+        parts = [f"{self.topic.name}-{old.index}:"]
+        if (old.leader, old.leader_epoch) != (new.leader, new.leader_epoch):
+            parts.append(f"leader {old.leader} in epoch {old.leader_epoch}, now {new.leader} in {new.leader_epoch};")
+        parts.append(f"in sync {list(old.isr)}, now {list(new.isr)}")
+        if old.replicas != new.replicas:
+            parts.append(f"; replicas {list(old.replicas)}, now {list(new.replicas)}")
+        return " ".join(parts)
+
+
+def decide(image: Image, context: Context, since: Image | None = None) -> list[Decision]:
+    """Every partition that must change. `since` is an image on which nothing was left to decide in the same context."""
+    decisions = []
+    brokers, ends, orders = image.brokers, image.controls.ends, image.controls.orders
+    for topic in _concerned(image, since):
+        for state in topic.partitions:
+            where = topic.name, state.index
+            if context.prefer or where in ends or where in orders or not _is_steady(state, brokers):
+                decision = _decide(image, topic, state, context)
+                if decision is not None:
+                    decisions.append(decision)
+    decided = {(decision.topic.name, decision.before.index) for decision in decisions}
+    for decision in _drained(image, context.epoch):
+        if (decision.topic.name, decision.before.index) not in decided:
+            decisions.append(decision)
+    return decisions
+
+
+def _is_steady(state: PartitionState, brokers: Mapping[int, Broker]) -> bool:
+    """Led by a member, all members as they were, and no move under way: what most partitions are most of the time."""
+    if state.leader == NO_LEADER or state.target:
+        return False
+    for member in state.isr:
+        broker = brokers.get(member)
+        if broker is None or broker.incarnation != state.incarnations.get(member) or broker.state != LIVE:
+            return False
+    return True
+
+
+def _concerned(image: Image, since: Image | None) -> Iterable[Topic]:
+    if (
+        since is None
+        or since.brokers is not image.brokers
+        or since.controls.ends is not image.controls.ends
+        or since.controls.orders is not image.controls.orders
+        or since.controls.draining != image.controls.draining
+    ):
+        return image.topics.values()
+    return [topic for name, topic in image.topics.items() if since.topics.get(name) is not topic]
+
+
+def _decide(image: Image, topic: Topic, state: PartitionState, context: Context) -> Decision | None:
+    rules = context.rules(topic)
+    judged = judge(state, image.brokers, rules.durability, context.is_gone)
+    where = topic.name, state.index
+    order = image.controls.orders.get(where)
+    after = _led(state, judged)
+    clears: list[str] = []
+    if after.leader == NO_LEADER and not judged.present:
+        reports = _reports(image, topic, state)
+        if rules.unclean or _asks(order, UNCLEAN):
+            # Whoever may still come, or is there and has not said yet, is waited for.
+            needed = {broker for broker in state.replicas if broker in image.brokers} | set(judged.awaited)
+        else:
+            needed = set(state.replicas)
+        if reports and needed <= set(reports):
+            after = _elected(state, reports)
+    if after.leader != NO_LEADER:
+        if can_finish_move(after):
+            after = _same_members(finish_move(after, judged.staying))
+        if context.prefer or _asks(order, PREFERRED):
+            after = _preferred(after, judged)
+        if where in image.controls.ends:
+            clears.append(keys.ends_prefix(image.prefix, *where))
+    if order is not None and (after.leader != NO_LEADER or order.kind != UNCLEAN):
+        clears.append(keys.order_key(image.prefix, *where))
+    if after == state and not clears:
+        return None
+    dropped = {broker for broker in judged.gone if broker not in after.isr}
+    leader = {after.leader} if after.leader != state.leader or judged.returned else set()
+    relied = (dropped | leader | (judged.returned & set(after.isr))) - {NO_LEADER}
+    return Decision(topic, state, replace(after, controller=context.epoch), frozenset(relied), tuple(clears))
+
+
+def _asks(order: Order | None, kind: str) -> bool:
+    return order is not None and order.kind == kind
+
+
+def _led(state: PartitionState, judged: Judgement) -> PartitionState:
+    """The set without those that are no valid members, and the leader that it then has."""
+    members = judged.members(state)
+    leader, epoch = state.leader, state.leader_epoch
+    able = judged.staying or judged.leaving
+    if leader in able:
+        epoch += leader in judged.returned
+    elif leader not in judged.awaited:
+        leader = next((broker for broker in state.replicas if broker in able and broker in members), NO_LEADER)
+        epoch += leader != NO_LEADER
+    return replace(state, leader=leader, leader_epoch=epoch, isr=tuple(members), incarnations=members)
+
+
+def _reports(image: Image, topic: Topic, state: PartitionState) -> dict[int, ReplicaEnd]:
+    """What the replicas that are alive say they hold, each by its present incarnation."""
+    said = image.controls.ends.get((topic.name, state.index), {})
+    return {
+        broker: said[broker]
+        for broker in state.replicas
+        if broker in said
+        and broker in image.brokers
+        and said[broker].incarnation == image.brokers[broker].incarnation
+        and said[broker].topic_id == topic.id
+    }
+
+
+def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd]) -> PartitionState:
+    """Led by the replica that holds most."""
+    best = max(state.replicas, key=lambda broker: _held(reports.get(broker)))
+    chosen = reports[best]
+    epoch = max(state.leader_epoch, *(report.last_epoch for report in reports.values())) + 1
+    known = max(report.watermark for report in reports.values())
+    lost = state.lost
+    if len(reports) < len(state.replicas):
+        lost = Lost(epoch, chosen.end, UNKNOWN_END)
+    elif known > chosen.end:
+        lost = Lost(epoch, chosen.end, known)
+    return replace(
+        state, leader=best, leader_epoch=epoch, isr=(best,), incarnations={best: chosen.incarnation}, lost=lost
+    )
+
+
+def _held(report: ReplicaEnd | None) -> tuple[int, int]:
+    return (report.last_epoch, report.end) if report is not None else (UNKNOWN_END, UNKNOWN_END)
+
+
+def _preferred(state: PartitionState, judged: Judgement) -> PartitionState:
+    first = state.replicas[0]
+    able = not state.target and first in state.isr and first in judged.staying
+    return lead(state, first) if able else state
+
+
+def _same_members(state: PartitionState) -> PartitionState:
+    return replace(state, incarnations={broker: state.incarnations.get(broker, "") for broker in state.isr})
+
+
+def _drained(image: Image, epoch: int) -> Iterator[Decision]:
+    """Moves away from draining brokers, as many as may be under way at a time."""
+    draining = image.controls.draining
+    if not draining:
+        return
+    moving = sum(bool(state.target) for topic in image.topics.values() for state in topic.partitions)
+    left = MOVES_MAX - moving
+    for broker in sorted(draining):
+        if left <= 0:
+            return
+        try:
+            moves = drain(image, broker).moves
+        except (InvalidReplication, InvalidRequest):
+            continue  # nowhere to go: it stays until a broker is added, and the listing shows it
+        for move in moves:
+            topic = image.topics[move.topic]
+            state = topic.partitions[move.partition]
+            if left > 0 and not state.target:
+                left -= 1
+                after = replace(_same_members(begin_move(state, move.after)), controller=epoch)
+                yield Decision(topic, state, after, frozenset(move.added))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One transaction, and the decisions in it."""
+
+    step: Step
+    decisions: tuple[Decision, ...]
+
+
+def in_transactions(
+    image: Image, decisions: Sequence[Decision], fence: tuple[Compare, ...], most: int = PARTITIONS_A_STEP
+) -> Iterator[Batch]:
+    """As few transactions as their bounds allow; after a conflict, `most` of 1 lets the others through."""
+    held: list[Decision] = []
+    for decision in decisions:
+        if held and (len(held) == most or not _fits([*held, decision], fence)):
+            yield _batch(image, held, fence)
+            held = []
+        held.append(decision)
+    if held:
+        yield _batch(image, held, fence)
+
+
+def _fits(decisions: Sequence[Decision], fence: tuple[Compare, ...]) -> bool:
+    relied = frozenset[int]().union(*(decision.relies_on for decision in decisions))
+    actions = sum(1 + len(decision.clears) for decision in decisions)
+    return len(fence) + len(decisions) + len(relied) <= ACTIONS_MAX and actions <= ACTIONS_MAX
+
+
+def _batch(image: Image, decisions: Sequence[Decision], fence: tuple[Compare, ...]) -> Batch:
+    compares = list(fence)
+    actions: list[Action] = []
+    for decision in decisions:
+        key = keys.partition_key(image.prefix, decision.topic.name, decision.before.index)
+        compares.append(unchanged(key, decision.before.revision))
+        actions.append(Put(key, encode_partition(decision.topic.id, decision.after)))
+        actions.extend(Delete(below, prefix=below.endswith("/")) for below in decision.clears)
+    for number in sorted({broker for decision in decisions for broker in decision.relies_on}):
+        broker = image.brokers.get(number)
+        compares.append(unchanged(keys.broker_key(image.prefix, number), 0 if broker is None else broker.revision))
+    return Batch(Step(tuple(compares), tuple(actions)), tuple(decisions))

@@ -1,0 +1,213 @@
+"""The controller's driver: stands for election, decides on each new image, carries decisions out.
+
+One task. Every write is fenced (cluster.election); before each, the lease's local deadline is looked at. A conflict
+only costs time: what did not get through is decided again on the newer image, one partition at a time.
+
+A broker whose registration was seen to go, while coordination had answered for a lease time, is gone at once, and so is
+one that said that it leaves. Otherwise, after an election or a silence of coordination, a broker counts as gone after
+one lease time: it may be about to register again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.cluster.controller import Batch, Context, Decision, Rules, decide, in_transactions
+from headrace.cluster.election import Election, Term
+from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
+from headrace.cluster.membership import Membership
+from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS
+from headrace.cluster.topics import plan_remove_unfinished
+from headrace.cluster.view import ClusterView
+from headrace.cluster.waiting import Bell, pause
+from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.ports.clock import Clock
+from headrace.ports.coordination import Coordination
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 0.2
+"""Pause after coordination did not answer, or others kept changing the same keys."""
+UNFINISHED_SECONDS: Final = 30.0
+"""How long a topic may be under creation without a step forward before its creator counts as dead."""
+NAMED_MAX: Final = 10
+"""Decisions of one transaction that the log names one by one."""
+
+
+class Controlling:
+    """Runs from `start` to `close`; `tick` at least every 100 ms or so looks at what comes with time."""
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        view: ClusterView,
+        membership: Membership,
+        clock: Clock,
+        rules: Callable[[Topic], Rules],
+        failed: Callable[[BaseException], None],
+        prefer_seconds: float = 0.0,
+    ) -> None:
+        self.election = Election(coordination, view, membership)
+        self._coordination = coordination
+        self._view = view
+        self._membership = membership
+        self._clock = clock
+        self._rules = rules
+        self._failed = failed
+        self._prefer_seconds = prefer_seconds
+        self._bell = Bell()
+        self._term: Term | None = None
+        self._elected_at = 0.0
+        self._prefer_at = float("inf")
+        self._look_at = float("inf")
+        self._departed: set[int] = set()
+        self._settled: Image | None = None
+        self._unfinished: dict[str, tuple[int, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._view.listen(self._follow)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self._bell.ring()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def tick(self) -> None:
+        now = self._clock.now()
+        if now >= self._look_at or now >= self._prefer_at:
+            self._look_at = float("inf")
+            self._settled = None
+            self._bell.ring()
+        elif self._term is not self.election.term:
+            self._bell.ring()
+
+    def _follow(self, old: Image, new: Image) -> None:
+        if old.brokers is not new.brokers:
+            steady = self._clock.now() >= self._membership.steady_since + self._membership.lease_seconds
+            for broker, was in old.brokers.items():
+                if broker not in new.brokers and (steady or was.state == LEAVING):
+                    self._departed.add(broker)
+            self._departed.difference_update(new.brokers)
+        self._bell.ring()
+
+    def _patience_ends(self) -> float:
+        return max(self._elected_at, self._membership.steady_since) + self._membership.lease_seconds
+
+    def _is_gone(self, broker: int) -> bool:
+        return broker in self._departed or self._clock.now() >= self._patience_ends()
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.rung()
+            try:
+                term = await self._current_term()
+                if term is not None:
+                    await self._settle(term)
+            except (CoordinationError, RequestTimedOut) as error:
+                log.info("the controller tries again: %s", error)
+                await pause(self._clock, RETRY_SECONDS)
+                self._bell.ring()
+
+    async def _current_term(self) -> Term | None:
+        term = self.election.term or await self.election.claim()
+        if term is not self._term:
+            self._term = term
+            self._settled = None
+            if term is not None:
+                self._elected_at = self._clock.now()
+                self._prefer_at = self._elected_at + self._prefer_seconds if self._prefer_seconds else float("inf")
+                log.info("broker %d is controller, epoch %d", self._membership.broker.id, term.epoch)
+                await self._seen(term.revision)
+        return term
+
+    async def _settle(self, term: Term) -> None:
+        """Decide until there is nothing left to decide."""
+        while self.election.term is term:
+            image, now = self._view.image, self._clock.now()
+            context = Context(term.epoch, self._is_gone, self._rules, prefer=now >= self._prefer_at)
+            decisions = decide(image, context, self._settled)
+            if not decisions:
+                break
+            revision, conflict = await self._carry_out(image, decisions, term)
+            await self._seen(revision)
+            if conflict:
+                await pause(self._clock, RETRY_SECONDS)
+        else:
+            return
+        self._settled = image
+        if now >= self._prefer_at:
+            self._prefer_at = now + self._prefer_seconds
+        if now < self._patience_ends() < float("inf"):
+            self._look_at = self._patience_ends()
+        elif self._membership.steady_since == float("inf"):
+            self._look_at = now + self._membership.lease_seconds
+        await self._remove_unfinished(image, term)
+
+    async def _carry_out(self, image: Image, decisions: Sequence[Decision], term: Term) -> tuple[int, bool]:
+        """The revision at which all of it is known, and whether somebody else was faster with some of it."""
+        revision, conflict = image.revision, False
+        for batch in in_transactions(image, decisions, term.fence):
+            done, revision = await self._transact(batch, term)
+            if done:
+                continue
+            conflict = True
+            if len(batch.decisions) > 1:
+                for single in in_transactions(image, batch.decisions, term.fence, most=1):
+                    _, revision = await self._transact(single, term)
+        return revision, conflict
+
+    async def _transact(self, batch: Batch, term: Term) -> tuple[bool, int]:
+        if self.election.term is not term:
+            return False, self._view.image.revision
+        result = await self._coordination.transact(batch.step.compares, batch.step.actions)
+        if result.succeeded:
+            _tell(batch.decisions)
+        return result.succeeded, result.revision
+
+    async def _seen(self, revision: int) -> None:
+        await self._view.wait_for(lambda image: image.revision >= revision, SEEN_TIMEOUT_SECONDS)
+
+    async def _remove_unfinished(self, image: Image, term: Term) -> None:
+        """Topics whose creation was cut short: nobody was told that they exist."""
+        now = self._clock.now()
+        known = self._unfinished
+        self._unfinished = {
+            name: known[name] if known.get(name, (0,))[0] == topic.revision else (topic.revision, now)
+            for name, topic in image.unfinished.items()
+        }
+        for name, (_, since) in self._unfinished.items():
+            if now < since + UNFINISHED_SECONDS:
+                self._look_at = min(self._look_at, since + UNFINISHED_SECONDS)
+                continue
+            for step in plan_remove_unfinished(image, name).steps:
+                result = await self._coordination.transact((*step.compares, *term.fence), step.actions)
+                log.warning("topic %r, whose creation was cut short, removed: %s", name, result.succeeded)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
+
+
+def _tell(decisions: Sequence[Decision]) -> None:
+    for decision in decisions[:NAMED_MAX]:
+        log.info("%s", decision)
+    if len(decisions) > NAMED_MAX:
+        log.info("and %d more partitions", len(decisions) - NAMED_MAX)
+    for decision in decisions:
+        after, where = decision.after, f"{decision.topic.name}-{decision.before.index}"
+        if after.lost is not None and after.lost != decision.before.lost:
+            upto = "an unknown end" if after.lost.end < 0 else f"{after.lost.end}"
+            log.error(
+                "%s: led by broker %d, which was not in sync: lost are offsets from %d to %s",
+                where, after.leader, after.lost.start, upto,
+            )  # fmt: skip
+        elif after.leader == NO_LEADER != decision.before.leader:
+            log.error("%s: no leader; of the in-sync set %s none is there", where, list(after.isr))

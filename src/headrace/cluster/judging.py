@@ -1,0 +1,80 @@
+"""Which members of an in-sync set still hold what they held. Pure.
+
+A member is one incarnation of a broker. Another incarnation of it holds the same only if nothing can have been lost in
+between: it stopped in order, or the topic counts only what is synced (`disk`), or the topic counts what is in the page
+cache (`os`) and the kernel has not been booted since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headrace.cluster.image import LIVE, Broker, PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The members, each in one of four groups, in the order of the set; `able` are the present ones."""
+
+    present: Mapping[int, str]
+    """Registered, and hold what they held: with the incarnation that they are registered with."""
+    returned: frozenset[int]
+    """Those of them whose incarnation is a new one."""
+    awaited: tuple[int, ...]
+    """Not registered, but perhaps only late."""
+    gone: tuple[int, ...]
+    lost: tuple[int, ...]
+    """Registered, and may have lost something."""
+    leaving: frozenset[int]
+    """Those of the present ones that are about to stop."""
+
+    @property
+    def staying(self) -> frozenset[int]:
+        return frozenset(self.present) - self.leaving
+
+    def members(self, state: PartitionState) -> dict[int, str]:
+        """The set as it should be. The last member is never dropped, whether it is gone or has lost something: only an
+        election outside the set may go past it (KIP-966).
+        """
+        known = {broker: state.incarnations.get(broker, "") for broker in state.isr}
+        if self.present:
+            kept = {**self.present, **{broker: known[broker] for broker in self.awaited}}
+            if self.staying:
+                kept = {broker: drawn for broker, drawn in kept.items() if broker not in self.leaving}
+        else:
+            kept = {broker: known[broker] for broker in (*self.awaited, *self.gone)} or known
+        return {broker: kept[broker] for broker in state.isr if broker in kept}
+
+
+def judge(
+    state: PartitionState, brokers: Mapping[int, Broker], durability: str, is_gone: Callable[[int], bool]
+) -> Judgement:
+    present: dict[int, str] = {}
+    returned: set[int] = set()
+    awaited: list[int] = []
+    gone: list[int] = []
+    lost: list[int] = []
+    for member in state.isr:
+        broker = brokers.get(member)
+        known = state.incarnations.get(member, "")
+        if broker is None:
+            (gone if is_gone(member) else awaited).append(member)
+        elif broker.incarnation == known:
+            present[member] = known
+        elif carries_over(broker, known, durability):
+            present[member] = broker.incarnation
+            returned.add(member)
+        else:
+            lost.append(member)
+    leaving = frozenset(member for member in present if brokers[member].state != LIVE)
+    return Judgement(present, frozenset(returned), tuple(awaited), tuple(gone), tuple(lost), leaving)
+
+
+def carries_over(broker: Broker, known: str, durability: str) -> bool:
+    """Whether this process of the broker holds all that its incarnation `known` held."""
+    previous = broker.previous
+    if previous is None or not known or previous.incarnation != known:
+        return False
+    same_boot = previous.boot == broker.boot != ""
+    return previous.clean or durability == "disk" or (durability == "os" and same_boot)
