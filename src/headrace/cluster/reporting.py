@@ -1,0 +1,125 @@
+"""Reports of what this broker's replicas hold, written while their partition has no leader.
+
+They are the keys `ends/<topic>/<n>/<broker>`. The controller elects from them and deletes them. A report goes with the
+broker's lease and names its incarnation; its write compares the partition's key, so that none arrives late, after the
+election that it was for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from headrace.cluster import keys
+from headrace.cluster.controls import ReplicaEnd, encode_end
+from headrace.cluster.image import NO_LEADER, Image
+from headrace.cluster.membership import Membership
+from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
+from headrace.cluster.view import ClusterView
+from headrace.cluster.waiting import Bell, pause
+from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
+from headrace.ports.coordination import Compare, Coordination, Put
+
+log = logging.getLogger(__name__)
+
+REPORTS_A_STEP: Final = 60
+RETRY_SECONDS: Final = 0.2
+
+
+class EndReports:
+    """One task; looks at every new image that has partitions without a leader."""
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        view: ClusterView,
+        membership: Membership,
+        partitions: Partitions,
+        clock: Clock,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._coordination = coordination
+        self._view = view
+        self._membership = membership
+        self._partitions = partitions
+        self._clock = clock
+        self._failed = failed
+        self._bell = Bell()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._view.listen(lambda _old, _new: self._bell.ring())
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self._bell.ring()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.rung()
+            try:
+                await self._report()
+            except (CoordinationError, RequestTimedOut) as error:
+                log.info("what replicas hold is reported again: %s", error)
+                await pause(self._clock, RETRY_SECONDS)
+                self._bell.ring()
+
+    async def _report(self) -> None:
+        missing = self._missing(self._view.image)
+        for first in range(0, len(missing), REPORTS_A_STEP):
+            part = missing[first : first + REPORTS_A_STEP]
+            if not await self._write(part) and len(part) > 1:
+                for each in part:
+                    await self._write([each])
+
+    async def _write(self, reports: list[tuple[Compare, Put]]) -> bool:
+        if not self._membership.standing:
+            return True
+        result = await self._coordination.transact([same for same, _ in reports], [put for _, put in reports])
+        await self._view.wait_for(lambda image: image.revision >= result.revision, SEEN_TIMEOUT_SECONDS)
+        return result.succeeded
+
+    def _missing(self, image: Image) -> list[tuple[Compare, Put]]:
+        """Every report that should be there and is not."""
+        own = self._membership.broker
+        if own.id not in image.brokers or image.brokers[own.id].incarnation != own.incarnation:
+            return []
+        missing = []
+        for topic in image.topics.values():
+            for state in topic.partitions:
+                if state.leader != NO_LEADER or own.id not in state.replicas:
+                    continue
+                partition = self._partitions.find_replica(topic.name, state.index)
+                if partition is None or partition.log.topic_id != topic.id or partition.leader != NO_LEADER:
+                    continue
+                held = partition.log
+                report = ReplicaEnd(
+                    topic.id,
+                    own.incarnation,
+                    held.last_epoch(),
+                    held.start_offset,
+                    held.end_offset,
+                    partition.high_watermark,
+                )
+                if image.controls.ends.get((topic.name, state.index), {}).get(own.id) != report:
+                    key = keys.partition_key(image.prefix, topic.name, state.index)
+                    put = Put(
+                        keys.ends_key(image.prefix, topic.name, state.index, own.id),
+                        encode_end(report),
+                        self._membership.lease,
+                    )
+                    missing.append((unchanged(key, state.revision), put))
+        return missing
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)

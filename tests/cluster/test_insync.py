@@ -1,0 +1,261 @@
+"""The driver of in-sync sets on real partitions and a real key, with coordination that answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.cluster import keys
+from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.cluster.image import (
+    Broker,
+    Endpoint,
+    Image,
+    PartitionState,
+    Topic,
+    encode_broker,
+    encode_partition,
+    encode_topic,
+)
+from headrace.cluster.insync import InSyncSets
+from headrace.cluster.membership import Membership
+from headrace.cluster.view import ClusterView
+from headrace.partitions.core import SetChange
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.ports.coordination import Compare, Delete, OutcomeUnknown, Put, TransactionResult
+from headrace.settings import log_settings
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
+from headrace.storage.log import TopicPartition
+from headrace.storage.store import PartitionedStore
+from proving import proves
+
+PREFIX = "/headrace/c/"
+TOPIC_ID = b"t" * 16
+Fate = Literal["answered", "lost on the way there", "answer lost", "late"]
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError(error)
+
+
+class Fateful:
+    """Coordination of which the next transactions have the fates in `fates`; the rest are answered."""
+
+    def __init__(self, coordination: EmbeddedCoordination) -> None:
+        self._coordination = coordination
+        self.fates: list[Fate] = []
+        self.late: list[Callable[[], Coroutine[Any, Any, TransactionResult]]] = []
+        self.sizes: list[int] = []
+        self.before_next: Callable[[], Coroutine[Any, Any, object]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordination, name)
+
+    async def transact(self, compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
+        fate = self.fates.pop(0) if self.fates else "answered"
+        before, self.before_next = self.before_next, None
+        if before is not None:
+            await before()
+        self.sizes.append(len(actions))
+        if fate == "late":
+            self.late.append(lambda: self._coordination.transact(compares, actions))
+        elif fate != "lost on the way there":
+            result = await self._coordination.transact(compares, actions)
+            if fate == "answered":
+                return result
+        raise OutcomeUnknown("no answer")
+
+
+class Leader:
+    """Broker 1, which leads partitions of t that brokers 2 and 3 follow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = VirtualClock()
+        self.coordination = EmbeddedCoordination(str(folder / "metadata.sqlite"), self.clock)
+        self.fateful = Fateful(self.coordination)
+        self.view = ClusterView(self.coordination, PREFIX, self.clock, unexpected)
+        self.membership = Membership(self.coordination, PREFIX, self.clock, Broker(1, {}, "1a", 5), unexpected)
+        disk = SimDisk(self.clock)
+        disk.make_folder("/data")
+        self.store = PartitionedStore(disk, self.clock, "/data")
+        self.store.open({})
+        self.partitions = Partitions(self.store, self.clock, 1, "1a")
+        self.in_sync = InSyncSets(self.fateful, self.view, self.membership, self.partitions, self.clock, unexpected)
+
+    async def start(self, count: int) -> list[Partition]:
+        await self.view.start()
+        await self.membership.start()
+        for number in (2, 3):
+            await self.register(number, "a")
+        members = {1: "1a", 2: "2a"}
+        topic = Topic("t", TOPIC_ID, ())
+        await self.coordination.put(keys.topic_key(PREFIX, "t"), encode_topic(topic, count))
+        for index in range(count):
+            state = PartitionState(index, 1, 4, (1, 2), (1, 2, 3), incarnations=members)
+            await self.coordination.put(keys.partition_key(PREFIX, "t", index), encode_partition(TOPIC_ID, state))
+        await self.turns()
+        self.view.listen(self._follow)
+        self.in_sync.start()
+        led = []
+        for state in self.view.image.topics["t"].partitions:
+            log = self.store.create(TopicPartition("t", state.index), TOPIC_ID, log_settings({}, {}))
+            led.append(self.partitions.lead(log, 4, state.incarnations, state.replicas, state.revision))
+        return led
+
+    def _follow(self, _old: Image, new: Image) -> None:
+        for state in new.topics["t"].partitions:
+            partition = self.partitions.find("t", state.index)
+            if partition is not None and state.leader == 1:
+                self.partitions.confirmed(partition, state.incarnations, state.revision)
+
+    async def register(self, number: int, run: str) -> int:
+        broker = Broker(number, {"inside": Endpoint("127.0.0.1", 9000 + number)}, f"{number}{run}", 5)
+        return await self.coordination.put(keys.broker_key(PREFIX, number), encode_broker(broker))
+
+    def want(self, partition: Partition, *members: str) -> None:
+        """A new set, as the leader's core proposes it."""
+        core = partition.core
+        assert core is not None
+        wanted = {int(member[0]): member for member in members}
+        added = tuple(broker for broker in wanted if core.members.get(broker) != wanted[broker])
+        change = SetChange(wanted, added, tuple(broker for broker in core.members if broker not in wanted), "")
+        self.partitions.proposed(partition, change)
+        self.in_sync.want(partition, change)
+
+    async def turns(self, count: int = 40) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def let_pass(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.clock.advance(0.1)
+            await self.turns()
+
+    def key(self, index: int = 0) -> dict[int, str]:
+        return dict(self.view.image.topics["t"].partitions[index].incarnations)
+
+    async def close(self) -> None:
+        await self.in_sync.close()
+        await self.membership.close()
+        await self.view.close()
+        await self.coordination.close()
+
+
+def run(folder: Path, body: Callable[[Leader, list[Partition]], Coroutine[Any, Any, None]], count: int = 1) -> None:
+    async def within() -> None:
+        leader = Leader(folder)
+        led = await leader.start(count)
+        await body(leader, led)
+        await leader.close()
+
+    asyncio.run(asyncio.wait_for(within(), 60))
+
+
+def sets_of(partition: Partition) -> tuple[dict[int, str], object]:
+    assert partition.core is not None
+    return dict(partition.core.members), partition.core.proposed_members
+
+
+@proves("F9")
+def test_changes_of_many_partitions_go_together(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        for partition in led:
+            leader.want(partition, "1a", "2a", "3a")
+            assert sets_of(partition)[1] == {1: "1a", 2: "2a", 3: "3a"}
+        await leader.turns()
+        assert all(sets_of(partition) == ({1: "1a", 2: "2a", 3: "3a"}, None) for partition in led)
+        assert all(leader.key(index) == {1: "1a", 2: "2a", 3: "3a"} for index in range(len(led)))
+        assert leader.fateful.sizes == [60, 40]
+
+    run(tmp_path, body, count=100)
+
+
+@proves("F9")
+def test_a_change_that_was_made_and_whose_answer_was_lost_is_found_out(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.fateful.fates = ["answer lost"]
+        leader.want(led[0], "1a")
+        await leader.let_pass(1)
+        assert leader.key() == {1: "1a"}
+        assert sets_of(led[0]) == ({1: "1a"}, None)
+
+    run(tmp_path, body)
+
+
+@proves("F9")
+def test_a_change_that_never_arrived_is_sent_again(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.fateful.fates = ["lost on the way there", "lost on the way there"]
+        leader.want(led[0], "1a")
+        await leader.turns()
+        assert sets_of(led[0]) == ({1: "1a", 2: "2a"}, {1: "1a"}), "both sets count until it is known"
+        await leader.let_pass(1)
+        assert sets_of(led[0]) == ({1: "1a"}, None)
+        assert leader.fateful.sizes == [1, 1, 1]
+
+    run(tmp_path, body)
+
+
+@proves("F9")
+def test_a_change_that_is_made_late_cannot_undo_a_later_one(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.fateful.fates = ["late"]
+        leader.want(led[0], "1a")
+        await leader.let_pass(1)
+        assert sets_of(led[0]) == ({1: "1a"}, None)
+        leader.want(led[0], "1a", "2a", "3a")
+        await leader.let_pass(1)
+        assert not (await leader.fateful.late[0]()).succeeded
+        await leader.turns()
+        assert leader.key() == sets_of(led[0])[0] == {1: "1a", 2: "2a", 3: "3a"}
+
+    run(tmp_path, body)
+
+
+@proves("F9")
+def test_a_broker_that_was_restarted_meanwhile_is_not_taken_in(tmp_path: Path) -> None:
+    """KIP-903: what its earlier process had told brings the new one into no set."""
+
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.fateful.before_next = lambda: leader.register(3, "b")
+        leader.want(led[0], "1a", "2a", "3a")
+        await leader.turns()
+        assert leader.key() == {1: "1a", 2: "2a"}
+        assert sets_of(led[0]) == ({1: "1a", 2: "2a"}, None)
+        leader.want(led[0], "1a", "2a", "3a")  # asked again, with the view up to date: refused at once
+        assert sets_of(led[0]) == ({1: "1a", 2: "2a"}, None)
+        assert len(leader.fateful.sizes) == 1
+
+    run(tmp_path, body)
+
+
+def test_a_conflict_refuses_only_what_it_is_about(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        moved = PartitionState(1, 2, 5, (2,), (1, 2, 3), incarnations={2: "2a"})
+        put = encode_partition(TOPIC_ID, moved)
+        leader.fateful.before_next = lambda: leader.coordination.put(keys.partition_key(PREFIX, "t", 1), put)
+        for partition in led:
+            leader.want(partition, "1a", "2a", "3a")
+        await leader.turns()
+        assert [leader.key(index) for index in range(3)] == [
+            {1: "1a", 2: "2a", 3: "3a"}, {2: "2a"}, {1: "1a", 2: "2a", 3: "3a"},
+        ]  # fmt: skip
+        assert leader.fateful.sizes == [3, 1, 1, 1]
+
+    run(tmp_path, body, count=3)
+
+
+def test_without_a_lease_that_holds_for_certain_nothing_is_claimed(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        await leader.membership.stop_renewing()
+        await leader.let_pass(20)
+        leader.want(led[0], "1a")
+        await leader.let_pass(1)
+        assert leader.fateful.sizes == []
+        assert sets_of(led[0]) == ({1: "1a", 2: "2a"}, None)
+
+    run(tmp_path, body)
