@@ -1,0 +1,338 @@
+"""One broker's part in a cluster, without any front end: its logs, its replicas, its registration, and its candidacy.
+
+All ports come from outside, so that the real broker (`node`) and the simulator run the same. `open` brings up the
+store, the view of the cluster and the replicas, which lead nothing yet; `join` registers, and the controller then says
+what this process leads. `leave` hands leaderships over while everything still runs; `close` takes down. A cluster of
+one goes the same road: it elects itself and carries itself over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from headrace.cluster import keys
+from headrace.cluster.assignment import Assignment
+from headrace.cluster.config import Configs, effective
+from headrace.cluster.controller import Rules
+from headrace.cluster.controlling import Controlling
+from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Topic
+from headrace.cluster.incarnation import read_incarnation, write_incarnation
+from headrace.cluster.insync import InSyncSets
+from headrace.cluster.membership import Membership, settle_cluster_id
+from headrace.cluster.reporting import EndReports
+from headrace.cluster.tasks import Tasks
+from headrace.cluster.topics import TopicLimits, Topics
+from headrace.cluster.view import ClusterView
+from headrace.errors import CoordinationError, OperatorError, RequestTimedOut
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock, Timer
+from headrace.ports.coordination import Coordination
+from headrace.ports.disk import Disk
+from headrace.ports.network import Address, Network
+from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
+from headrace.settings import BrokerSettings, Value, check_topic_overrides
+from headrace.storage.folder import layout_of
+from headrace.storage.layouts import Store, open_store
+from headrace.storage.log import TICK_SECONDS, TopicPartition
+from headrace.storage.watermarks import Watermarks
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS: Final = 5.0
+"""How long a start waits for the controller to say what this process leads."""
+LEAVE_SECONDS: Final = 5.0
+"""How long a stop waits for others to take over."""
+INCARNATION_BYTES: Final = 8
+
+
+class Participant:
+    """`failed` is called when a part that must run has died. `draw` answers so many random bytes. `connect` opens
+    coordination, once the data folder is ours. `listen` is the port for the other brokers, `advertise` what they are
+    told of it; without one this broker can follow and not be followed.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        network: Network,
+        connect: Callable[[], Coordination],
+        settings: BrokerSettings,
+        folder: str,
+        *,
+        draw: Callable[[int], bytes],
+        failed: Callable[[BaseException], None],
+        listen: Address | None = None,
+        advertise: Address | None = None,
+        tls: LinkTls | None = None,
+        boot: str = "",
+        archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
+        open_segments_max: int = 1000,
+        sync_files_max: int = 1000,
+    ) -> None:
+        self.broker_id: int = settings["node.id"]
+        self.settings = settings
+        self.disk = disk
+        self.clock = clock
+        self.folder = folder
+        self.incarnation = draw(INCARNATION_BYTES).hex()
+        self._connect = connect
+        self._draw = draw
+        self._failed = failed
+        self._network = network
+        self._tls = tls
+        self._listen = listen
+        self._advertise = advertise
+        self._boot = boot
+        self._archived_offset = archived_offset
+        self._open_segments_max = open_segments_max
+        self._sync_files_max = sync_files_max
+        self._built = contextlib.AsyncExitStack()
+        self._effective: tuple[Image, BrokerSettings] | None = None
+        self._rules: dict[str, tuple[Topic, BrokerSettings, Rules]] = {}
+        self._replication_end: Endpoint | None = None
+        self._joined = False
+        self.membership: Membership | None = None
+        self.controlling: Controlling | None = None
+
+    # Coming up.
+
+    async def start(self) -> None:
+        """Everything, for who has no front end."""
+        await self.open()
+        await self.join({})
+
+    async def open(self) -> None:
+        """Store, view and replicas; nothing is led yet. What was opened is closed by `close`, also after a failure."""
+        built = self._built
+        self.store = self._open_store()
+        built.callback(self._close_store)
+        # `auto` is settled now: whoever asks hears which layout it is.
+        settled = {**self.settings.values, "log.layout": layout_of(self.disk, self.folder)}
+        self.settings = BrokerSettings(settled, self.settings.sources)
+        self.coordination = self._connect()
+        built.push_async_callback(self.coordination.close)
+        self.cluster_id = await settle_cluster_id(
+            self.coordination, self.settings["cluster.id"], lambda: self._draw(16)
+        )
+        self.prefix = keys.cluster_prefix(self.cluster_id)
+        self.view = ClusterView(self.coordination, self.prefix, self.clock, self._failed)
+        built.push_async_callback(self.view.close)
+        await self.view.start()
+        self.tasks = Tasks(self.coordination, self.view)
+        self.topics = Topics(self.tasks, self._limits, lambda: self._draw(16))
+        self.configs = Configs(self.tasks, self.effective_settings)
+        if not self.view.image.brokers:  # nobody can be creating one
+            await self.topics.finish_interrupted()
+        self._open_replicas()
+        self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
+        built.callback(lambda: self._ticker.cancel())
+
+    def _open_store(self) -> Store:
+        settings = self.settings
+        return open_store(
+            self.disk,
+            self.clock,
+            self.folder,
+            settings["log.layout"],
+            retention_check_ms=settings["retention.check.ms"],
+            checkpoint_ms=settings["checkpoint.ms"],
+            producer_expire_ms=settings["producer.expire.ms"],
+            archived_offset=self._archived_offset,
+            open_segments_max=self._open_segments_max,
+            sync_files_max=self._sync_files_max,
+            commit_file_bytes=settings["commitlog.file.bytes"],
+            rewrite_share=settings["commitlog.rewrite.share"],
+        )
+
+    def _open_replicas(self) -> None:
+        watermarks = Watermarks(self.disk, self.clock, self.folder, lambda: self.partitions.watermarks())
+        self.watermarks = watermarks
+        self.partitions = Partitions(self.store, self.clock, self.broker_id, self.incarnation, watermarks.read())
+        self.replication = Replication(
+            self._network,
+            self.partitions,
+            self.clock,
+            self.broker_id,
+            self.incarnation,
+            self.cluster_id,
+            self._replication_settings(),
+            self.disk,
+            self._tls,
+        )
+        self._built.callback(watermarks.close)
+        self._built.callback(self.replication.close)
+        self.assignment = Assignment(
+            self.broker_id, self.incarnation, self.store, self.partitions, self.replication, self._topic_defaults
+        )
+        self.store.open(self.assignment.expected(self.view.image))
+        if self._listen is not None:
+            real = self.replication.listen(self._listen)
+            told = self._advertise or real
+            self._replication_end = Endpoint(told.host, told.port or real.port)
+        self._follow_peers(self.view.image, self.view.image)
+        self.assignment.start(self.view.image)
+        self.view.listen(self._follow_peers)
+        self.view.listen(self.assignment.follow)
+
+    def _replication_settings(self) -> ReplicationSettings:
+        return ReplicationSettings(
+            window_bytes=self.settings["replica.window.bytes"],
+            catchup_bytes_per_second=self.settings["replica.catchup.bytes.per.second"],
+            link_timeout_ms=self.settings["replica.link.timeout.ms"],
+            lag_time_max_ms=self.settings["replica.lag.time.max.ms"],
+        )
+
+    async def join(self, listeners: Mapping[str, Endpoint], http: Endpoint | None = None) -> None:
+        """Register, and lead what the controller says; it is waited for, but not for ever."""
+        previous = read_incarnation(self.disk, self.folder)
+        broker = Broker(
+            self.broker_id,
+            listeners,
+            self.incarnation,
+            self.clock.wall_ms(),
+            self.settings["rack"],
+            http,
+            replication=self._replication_end,
+            boot=self._boot,
+            previous=previous,
+        )
+        lease_seconds = self.settings["broker.lease.ms"] / 1000
+        member = self.membership = Membership(
+            self.coordination, self.prefix, self.clock, broker, self._failed, lease_seconds
+        )
+        write_incarnation(self.disk, self.folder, self.incarnation, self._boot, clean=False)
+        try:
+            await member.start()
+        except OperatorError:
+            if previous is not None:  # never registered: what ran here before is still what others know
+                write_incarnation(self.disk, self.folder, previous.incarnation, previous.boot, clean=previous.clean)
+            raise
+        self._joined = True
+        self._built.push_async_callback(member.close)
+        self.view.listen(member.follow)
+        self.in_sync = InSyncSets(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
+        self.replication.on_change = self.in_sync.want
+        self.reports = EndReports(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
+        self.controlling = Controlling(self.coordination, self.view, member, self.clock, self.rules_of, self._failed)
+        for part in (self.in_sync, self.reports, self.controlling):
+            part.start()
+            self._built.push_async_callback(part.close)
+        try:
+            await self.view.wait_for(self._is_settled, JOIN_SECONDS)
+        except RequestTimedOut:
+            log.warning("no controller has said in %g s what this broker leads; going on without", JOIN_SECONDS)
+
+    def _is_settled(self, image: Image) -> bool:
+        own = image.brokers.get(self.broker_id)
+        if own is None or own.incarnation != self.incarnation:
+            return False
+        return not any(self._is_open(state) for topic in image.topics.values() for state in topic.partitions)
+
+    def _is_open(self, state: PartitionState) -> bool:
+        """Whether the controller has yet to look at what this process means for the partition."""
+        if state.leader == self.broker_id:
+            return state.incarnations.get(self.broker_id) != self.incarnation
+        return state.leader == NO_LEADER and state.replicas == (self.broker_id,)
+
+    # Running.
+
+    @property
+    def standing(self) -> bool:
+        """Whether this broker is registered for certain."""
+        return self.membership is not None and self.membership.standing
+
+    def effective_settings(self) -> BrokerSettings:
+        """With what was altered while running; made anew only when the image has changed."""
+        image = self.view.image
+        if self._effective is None or self._effective[0] is not image:
+            self._effective = image, effective(self.settings, image, self.broker_id)
+        return self._effective[1]
+
+    def rules_of(self, topic: Topic) -> Rules:
+        """What a topic's settings say about elections."""
+        settings = self.effective_settings()
+        known = self._rules.get(topic.name)
+        if known is None or known[0] is not topic or known[1] is not settings:
+            values = {**settings.topic_defaults(), **check_topic_overrides(topic.overrides)}
+            durability = self.assignment.settings_of(self.view.image, topic).durability
+            rules = Rules(durability, bool(values["unclean.leader.election.enable"]))
+            self._rules[topic.name] = known = topic, settings, rules
+        return known[2]
+
+    def _limits(self) -> TopicLimits:
+        settings = self.effective_settings()
+        return TopicLimits(
+            settings["num.partitions"],
+            settings["default.replication.factor"],
+            settings["partitions.max"],
+            settings["log.placement"],
+        )
+
+    def _topic_defaults(self, image: Image) -> dict[str, Value]:
+        return effective(self.settings, image, self.broker_id).topic_defaults()
+
+    def _follow_peers(self, old: Image, new: Image) -> None:
+        if old is new or old.brokers is not new.brokers:
+            self.replication.peers(
+                {
+                    broker.id: (Address(broker.replication.host, broker.replication.port), broker.incarnation)
+                    for broker in new.brokers.values()
+                    if broker.id != self.broker_id and broker.replication is not None
+                }
+            )
+
+    def _tick(self) -> None:
+        self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)
+        self.tick()
+
+    def tick(self) -> None:
+        """Runs every 100 ms by itself."""
+        self.store.tick()
+        self.replication.tick()
+        self.assignment.retry()
+        self.watermarks.tick()
+        if self.controlling is not None:
+            self.controlling.tick()
+
+    # Going down.
+
+    async def stop(self) -> None:
+        await self.leave()
+        await self.close()
+
+    async def leave(self) -> None:
+        """Have others take over what they can; returns when they have, or after a while."""
+        if not self._joined or self.membership is None:
+            return
+        try:
+            await self.membership.leave()
+            await self.view.wait_for(lambda image: not self._can_hand_over(image), LEAVE_SECONDS)
+        except (CoordinationError, RequestTimedOut) as error:
+            log.warning("stopping before others have taken over all that this broker leads: %s", error)
+
+    def _can_hand_over(self, image: Image) -> bool:
+        """Whether something that this broker leads could be led by another member of its in-sync set."""
+        staying = {
+            broker.id: broker.incarnation
+            for broker in image.brokers.values()
+            if broker.id != self.broker_id and broker.state == LIVE
+        }
+        return any(
+            state.leader == self.broker_id
+            and any(drawn == staying.get(member) for member, drawn in state.incarnations.items())
+            for topic in image.topics.values()
+            for state in topic.partitions
+        )
+
+    async def close(self) -> None:
+        """Take down what has been built, in reverse; safe at any point of a start that failed."""
+        await self._built.aclose()
+
+    def _close_store(self) -> None:
+        self.store.close()
+        if self._joined and all(each.offline is None for each in self.store.logs()):
+            write_incarnation(self.disk, self.folder, self.incarnation, self._boot, clean=True)

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from participants import Cluster, Machine, run
+
+from headrace.cluster import keys
+from headrace.cluster.controls import PREFERRED, UNCLEAN
+from headrace.cluster.image import NO_LEADER, Image, Lost
+from headrace.cluster.orders import plan_elections
+from headrace.cluster.tasks import Plan
+from headrace.records import kernel
+from proving import proves
+
+
+async def started(cluster: Cluster) -> None:
+    for machine in cluster.machines.values():
+        await machine.start()
+
+
+def all_hold(cluster: Cluster, values: Sequence[bytes | None]) -> bool:
+    return all(machine.held() == list(values) for machine in cluster.machines.values())
+
+
+def is_whole(cluster: Cluster, topic: str = "t") -> bool:
+    state = cluster.state(topic)
+    return state.leader != NO_LEADER and set(state.isr) == set(state.replicas)
+
+
+@proves("G1", "G16")
+def test_a_cluster_of_one_elects_itself_and_leads_again_after_a_restart() -> None:
+    async def body(cluster: Cluster) -> None:
+        machine = cluster[1]
+        await machine.start()
+        await cluster.create(replicas=1)
+        assert await cluster.produce(b"a") == 0
+        began = cluster.loop.time()
+        await machine.stop()
+        await machine.start()
+        assert cluster.loop.time() - began < 0.2, "nothing waits for a lease"
+        assert (cluster.state().leader, cluster.state().leader_epoch) == (1, 1)
+        assert machine.held() == [b"a"]
+        machine.kill()
+        await machine.start()
+        assert cluster.state().leader_epoch == 2
+        assert await cluster.produce(b"b") == 1
+        machine.lose_power()
+        await machine.start()
+        await cluster.until(lambda: cluster.leader() is machine)
+        assert await cluster.produce(b"c") == len(machine.held()) - 1
+
+    run(1, body)
+
+
+@proves("G1", "G16", "F2")
+def test_replicas_are_equal() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        values = [b"%d" % n for n in range(50)]
+        for n, value in enumerate(values):
+            assert await cluster.produce(value) == n
+        await cluster.until(lambda: all_hold(cluster, values))
+        await cluster.until(lambda: all(each.replica().high_watermark == 50 for each in cluster.machines.values()))
+
+    run(3, body)
+
+
+@proves("G14", "F3")
+def test_a_leader_crashes_another_takes_over_and_it_returns_and_truncates() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"a")
+        first = cluster.leader()
+        assert first is not None
+        cluster.isolate(first, and_lose=True)
+        await first.process.run(_append(first, b"nobody else has it"))
+        assert first.held() == [b"a", b"nobody else has it"]
+        first.kill()
+        cluster.rejoin(first)
+        await cluster.until(lambda: cluster.leader() not in (None, first))
+        assert await cluster.produce(b"b") == 1
+        assert cluster.state().leader_epoch == 1
+        await first.start()
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"b"]))
+
+    run(3, body)
+
+
+async def _append(machine: Machine, value: bytes) -> None:
+    partitions = machine.participant.partitions
+    partition = partitions.get("t", 0)
+    partition.append(memoryview(kernel.build([(machine.process.wall_ms(), None, value, [])])), 1)
+    partitions.touch(partition)
+    partitions.end_turn()
+
+
+@proves("G14")
+def test_a_leader_that_lost_its_page_cache_returns_before_its_lease_ends_and_does_not_lead() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(flush_ms=600_000)
+        values = [b"%d" % n for n in range(10)]
+        for value in values:
+            await cluster.produce(value)
+        first = cluster.leader()
+        assert first is not None
+        first.lose_power()
+        await first.start()  # at once, well within its lease
+        assert cluster.leader() is not first
+        await cluster.until(lambda: is_whole(cluster))
+        assert cluster.leader() is not first
+        await cluster.until(lambda: all_hold(cluster, values))
+
+    run(3, body)
+
+
+@proves("G14")
+def test_all_lose_power_and_the_one_that_holds_most_leads() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(flush_ms=600_000)
+        for n in range(10):
+            await cluster.produce(b"%d" % n)
+        await cluster.until(lambda: is_whole(cluster))
+        for machine in cluster.machines.values():
+            machine.lose_power()
+        for machine in cluster.machines.values():
+            await machine.start()
+        await cluster.until(lambda: cluster.leader() is not None)
+        longest = max(len(machine.held()) for machine in cluster.machines.values())
+        leader = cluster.leader()
+        assert leader is not None
+        assert len(leader.held()) == longest
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"%d" % n for n in range(longest)]))
+
+    run(3, body)
+
+
+@proves("G14")
+def test_the_last_member_of_the_set_is_waited_for() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(min_insync_replicas=1)
+        await cluster.produce(b"a")
+        last = cluster.leader()
+        assert last is not None
+        others = [machine for machine in cluster.machines.values() if machine is not last]
+        for machine in others:
+            machine.kill()
+        await cluster.until(lambda: cluster.state().isr == (last.number,))
+        assert await cluster.produce(b"b") == 1
+        last.kill()
+        for machine in others:
+            await machine.start()
+        await cluster.until(lambda: cluster.state().leader == NO_LEADER)
+        await asyncio.sleep(30)
+        assert (cluster.state().leader, cluster.state().isr) == (NO_LEADER, (last.number,))
+        await last.start()
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"b"]))
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_broker_that_stops_in_order_hands_over_first() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"a")
+        first = cluster.leader()
+        assert first is not None
+        began = cluster.loop.time()
+        await first.stop()
+        await cluster.produce(b"b")
+        assert cluster.loop.time() - began < 0.3
+        await first.start()
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"b"]))
+
+    run(3, body)
+
+
+@proves("G3")
+def test_coordination_is_gone_for_a_minute_and_nobody_minds() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"0")
+        before = cluster.state()
+        cluster.store.stop()
+        for n in range(1, 61):
+            assert await cluster.produce(b"%d" % n, tries=1) == n
+            await asyncio.sleep(1)
+        cluster.store.start()
+        await asyncio.sleep(10)
+        assert cluster.state() == before
+        await cluster.until(lambda: all_hold(cluster, [b"%d" % n for n in range(61)]))
+
+    run(3, body)
+
+
+@proves("G2")
+def test_a_leader_that_is_cut_off_alone_acknowledges_nothing_any_more() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"a")
+        first = cluster.leader()
+        assert first is not None
+        cluster.store.cut(first.host)
+        cluster.isolate(first)
+        old = first.participant.partitions.get("t", 0)
+        await first.process.run(_append(first, b"cut off"))
+        await cluster.until(lambda: cluster.leader() not in (None, first))
+        await cluster.produce(b"b")
+        assert old.high_watermark == 1
+        cluster.store.heal(first.host)
+        cluster.rejoin(first)
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"b"]))
+
+    run(3, body)
+
+
+@proves("J7")
+def test_a_topic_deleted_and_made_anew_while_a_broker_was_down_begins_empty_there() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"old", b"old")
+        await cluster.until(lambda: all_hold(cluster, [b"old", b"old"]))
+        cluster[3].kill()
+        one = cluster[1]
+        await one.process.run(one.participant.topics.delete("t"))
+        await cluster.until(lambda: 3 not in cluster.image().brokers)
+        await cluster.create(replicas=2)
+        await cluster.produce(b"new")
+        await cluster[3].start()
+        assert cluster[3].participant.partitions.find_replica("t", 0) is None
+        assert cluster.state().replicas != (1, 2, 3)
+
+    run(3, body)
+
+
+@proves("F9")
+def test_in_sync_changes_whose_answers_are_lost_are_found_out() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"first")
+        leader = cluster.leader()
+        assert leader is not None
+        gone = next(machine for machine in cluster.machines.values() if machine is not leader)
+        cluster.store.answers_lost, cluster.store.late = 0.5, 0.2
+        for _ in range(3):
+            cluster.isolate(gone)
+            await asyncio.sleep(5)
+            cluster.rejoin(gone)
+            await asyncio.sleep(5)
+        cluster.store.answers_lost = cluster.store.late = 0.0
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.produce(b"last")
+        await cluster.until(lambda: no_proposal_is_open(cluster))
+        await cluster.until(lambda: all_hold(cluster, cluster[1].held()))
+        assert set(cluster[1].held()) == {b"first", b"last"}
+
+    run(3, body)
+
+
+def no_proposal_is_open(cluster: Cluster) -> bool:
+    leader = cluster.leader()
+    core = leader.replica().core if leader is not None else None
+    return core is not None and core.proposed_members is None and set(core.members) == {1, 2, 3}
+
+
+async def carried(machine: Machine, plan: Callable[[Image], Plan]) -> None:
+    await machine.process.run(machine.participant.tasks.run(plan))
+
+
+@proves("G15")
+def test_a_preferred_leader_is_elected_again_by_order() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        preferred = cluster.state().replicas[0]
+        await cluster[preferred].stop()
+        await cluster.until(lambda: cluster.state().leader not in (preferred, NO_LEADER))
+        await cluster[preferred].start()
+        await cluster.until(lambda: is_whole(cluster))
+        assert cluster.state().leader != preferred
+        await carried(cluster[preferred], lambda image: plan_elections(image, [("t", 0)], PREFERRED))
+        await cluster.until(lambda: cluster.state().leader == preferred)
+        await cluster.until(lambda: not cluster.image().controls.orders)
+        await cluster.produce(b"a")
+
+    run(3, body)
+
+
+@proves("F8")
+def test_an_operator_gives_up_the_last_member_and_is_told_what_that_cost() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(min_insync_replicas=1)
+        await cluster.produce(b"a")
+        last = cluster.leader()
+        assert last is not None
+        others = [machine for machine in cluster.machines.values() if machine is not last]
+        cluster.isolate(last, and_lose=True)
+        await cluster.until(lambda: cluster.state().isr == (last.number,))
+        await cluster.produce(b"b")
+        last.kill()
+        cluster.rejoin(last)
+        await cluster.until(lambda: cluster.state().leader == NO_LEADER)
+        await carried(others[0], lambda image: plan_elections(image, [("t", 0)], UNCLEAN))
+        await cluster.until(lambda: cluster.leader() in others)
+        assert cluster.state().lost == Lost(cluster.state().leader_epoch, 1, -1)
+        assert await cluster.produce(b"c") == 1
+        await last.start()
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"c"]))
+
+    run(3, body)
+
+
+@proves("F8")
+def test_a_topic_may_allow_the_best_of_those_alive_to_lead() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(min_insync_replicas=1, unclean_leader_election_enable="true")
+        await cluster.produce(b"a")
+        last = cluster.leader()
+        assert last is not None
+        cluster.isolate(last, and_lose=True)
+        await cluster.until(lambda: cluster.state().isr == (last.number,))
+        last.kill()
+        cluster.rejoin(last)
+        await cluster.until(lambda: cluster.leader() not in (None, last))
+        assert await cluster.produce(b"b") == 1
+
+    run(3, body)
+
+
+@proves("L6", "L3")
+def test_a_drained_broker_s_partitions_move_with_their_data() -> None:
+    """The orphan case: nothing that a broker holds is left without a reader when its partitions go elsewhere."""
+
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(replicas=1)
+        holder = cluster.leader()
+        assert holder is not None
+        values = [b"%d" % n for n in range(20)]
+        for value in values:
+            await cluster.produce(value)
+        holder.kill()  # and it returns: its partition has waited for it
+        await cluster.until(lambda: cluster.state().leader == NO_LEADER)
+        assert cluster.state().replicas == (holder.number,)
+        await holder.start()
+        await cluster.until(lambda: cluster.leader() is holder)
+        draining = keys.draining_key(holder.participant.prefix, holder.number)
+        await holder.process.run(holder.participant.coordination.put(draining, b"{}"))
+        await cluster.until(lambda: cluster.leader() not in (None, holder) and not cluster.state().target)
+        taker = cluster.leader()
+        assert taker is not None
+        assert taker.held() == values
+        assert cluster.state().replicas == (taker.number,)
+        await cluster.until(lambda: holder.participant.partitions.find_replica("t", 0) is None)
+        assert await cluster.produce(b"more") == 20
+
+    run(3, body)
