@@ -268,6 +268,14 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         600_000,
     ),
     Setting(
+        "leader.rebalance.ms",
+        "int",
+        300_000,
+        "interval at which leaderships go back to preferred leaders that are in sync; 0 for only by command",
+        "ms",
+        0,
+    ),
+    Setting(
         "replica.lag.time.max.ms",
         "int",
         10_000,

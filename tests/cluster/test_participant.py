@@ -14,9 +14,9 @@ from headrace.records import kernel
 from proving import proves
 
 
-async def started(cluster: Cluster) -> None:
+async def started(cluster: Cluster, **settings: object) -> None:
     for machine in cluster.machines.values():
-        await machine.start()
+        await machine.start(**settings)
 
 
 def all_hold(cluster: Cluster, values: Sequence[bytes | None]) -> bool:
@@ -297,6 +297,24 @@ def test_a_preferred_leader_is_elected_again_by_order() -> None:
         await carried(cluster[preferred], lambda image: plan_elections(image, [("t", 0)], PREFERRED))
         await cluster.until(lambda: cluster.state().leader == preferred)
         await cluster.until(lambda: not cluster.image().controls.orders)
+        await cluster.produce(b"a")
+
+    run(3, body)
+
+
+@proves("G15")
+def test_leaderships_go_back_to_preferred_leaders_from_time_to_time() -> None:
+    async def body(cluster: Cluster) -> None:
+        interval = {"leader.rebalance.ms": 20_000}
+        await started(cluster, **interval)
+        await cluster.create()
+        preferred = cluster.state().replicas[0]
+        await cluster[preferred].stop()
+        await cluster.until(lambda: cluster.state().leader not in (preferred, NO_LEADER))
+        await cluster[preferred].start(**interval)
+        await cluster.until(lambda: is_whole(cluster))
+        assert cluster.state().leader != preferred
+        await cluster.until(lambda: cluster.state().leader == preferred)
         await cluster.produce(b"a")
 
     run(3, body)

@@ -87,8 +87,9 @@ class Assignment:
         if self._image is None:
             return
         self._image = new
-        for where in [where for where, held in self._held.items() if not self._is_ours(new, where, held[0])]:
-            self._remove(where, new)
+        for name, topic in old.topics.items():
+            if new.topics.get(name) is not topic:
+                self._remove_what_went(new, topic)
         self._missing = {where for where in self._missing if where.topic in new.topics}
         altered = old.cluster_config != new.cluster_config or old.broker_configs != new.broker_configs
         moved = old.brokers is not new.brokers
@@ -105,6 +106,13 @@ class Assignment:
                 topic = self._image.topics.get(name)
                 if topic is not None:
                     self._serve(self._image, topic, altered=False)
+
+    def _remove_what_went(self, image: Image, before: Topic) -> None:
+        for state in before.partitions:
+            where = TopicPartition(before.name, state.index)
+            held = self._held.get(where)
+            if held is not None and not self._is_ours(image, where, held[0]):
+                self._remove(where, image)
 
     def _is_ours(self, image: Image, where: TopicPartition, topic_id: bytes) -> bool:
         topic = image.topics.get(where.topic)

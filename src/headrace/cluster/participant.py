@@ -217,7 +217,10 @@ class Participant:
         self.in_sync = InSyncSets(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
         self.replication.on_change = self.in_sync.want
         self.reports = EndReports(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
-        self.controlling = Controlling(self.coordination, self.view, member, self.clock, self.rules_of, self._failed)
+        prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
+        self.controlling = Controlling(
+            self.coordination, self.view, member, self.clock, self.rules_of, self._failed, prefer_seconds
+        )
         for part in (self.in_sync, self.reports, self.controlling):
             part.start()
             self._built.push_async_callback(part.close)

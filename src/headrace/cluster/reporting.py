@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.controls import ReplicaEnd, encode_end
-from headrace.cluster.image import NO_LEADER, Image
+from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.view import ClusterView
@@ -48,6 +48,8 @@ class EndReports:
         self._partitions = partitions
         self._clock = clock
         self._failed = failed
+        self._led: dict[str, Topic] = {}
+        """Topics that were seen with a leader for every partition, as they were then."""
         self._bell = Bell()
         self._task: asyncio.Task[None] | None = None
 
@@ -93,31 +95,40 @@ class EndReports:
         if own.id not in image.brokers or image.brokers[own.id].incarnation != own.incarnation:
             return []
         missing = []
-        for topic in image.topics.values():
-            for state in topic.partitions:
-                if state.leader != NO_LEADER or own.id not in state.replicas:
-                    continue
-                partition = self._partitions.find_replica(topic.name, state.index)
-                if partition is None or partition.log.topic_id != topic.id or partition.leader != NO_LEADER:
-                    continue
-                held = partition.log
-                report = ReplicaEnd(
-                    topic.id,
-                    own.incarnation,
-                    held.last_epoch(),
-                    held.start_offset,
-                    held.end_offset,
-                    partition.high_watermark,
-                )
-                if image.controls.ends.get((topic.name, state.index), {}).get(own.id) != report:
-                    key = keys.partition_key(image.prefix, topic.name, state.index)
-                    put = Put(
-                        keys.ends_key(image.prefix, topic.name, state.index, own.id),
-                        encode_end(report),
-                        self._membership.lease,
-                    )
-                    missing.append((unchanged(key, state.revision), put))
+        if len(self._led) > len(image.topics):
+            self._led = {name: topic for name, topic in self._led.items() if name in image.topics}
+        for name, topic in image.topics.items():
+            if self._led.get(name) is topic:
+                continue
+            leaderless = [state for state in topic.partitions if state.leader == NO_LEADER]
+            if not leaderless:
+                self._led[name] = topic
+            for state in leaderless:
+                if own.id in state.replicas and (report := self._report_of(topic, state)) is not None:
+                    missing.append(self._as_change(image, topic, state, report))
         return missing
+
+    def _report_of(self, topic: Topic, state: PartitionState) -> ReplicaEnd | None:
+        """What to report, if it is not reported already; None also while the log is still in an earlier role."""
+        partition = self._partitions.find_replica(topic.name, state.index)
+        if partition is None or partition.log.topic_id != topic.id or partition.leader != NO_LEADER:
+            return None
+        own, held = self._membership.broker, partition.log
+        report = ReplicaEnd(
+            topic.id,
+            own.incarnation,
+            held.last_epoch(),
+            held.start_offset,
+            held.end_offset,
+            partition.high_watermark,
+        )
+        known = self._view.image.controls.ends.get((topic.name, state.index), {}).get(own.id)
+        return report if report != known else None
+
+    def _as_change(self, image: Image, topic: Topic, state: PartitionState, report: ReplicaEnd) -> tuple[Compare, Put]:
+        key = keys.ends_key(image.prefix, topic.name, state.index, self._membership.broker.id)
+        same = unchanged(keys.partition_key(image.prefix, topic.name, state.index), state.revision)
+        return same, Put(key, encode_end(report), self._membership.lease)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
