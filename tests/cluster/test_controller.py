@@ -231,7 +231,7 @@ def test_a_decision_that_changes_nothing_is_none() -> None:
     assert decided(CASES["a leader that is only late is waited for"]) is None
 
 
-@proves("F8")
+@proves("G14")
 def test_what_an_election_outside_the_set_lost_is_in_the_key() -> None:
     returned = [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)]
     complete = {1: end(1, 4, 90, watermark=97), 2: end(2, 4, 95, watermark=91), 3: end(3, 3, 99)}

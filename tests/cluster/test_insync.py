@@ -160,7 +160,7 @@ def sets_of(partition: Partition) -> tuple[dict[int, str], object]:
     return dict(partition.core.members), partition.core.proposed_members
 
 
-@proves("F9")
+@proves("G16")
 def test_changes_of_many_partitions_go_together(tmp_path: Path) -> None:
     async def body(leader: Leader, led: list[Partition]) -> None:
         for partition in led:
@@ -174,7 +174,7 @@ def test_changes_of_many_partitions_go_together(tmp_path: Path) -> None:
     run(tmp_path, body, count=100)
 
 
-@proves("F9")
+@proves("G16")
 def test_a_change_that_was_made_and_whose_answer_was_lost_is_found_out(tmp_path: Path) -> None:
     async def body(leader: Leader, led: list[Partition]) -> None:
         leader.fateful.fates = ["answer lost"]
@@ -186,7 +186,7 @@ def test_a_change_that_was_made_and_whose_answer_was_lost_is_found_out(tmp_path:
     run(tmp_path, body)
 
 
-@proves("F9")
+@proves("G16")
 def test_a_change_that_never_arrived_is_sent_again(tmp_path: Path) -> None:
     async def body(leader: Leader, led: list[Partition]) -> None:
         leader.fateful.fates = ["lost on the way there", "lost on the way there"]
@@ -200,7 +200,7 @@ def test_a_change_that_never_arrived_is_sent_again(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-@proves("F9")
+@proves("G16")
 def test_a_change_that_is_made_late_cannot_undo_a_later_one(tmp_path: Path) -> None:
     async def body(leader: Leader, led: list[Partition]) -> None:
         leader.fateful.fates = ["late"]
@@ -216,7 +216,7 @@ def test_a_change_that_is_made_late_cannot_undo_a_later_one(tmp_path: Path) -> N
     run(tmp_path, body)
 
 
-@proves("F9")
+@proves("G16")
 def test_a_broker_that_was_restarted_meanwhile_is_not_taken_in(tmp_path: Path) -> None:
     """KIP-903: what its earlier process had told brings the new one into no set."""
 

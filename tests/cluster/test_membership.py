@@ -50,7 +50,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-@proves("L3")
+@proves("L3", "G13", "J5")
 def test_a_broker_registers_keeps_its_lease_and_leaves(tmp_path: Path) -> None:
     async def body() -> None:
         async with opened(tmp_path) as (coordination, clock):
@@ -138,6 +138,7 @@ def test_producer_ids_are_given_out_once_over_restarts_and_rivals(tmp_path: Path
     asyncio.run(body())
 
 
+@proves("L2")
 def test_a_view_left_behind_by_compaction_lists_again(tmp_path: Path) -> None:
     async def body() -> None:
         async with opened(tmp_path) as (coordination, clock):

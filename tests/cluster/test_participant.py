@@ -53,7 +53,7 @@ def test_a_cluster_of_one_elects_itself_and_leads_again_after_a_restart() -> Non
     run(1, body)
 
 
-@proves("G1", "G16", "F2")
+@proves("G1", "G2", "G16")
 def test_replicas_are_equal() -> None:
     async def body(cluster: Cluster) -> None:
         await started(cluster)
@@ -67,7 +67,7 @@ def test_replicas_are_equal() -> None:
     run(3, body)
 
 
-@proves("G14", "F3")
+@proves("G14", "F5")
 def test_a_leader_crashes_another_takes_over_and_it_returns_and_truncates() -> None:
     async def body(cluster: Cluster) -> None:
         await started(cluster)
@@ -98,7 +98,7 @@ async def _append(machine: Machine, value: bytes) -> None:
     partitions.end_turn()
 
 
-@proves("G14")
+@proves("G14", "F7")
 def test_a_leader_that_lost_its_page_cache_returns_before_its_lease_ends_and_does_not_lead() -> None:
     async def body(cluster: Cluster) -> None:
         await started(cluster)
@@ -248,7 +248,7 @@ def test_a_topic_deleted_and_made_anew_while_a_broker_was_down_begins_empty_ther
     run(3, body)
 
 
-@proves("F9")
+@proves("G16")
 def test_in_sync_changes_whose_answers_are_lost_are_found_out() -> None:
     async def body(cluster: Cluster) -> None:
         await started(cluster)
@@ -320,7 +320,7 @@ def test_leaderships_go_back_to_preferred_leaders_from_time_to_time() -> None:
     run(3, body)
 
 
-@proves("F8")
+@proves("G14")
 def test_an_operator_gives_up_the_last_member_and_is_told_what_that_cost() -> None:
     async def body(cluster: Cluster) -> None:
         await started(cluster)
@@ -346,7 +346,7 @@ def test_an_operator_gives_up_the_last_member_and_is_told_what_that_cost() -> No
     run(3, body)
 
 
-@proves("F8")
+@proves("G14")
 def test_a_topic_may_allow_the_best_of_those_alive_to_lead() -> None:
     async def body(cluster: Cluster) -> None:
         await started(cluster)
