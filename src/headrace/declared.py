@@ -219,8 +219,8 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
         "placement",
         "choice",
         "spread",
-        "where new partitions go: spread (evenly over the brokers) or ring (by consistent hash); the partitions that are "
-        "there follow at the next rebalance",
+        "where new partitions go: spread (evenly over the brokers) or ring (by consistent hash); those that are there "
+        "follow at the next rebalance",
         choices=("spread", "ring"),
     ),
     Setting(
@@ -258,6 +258,12 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "port for the other brokers: host:port, off, or auto: 127.0.0.1 in a cluster, off without one",
     ),
     Setting("replication.advertise", "str", "", "address of that port as the other brokers reach it: host:port"),
+    Setting(
+        "replication.tls.ca",
+        "str",
+        "",
+        "PEM file of the authority of all brokers' certificates; links between brokers then use TLS and check both",
+    ),
     Setting(
         "broker.lease.ms",
         "int",

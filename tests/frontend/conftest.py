@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers import Broker
+from frontend.clustered import SharedCluster
 from frontend.raw import Raw
 
 _count = itertools.count()
@@ -29,3 +30,17 @@ def connect() -> Iterator[Callable[[Broker], Raw]]:
 @pytest.fixture
 def topic() -> str:
     return f"frontend-{next(_count)}"
+
+
+@pytest.fixture(scope="package")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    cluster = SharedCluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster(shared_cluster: SharedCluster) -> Iterator[SharedCluster]:
+    """Three brokers, all alive when the test begins."""
+    yield shared_cluster
+    shared_cluster.end_test()

@@ -9,6 +9,7 @@ from typing import Final
 
 from headrace.errors import SettingError
 from headrace.ports.network import Address
+from headrace.replication.replication import LinkTls
 from headrace.settings import BrokerSettings
 
 DEFAULT_NAME: Final = "default"
@@ -29,6 +30,23 @@ def parse_address(text: str, setting: str) -> Address:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise SettingError(f"setting {setting}: {text!r} is not host:port")
     return Address(host.strip("[]"), int(port))
+
+
+def replication(settings: BrokerSettings, *, clustered: bool) -> tuple[Address | None, Address | None]:
+    """Where the other brokers are listened to, None for nowhere; and what they are told instead, if anything is."""
+    text, told = settings["replication.listen"], settings["replication.advertise"]
+    advertised = parse_address(told, "replication.advertise") if told else None
+    if text == "auto":
+        return (Address("127.0.0.1", 0) if clustered else None), advertised
+    if text == "off":
+        return None, None
+    address = parse_address(text, "replication.listen")
+    if advertised is None and address.host in EVERYWHERE:
+        raise SettingError(
+            f"setting replication.listen: {text!r} listens on every address, which is not one that brokers can connect "
+            f"to; say what they should use, as in --set replication.advertise=HOST:{address.port}"
+        )
+    return address, advertised
 
 
 def parse(listen: Sequence[str], advertise: Sequence[str]) -> list[ListenerSpec]:
@@ -60,13 +78,37 @@ def _named(text: str) -> tuple[str, str]:
     return (name.strip(), rest.strip()) if equals else (DEFAULT_NAME, text.strip())
 
 
+def replication_tls(settings: BrokerSettings) -> LinkTls | None:
+    """TLS of the links between brokers: each end shows its certificate, and both have to come from the same authority.
+    Who else has one of its certificates is let in, so it should sign brokers only."""
+    authority = settings["replication.tls.ca"]
+    if not authority:
+        return None
+    ends = []
+    for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(side)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingError(f"setting replication.tls.ca: cannot use {authority}: {error}") from None
+        _load_certificate(context, settings, "setting replication.tls.ca")
+        ends.append(context)
+    return LinkTls(*ends)
+
+
 def tls_context(settings: BrokerSettings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_certificate(context, settings, "a tls:// listener")
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, settings: BrokerSettings, what_for: str) -> None:
     certificate, key = settings["tls.certificate"], settings["tls.key"]
     if not certificate:
-        raise SettingError("a tls:// listener needs the settings tls.certificate and tls.key (PEM files)")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        raise SettingError(f"{what_for} needs the settings tls.certificate and tls.key (PEM files)")
     try:
         context.load_cert_chain(certificate, key or None)
     except (OSError, ssl.SSLError) as error:
         raise SettingError(f"setting tls.certificate: cannot use {certificate}: {error}") from None
-    return context

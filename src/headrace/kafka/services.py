@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.cluster.config import Configs
+from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics
 from headrace.cluster.view import ClusterView
 from headrace.groups.coordinator import GroupCoordinator
@@ -31,6 +32,7 @@ class Services:
     broker_id: int
     cluster_id: str
     view: ClusterView
+    tasks: Tasks
     topics: Topics
     configs: Configs
     creation: TopicCreation
