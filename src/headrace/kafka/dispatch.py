@@ -6,6 +6,7 @@ from typing import Final
 
 from headrace.kafka.api import (
     alter_configs,
+    alter_partition_reassignments,
     api_versions,
     create_partitions,
     create_topics,
@@ -17,6 +18,7 @@ from headrace.kafka.api import (
     describe_groups,
     describe_log_dirs,
     describe_topic_partitions,
+    elect_leaders,
     fetch,
     find_coordinator,
     heartbeat,
@@ -26,6 +28,7 @@ from headrace.kafka.api import (
     leave_group,
     list_groups,
     list_offsets,
+    list_partition_reassignments,
     metadata,
     offset_commit,
     offset_delete,
@@ -66,6 +69,9 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.CREATE_PARTITIONS: create_partitions.handle,
     api.DELETE_GROUPS: delete_groups.handle,
     api.INCREMENTAL_ALTER_CONFIGS: alter_configs.handle_incremental,
+    api.ELECT_LEADERS: elect_leaders.handle,
+    api.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments.handle,
+    api.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments.handle,
     api.OFFSET_DELETE: offset_delete.handle,
     api.DESCRIBE_CLUSTER: describe_cluster.handle,
     api.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.handle,

@@ -52,7 +52,10 @@ ALTER_CONFIGS: Final = 33
 DESCRIBE_LOG_DIRS: Final = 35
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
+ELECT_LEADERS: Final = 43
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+ALTER_PARTITION_REASSIGNMENTS: Final = 45
+LIST_PARTITION_REASSIGNMENTS: Final = 46
 OFFSET_DELETE: Final = 47
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
@@ -88,7 +91,10 @@ _ROWS: Final = (
     _row(DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 5, 2),
     _row(CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
     _row(DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
+    _row(ELECT_LEADERS, "ElectLeaders", 0, 2, 2),
     _row(INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1),
+    _row(ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 1, 0),
+    _row(LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0),
     _row(OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER),
     _row(DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, 0),
     _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0),
