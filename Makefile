@@ -4,12 +4,13 @@ BIN := $(VENV)/bin
 ARGS ?=
 # `make test` draws the same every time, so that it says something of the change; `make prove` draws anew.
 SEED ?= 1
+SEEDS ?= 1-2000
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach name,kernel decoding encoding,$(wildcard src/headrace/records/$(name).p*))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check prove bench settings inventory format clean
+.PHONY: help serve demo test check prove sim bench settings inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -17,6 +18,7 @@ help:
 	@echo 'make test       everything: checks, unit tests, real clients, faults (ARGS go to pytest)'
 	@echo 'make check      format, lint, types, layers, tidiness'
 	@echo 'make prove      the long runs; their figures are added to docs/PROOF.md'
+	@echo 'make sim        clusters under simulated faults: SEEDS=1-2000 of them, or one seed that broke a rule, told in full'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
 	@echo 'make settings   write docs/SETTINGS.md from the declaration'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
@@ -59,6 +61,9 @@ prove: $(VENV)/.tests
 	@tools/packages.py etcd kcat node npm strace java
 	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
+
+sim: $(VENV)/.runtime
+	@$(BIN)/python tools/simulate.py $(SEEDS) $(ARGS)
 
 bench: $(VENV)/.tests
 	$(BIN)/python bench/run.py $(ARGS)

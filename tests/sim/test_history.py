@@ -14,7 +14,7 @@ ONE, TWO = (1, 0), (1, 1)
 
 
 def history(*, may_lose: bool = False) -> History:
-    made = History(Trace())
+    made = History(Trace(), lambda: 0.0)
     made.watch(WHERE, may_lose=may_lose)
     return made
 

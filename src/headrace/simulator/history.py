@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,9 +73,9 @@ class Watched:
 
 
 class History:
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.now = 0.0
+    def __init__(self, trace: Trace, now: Callable[[], float]) -> None:
+        self._trace = trace
+        self._now = now
         self.counts: Counter[str] = Counter()
         self._watched: dict[TopicPartition, Watched] = {}
 
@@ -87,12 +88,15 @@ class History:
     def partitions(self) -> list[TopicPartition]:
         return list(self._watched)
 
+    def note(self, text: str) -> None:
+        self._trace.note(self._now(), text)
+
     # While it runs.
 
     def acknowledged(self, where: TopicPartition, batch: Batch, records: int, offset: int, epoch: int, by: str) -> None:
         """A leader decided to answer a producer: its batch is safe at this offset."""
         watched = self._watched[where]
-        self.trace.note(self.now, f"ack {where} {batch} at {offset} epoch {epoch} by {by}")
+        self.note(f"ack {where} {batch} at {offset} epoch {epoch} by {by}")
         self.counts["acknowledged"] += 1
         self.leads(where, epoch, by)
         known = watched.acknowledged.setdefault(batch, offset)

@@ -1,0 +1,308 @@
+"""One simulated cluster under load and faults, from its first start to the comparison of its replicas.
+
+The course of a run: brokers start, topics are made, load and faults begin; then every fault is healed, the load comes
+to its end, and the cluster has SETTLE_SECONDS to have all replicas in sync and every batch acknowledged. Then the logs
+are compared with all that clients were told. A run depends on its scenario alone, so it can be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import traceback
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headrace.cluster import keys
+from headrace.cluster.image import Image, from_listing
+from headrace.records import kernel
+from headrace.records.batch import batches
+from headrace.sim.coordination import CoordinationStore
+from headrace.sim.loop import VirtualLoop
+from headrace.sim.network import MemoryNetwork
+from headrace.simulator.broker import CLUSTER, builder, create_topics
+from headrace.simulator.faults import ANY, Faults
+from headrace.simulator.history import History, Record, Trace, Violation
+from headrace.simulator.load import Clients, Consumer, Producer, Wire, content, parse_content
+from headrace.simulator.machine import Machine
+from headrace.simulator.scenario import BROKERS, Scenario
+from headrace.storage.log import Log, TopicPartition
+
+START_SECONDS: Final = 30.0
+SETTLE_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 0.05
+READ_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    seed: int
+    violation: str = ""
+    faults: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    fault_list: list[str] = field(default_factory=list)
+    trace_sum: str = ""
+    events: int = 0
+    simulated_seconds: float = 0.0
+    last_lines: list[str] = field(default_factory=list)
+
+
+class Cluster:
+    def __init__(self, scenario: Scenario, trace: Trace) -> None:
+        seed = scenario.seed
+        self.scenario = scenario
+        self.loop = VirtualLoop(seed=seed, jitter_seconds=scenario.jitter_seconds)
+        self.clock = self.loop.clock
+        self.network = MemoryNetwork(self.clock, seed, scenario.link_seconds)
+        self.store = CoordinationStore(self.clock, seed)
+        self.trace = trace
+        self.history = History(trace, self.clock.now)
+        build = builder(scenario)
+        self.machines = [
+            Machine(id, self.loop, self.network, self.store, trace, seed * 16 + id, scenario.sync_seconds, build)
+            for id in range(1, BROKERS + 1)
+        ]
+        self.faults = Faults(
+            seed, self.clock, self.network, self.store, self.machines, trace,
+            self.all_in_sync, self.leader_of_some, self.controller,
+        )  # fmt: skip
+        self.producers: list[Producer] = []
+        self.failure: BaseException | None = None
+        self.loop.set_exception_handler(self._failed)
+        self._random = random.Random(f"{seed} load")
+        self._watching = False
+
+    # The course.
+
+    async def run(self) -> None:
+        for machine in self.machines:
+            machine.start()
+        await self._wait(lambda: all(machine.participant for machine in self.machines), START_SECONDS, self._not_up)
+        await self._create_topics()
+        self._look()
+        self._begin_load()
+        self.faults.start()
+        await self._pass(self.scenario.load_seconds)
+        self.faults.heal()
+        self.trace.note(self.clock.now(), "healed")
+        for producer in self.producers:
+            producer.stop()
+        await self._wait(lambda: not self._unsettled(), SETTLE_SECONDS, self._unsettled)
+        self._compare()
+
+    async def _pass(self, seconds: float) -> None:
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._raise_failure()
+
+    async def _wait(self, condition: Callable[[], object], seconds: float, why: Callable[[], str]) -> None:
+        end = self.clock.now() + seconds
+        while not condition():
+            if self.clock.now() > end:
+                raise Violation(f"after {seconds:g} s: {why()}")
+            await asyncio.sleep(LOOK_SECONDS)
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if self.failure is None:
+            self.failure = error if isinstance(error, BaseException) else Violation(str(context.get("message")))
+
+    async def _create_topics(self) -> None:
+        first = self.machines[0]
+        assert first.process is not None
+        assert first.participant is not None
+        await first.process.run(create_topics(first.participant, self.scenario.topics))
+        for topic in self.scenario.topics:
+            for where in topic.all_partitions():
+                may_lose = topic.durability != "disk" and self.faults.regime == ANY
+                self.history.watch(where, may_lose=may_lose)
+
+    def _begin_load(self) -> None:
+        scenario = self.scenario
+        wire = Wire(self.network, self.clock)
+        clients = Clients(wire, self.clock, self.machines, self.history, self._random)
+        number = 0
+        for where in self.history.partitions():
+            for _ in range(scenario.producers):
+                number += 1
+                producer = Producer(clients, where, number, scenario.in_flight, 0.05)
+                self.producers.append(producer)
+                self._make_batches(producer)
+            Consumer(clients, where, f"consumer {number}", 0.05, scenario.follower_reads)
+
+    def _make_batches(self, producer: Producer) -> None:
+        producer.make()
+        delay = self._random.expovariate(1 / self.scenario.batch_pause_seconds)
+        if not producer.done:
+            self.clock.call_later(delay, lambda: self._make_batches(producer))
+
+    # What can be seen of it.
+
+    def image(self) -> Image:
+        """The metadata as coordination has it."""
+        prefix = keys.cluster_prefix(CLUSTER)
+        return from_listing(prefix, self.store.list(prefix))
+
+    def machine(self, broker: int) -> Machine | None:
+        return next((machine for machine in self.machines if machine.id == broker), None)
+
+    def controller(self) -> Machine | None:
+        found = self.store.get(keys.controller_key(keys.cluster_prefix(CLUSTER)))
+        return None if found is None else self.machine(int(keys.decode(found.key, found.value)["broker"]))
+
+    def leader_of_some(self, chance: random.Random) -> Machine | None:
+        states = [state for topic in self.image().topics.values() for state in topic.partitions]
+        return self.machine(chance.choice(states).leader) if states else None
+
+    def all_in_sync(self) -> bool:
+        """Whether every partition has all its replicas in sync, in the lives that they live now."""
+        image = self.image()
+        if len(image.brokers) != len(self.machines) or not all(machine.participant for machine in self.machines):
+            return False
+        return all(
+            state.incarnations.get(broker) == image.brokers[broker].incarnation
+            for topic in image.topics.values()
+            for state in topic.partitions
+            for broker in state.replicas
+        )
+
+    def _look(self) -> None:
+        """Note who leads and where watermarks are, time and again."""
+        for machine in self.machines:
+            if machine.participant is None:
+                continue
+            for where in self.history.partitions():
+                partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+                if partition is None:
+                    continue
+                if partition.leading:
+                    self.history.leads(where, partition.epoch, machine.life)
+                    self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
+        self.clock.call_later(LOOK_SECONDS, self._look)
+
+    def _not_up(self) -> str:
+        return "not started: " + ", ".join(machine.name for machine in self.machines if machine.participant is None)
+
+    def _unsettled(self) -> str:
+        """Why the cluster is not at rest; empty if it is."""
+        if (down := [machine.name for machine in self.machines if machine.participant is None]) != []:
+            return f"{', '.join(down)} not up"
+        if (waiting := sum(producer.waiting for producer in self.producers)) != 0:
+            return f"{waiting} batches are not acknowledged; {self._states()}"
+        if not self.all_in_sync():
+            return f"not all in sync; {self._states()}"
+        for where in self.history.partitions():
+            ends = {machine.name: _ends(machine, where) for machine in self.machines}
+            if len(set(ends.values())) != 1 or len(set(ends[self.machines[0].name])) != 1:
+                return f"{where}: end and watermark differ: {ends}; {self._states()}"
+        return ""
+
+    def _states(self) -> str:
+        image = self.image()
+        return (
+            "; ".join(
+                f"{topic.name}-{state.index} leader {state.leader} epoch {state.leader_epoch} isr {list(state.isr)}"
+                for topic in image.topics.values()
+                for state in topic.partitions
+            )
+            + f"; brokers {sorted(image.brokers)}"
+        )
+
+    # The end.
+
+    def _compare(self) -> None:
+        for where in self.history.partitions():
+            logs = {machine.name: _log(machine, where) for machine in self.machines}
+            whole = {name: _bytes(log) for name, log in logs.items()}
+            if len(set(whole.values())) != 1:
+                sizes = {name: len(data) for name, data in whole.items()}
+                raise Violation(f"{where}: replicas differ below the watermark: {sizes}")
+            records, contents = _records(next(iter(whole.values())))
+            self.history.check(where, records, contents)
+            self.history.counts["records"] += len(records)
+
+    def close(self) -> None:
+        for machine in self.machines:
+            machine.wanted = False
+            if machine.process is not None:
+                machine.process.die()
+                machine.buried.append(machine.process)
+            for process in machine.buried:
+                process.bury()
+        self.loop.close()
+
+
+def _log(machine: Machine, where: TopicPartition) -> Log:
+    assert machine.participant is not None
+    partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+    if partition is None:
+        raise Violation(f"{machine.life} holds no replica of {where}")
+    return partition.log
+
+
+def _ends(machine: Machine, where: TopicPartition) -> tuple[int, int]:
+    assert machine.participant is not None
+    partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+    return (-1, -2) if partition is None else (partition.log.written_offset, partition.high_watermark)
+
+
+def _bytes(log: Log) -> bytes:
+    parts = []
+    offset = log.start_offset
+    while offset < log.written_offset:
+        before = offset
+        for header, view in batches(memoryview(content(log.read(offset, READ_BYTES, log.written_offset, warm=True)))):
+            parts.append(bytes(view))
+            offset = header.next_offset
+        if offset == before:
+            raise Violation(f"{log.topic_partition}: nothing can be read at {offset}")
+    return b"".join(parts)
+
+
+def _records(data: bytes) -> tuple[list[Record], dict[int, bytes]]:
+    records: list[Record] = []
+    contents: dict[int, bytes] = {}
+    for header, view in batches(memoryview(data)):
+        for record in kernel.records(view):
+            batch, nth = parse_content(record.value or b"")
+            records.append(Record(record.offset, header.leader_epoch, batch, nth))
+            contents[record.offset] = record.value or b""
+    return records, contents
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames[-6:]))
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Run one scenario from beginning to end. What the rooms raise by mistake counts as a violation too."""
+    trace = Trace()
+    cluster = Cluster(scenario, trace)
+    outcome = Outcome(scenario.seed)
+    work: Coroutine[Any, Any, None] = cluster.run()
+    try:
+        cluster.loop.run_until_complete(work)
+    except Exception as raised:  # noqa: BLE001 - whatever a room raises by mistake is a finding
+        error = cluster.failure or raised
+        outcome.violation = str(error) if isinstance(error, Violation) else f"{error!r} {_place(error)}"
+    finally:
+        with contextlib.suppress(RuntimeError):
+            cluster.close()
+    outcome.faults = dict(cluster.faults.counts)
+    outcome.counts = dict(cluster.history.counts)
+    outcome.fault_list = cluster.faults.list
+    outcome.trace_sum = trace.sum
+    outcome.events = trace.count
+    outcome.simulated_seconds = cluster.clock.now()
+    outcome.last_lines = list(trace.lines) if outcome.violation else []
+    return outcome

@@ -1,0 +1,265 @@
+"""Faults drawn from a seed. Each run has its own choice of kinds and its own pace, so that rare ones meet in some.
+
+Every fault ends by itself after a drawn time; `heal` ends them all. A machine that loses its power takes its page cache
+with it: in the regime `spare` that happens to one machine at a time, and to the next only when all replicas are in sync
+again, so that nothing that was acknowledged may be lost at any level; in the regime `any` at all times, and to all
+machines at once, and then topics that rely on page caches may lose.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from headrace.sim.clock import VirtualClock
+from headrace.sim.coordination import CoordinationStore
+from headrace.sim.network import MemoryNetwork
+from headrace.simulator.history import Trace
+from headrace.simulator.load import CLIENT
+from headrace.simulator.machine import Machine
+
+SPARE: Final = "spare"
+ANY: Final = "any"
+BURST_SECONDS: Final = 0.02
+
+KINDS: Final = (
+    "kill",
+    "kill leader",
+    "kill controller",
+    "lose power",
+    "lose all power",
+    "pause",
+    "pause leader",
+    "pause controller",
+    "stop",
+    "cut",
+    "cut one way",
+    "isolate",
+    "reset",
+    "slow link",
+    "slow disk",
+    "cut off coordination",
+    "stop coordination",
+    "lose answers",
+    "late changes",
+    "break watches",
+    "compact",
+    "cut clients",
+)
+
+
+class Faults:
+    def __init__(
+        self,
+        seed: int,
+        clock: VirtualClock,
+        network: MemoryNetwork,
+        store: CoordinationStore,
+        machines: list[Machine],
+        trace: Trace,
+        all_in_sync: Callable[[], bool],
+        leader_of_some: Callable[[random.Random], Machine | None],
+        controller: Callable[[], Machine | None],
+    ) -> None:
+        self.random = random.Random(f"{seed} faults")
+        self.counts: Counter[str] = Counter()
+        self.list: list[str] = []
+        self.regime = self.random.choice((SPARE, SPARE, ANY))
+        self._clock = clock
+        self._network = network
+        self._store = store
+        self._machines = machines
+        self._trace = trace
+        self._all_in_sync = all_in_sync
+        self._leader_of_some = leader_of_some
+        self._controller = controller
+        self._kinds = self._choose()
+        self._mean_seconds = self.random.choice((0.2, 0.5, 1.0, 2.0))
+        self._burst_share = self.random.choice((0.0, 0.3, 0.6))
+        self._longest_seconds = self.random.choice((0.5, 2.0, 5.0))
+        self._ends: dict[int, Callable[[], None]] = {}
+        self._number = 0
+        self._running = False
+
+    def _choose(self) -> list[str]:
+        """A few kinds, so that they meet often; where power may be lost at all times, it is."""
+        kinds = self.random.sample(KINDS, self.random.randint(1, 8))
+        if self.regime == ANY:
+            return [*kinds, self.random.choice(("lose power", "lose all power"))]
+        return [kind for kind in kinds if kind != "lose all power"] or ["kill"]
+
+    def start(self) -> None:
+        self._running = True
+        self._next()
+
+    def heal(self) -> None:
+        """End every fault; nothing is left broken but what was lost."""
+        self._running = False
+        for number in list(self._ends):
+            self._end(number)
+        for machine in self._machines:
+            machine.resume()
+            machine.start()
+
+    def _next(self) -> None:
+        """Some come at once after another, while what that one began is still under way."""
+        is_burst = self.random.random() < self._burst_share
+        mean_seconds = BURST_SECONDS if is_burst else self._mean_seconds
+        self._clock.call_later(self.random.expovariate(1 / mean_seconds), self._strike)
+
+    def _strike(self) -> None:
+        if not self._running:
+            return
+        kind = self.random.choice(self._kinds)
+        seconds = self.random.uniform(0, self._longest_seconds)
+        what = self._apply(kind, seconds)
+        if what is not None:
+            self.counts[kind] += 1
+            line = f"{kind} {what} for {seconds:.2f} s".replace("  ", " ")
+            self.list.append(f"{self._clock.now():8.3f} {line}")
+            self._trace.note(self._clock.now(), f"fault: {line}")
+        self._next()
+
+    def _until(self, seconds: float, end: Callable[[], None]) -> None:
+        self._number += 1
+        number = self._number
+        self._ends[number] = end
+        self._clock.call_later(seconds, lambda: self._end(number))
+
+    def _end(self, number: int) -> None:
+        end = self._ends.pop(number, None)
+        if end is not None:
+            end()
+
+    def _machine(self) -> Machine:
+        return self.random.choice(self._machines)
+
+    def _apply(self, kind: str, seconds: float) -> str | None:
+        """Do it; answers to whom, None if there was nobody."""
+        match kind.split():
+            case ["kill" | "pause" as what, *who]:
+                machine = self._whom(who)
+                if machine is None or not machine.up:
+                    return None
+                return self._kill(machine, seconds) if what == "kill" else self._pause(machine, seconds)
+            case ["lose", "power"]:
+                return self._lose_power(seconds)
+            case ["lose", "all", "power"]:
+                for machine in self._machines:
+                    self._cut_power(machine, seconds * self.random.random())
+                return ""
+            case ["stop"]:
+                return self._stop(self._machine(), seconds)
+            case ["slow", "disk"]:
+                return self._slow_disk(self._machine(), seconds)
+            case ["cut" | "isolate" | "reset" | "slow", *_]:
+                return self._apply_to_links(kind, seconds)
+            case _:
+                return self._apply_to_coordination(kind, seconds)
+
+    def _whom(self, who: list[str]) -> Machine | None:
+        if who == ["leader"]:
+            return self._leader_of_some(self.random)
+        return self._controller() if who == ["controller"] else self._machine()
+
+    # Machines.
+
+    def _kill(self, machine: Machine, seconds: float) -> str:
+        machine.wanted = False
+        machine.kill()
+        self._until(seconds, machine.start)
+        return machine.name
+
+    def _lose_power(self, seconds: float) -> str | None:
+        if self.regime == SPARE and not self._all_in_sync():
+            return None
+        machine = self._machine()
+        self._cut_power(machine, seconds)
+        return machine.name
+
+    def _cut_power(self, machine: Machine, seconds: float) -> None:
+        machine.wanted = False
+        machine.cut_power()
+        self._until(seconds, machine.start)
+
+    def _pause(self, machine: Machine, seconds: float) -> str | None:
+        if machine.paused:
+            return None
+        process = machine.process
+        machine.pause()
+        self._until(seconds, lambda: machine.resume() if machine.process is process else None)
+        return machine.name
+
+    def _stop(self, machine: Machine, seconds: float) -> str | None:
+        if machine.participant is None or machine.stopping or machine.paused:
+            return None
+        machine.wanted = False
+        machine.stop()
+        self._until(seconds, machine.start)
+        return machine.name
+
+    def _slow_disk(self, machine: Machine, seconds: float) -> str:
+        machine.sync_seconds = (0.0, self.random.choice((0.05, 0.5, 3.0)))
+        self._until(seconds, lambda: setattr(machine, "sync_seconds", machine.quick_sync_seconds))
+        return machine.name
+
+    # Links.
+
+    def _apply_to_links(self, kind: str, seconds: float) -> str | None:
+        network = self._network
+        one, other = self.random.sample(self._machines, 2)
+        match kind:
+            case "cut":
+                network.cut(one.name, other.name)
+                self._until(seconds, lambda: network.heal(one.name, other.name))
+            case "cut one way":
+                network.cut_one_way(one.name, other.name)
+                self._until(seconds, lambda: network.heal(one.name, other.name))
+            case "isolate":
+                peers = [machine.name for machine in self._machines if machine is not one]
+                if self.random.random() < 0.5:
+                    peers.append(CLIENT)
+                for peer in peers:
+                    network.cut(one.name, peer)
+                    self._until(seconds, partial(network.heal, one.name, peer))
+                return one.name
+            case "cut clients":
+                network.cut_one_way(*self.random.choice(((CLIENT, one.name), (one.name, CLIENT))))
+                self._until(seconds, lambda: network.heal(one.name, CLIENT))
+                return one.name
+            case "reset":
+                network.reset(one.name, other.name)
+            case "slow link":
+                most = self.random.choice((0.02, 0.2, 1.0))
+                network.slow(one.name, other.name, (0.0, most))
+                self._until(seconds, lambda: network.slow(one.name, other.name, None))
+            case "cut off coordination":
+                self._store.cut(one.name)
+                self._until(seconds, lambda: self._store.heal(one.name))
+                return one.name
+        return f"{one.name} {other.name}"
+
+    # Coordination.
+
+    def _apply_to_coordination(self, kind: str, seconds: float) -> str | None:
+        store = self._store
+        match kind:
+            case "stop coordination":
+                if not store.running:
+                    return None
+                store.stop()
+                self._until(seconds, store.start)
+            case "lose answers":
+                store.answers_lost = self.random.choice((0.1, 0.5, 1.0))
+                self._until(seconds, lambda: setattr(store, "answers_lost", 0.0))
+            case "late changes":
+                store.late = self.random.choice((0.1, 0.5))
+                self._until(seconds, lambda: setattr(store, "late", 0.0))
+            case "break watches":
+                store.break_watches()
+            case "compact":
+                store.compact(store.revision)
+        return ""

@@ -1,0 +1,179 @@
+"""One machine of a simulated cluster: a disk that stays, and one process after another that runs a broker on it.
+
+The broker is the real `Participant`, on the disk, clock, network and coordination of the simulation. A supervisor
+starts it again when it ends by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from headrace.cluster.participant import Participant
+from headrace.errors import HeadraceError
+from headrace.sim.coordination import CoordinationStore
+from headrace.sim.disk import SimDisk
+from headrace.sim.loop import VirtualLoop
+from headrace.sim.network import MemoryHost, MemoryNetwork
+from headrace.sim.process import Process
+from headrace.simulator.history import Trace
+
+RESTART_SECONDS: Final = 0.5
+DATA: Final = "/data"
+
+
+class Machine:
+    def __init__(
+        self,
+        id: int,
+        loop: VirtualLoop,
+        network: MemoryNetwork,
+        store: CoordinationStore,
+        trace: Trace,
+        seed: int,
+        sync_seconds: tuple[float, float],
+        build: Callable[[Machine, Process, MemoryHost], Participant],
+    ) -> None:
+        self.id = id
+        self.name = f"b{id}"
+        self.loop = loop
+        self.network = network
+        self.store = store
+        self.random = random.Random(seed)
+        self.disk = SimDisk(loop.clock)
+        self.disk.make_folder(DATA)
+        self.disk.sync_folder("/")
+        self.participant: Participant | None = None
+        """The broker, once it has started."""
+        self.process: Process | None = None
+        self.buried: list[Process] = []
+        self.boots = 1
+        self.lives = 0
+        self.sync_seconds = self.quick_sync_seconds = sync_seconds
+        self.wanted = False
+        """Whether the supervisor keeps it running."""
+        self.stopping = False
+        self.refuses = True
+        """Whether a call for a connection is refused while nothing runs, not just lost."""
+        self._trace = trace
+        self._build = build
+        self._host: MemoryHost | None = None
+
+    @property
+    def life(self) -> str:
+        """Name of this run of the process."""
+        return f"{self.name}.{self.lives}"
+
+    @property
+    def boot(self) -> str:
+        return f"{self.name}-boot-{self.boots}"
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None
+
+    @property
+    def paused(self) -> bool:
+        return self.process is not None and self.process.paused
+
+    def hear(self, call: Callable[[], None]) -> None:
+        """A call of a client arrives: the process runs it, or the machine itself when there is none."""
+        if self.process is not None:
+            self.process.call_soon(call)
+        else:
+            call()
+
+    def start(self) -> None:
+        """Have a broker run here."""
+        self.wanted = True
+        if self.process is not None:
+            return
+        self.lives += 1
+        self.note("starts")
+        self.refuses = True
+        process = self.process = Process(self.loop, self.name)
+        self.disk.serve(process, lambda: self.random.uniform(*self.sync_seconds))
+        self._host = self.network.host(self.name, process)
+        process.run(self._serve(process, self._host))
+
+    async def _serve(self, process: Process, host: MemoryHost) -> None:
+        participant = self._build(self, process, host)
+        try:
+            await participant.start()
+        except HeadraceError as error:
+            self.note(f"cannot start: {error}")
+            await participant.stop()
+            self._ended(process)
+            return
+        self.participant = participant
+        self.note("serves")
+
+    def failed(self, error: BaseException) -> None:
+        """A part of the broker that must run has died: the process ends, as node.py has it."""
+        self.note(f"fails: {error!r}")
+        if not isinstance(error, HeadraceError):
+            raise error
+        self.loop.clock.call_soon(self.kill)
+
+    def _ended(self, process: Process) -> None:
+        """The process has come to its own end."""
+        if self.process is process:
+            self.loop.clock.call_soon(self._clear)
+
+    def stop(self) -> None:
+        """Ask the broker to stop in order, as SIGTERM does."""
+        if self.process is None or self.participant is None or self.stopping:
+            return
+        self.note("stops")
+        self.stopping = True
+        self.process.run(self._stop(self.process, self.participant))
+
+    async def _stop(self, process: Process, participant: Participant) -> None:
+        await participant.stop()
+        self.note("stopped")
+        self._ended(process)
+
+    def kill(self) -> None:
+        """kill -9: what was written stays in the page cache; peers hear that the connections end."""
+        if self.process is not None:
+            self.note("is killed")
+            self._clear()
+
+    def cut_power(self) -> None:
+        """What was not synced is lost in part; peers hear nothing."""
+        self.note("loses power")
+        silent = self.random.random() < 0.7
+        self._clear(silent=silent)
+        self.boots += 1
+        self.refuses = not silent
+        self.disk.crash(self.random.randrange(1 << 30))
+
+    def _clear(self, *, silent: bool = False) -> None:
+        process, self.process, self.participant, self.stopping = self.process, None, None, False
+        if process is None:
+            return
+        assert self._host is not None
+        process.die()
+        self.network.vanish(self._host, silent=silent)
+        self.disk.release()
+        self.buried.append(process)
+        if self.wanted:
+            self.loop.clock.call_later(RESTART_SECONDS, self._supervise)
+
+    def _supervise(self) -> None:
+        if self.wanted and self.process is None:
+            self.start()
+
+    def pause(self) -> None:
+        if self.process is not None:
+            self.note("pauses")
+            self.process.pause()
+
+    def resume(self) -> None:
+        if self.process is not None and self.process.paused:
+            self.note("goes on")
+            self.process.resume()
+
+    def note(self, text: str) -> None:
+        self._trace.note(self.loop.clock.now(), f"{self.life} {text}")

@@ -1,0 +1,80 @@
+"""What one seed stands for: brokers, topics, settings and load, all drawn from it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.log import TopicPartition
+
+BROKERS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SimTopic:
+    name: str
+    partitions: int
+    durability: str
+    overrides: dict[str, str]
+
+    def all_partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(self.name, index) for index in range(self.partitions)]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    layouts: tuple[str, ...]
+    topics: tuple[SimTopic, ...]
+    settings: dict[str, object]
+    sync_seconds: tuple[float, float]
+    link_seconds: tuple[float, float]
+    jitter_seconds: float
+    load_seconds: float
+    batch_pause_seconds: float
+    in_flight: int
+    producers: int
+    follower_reads: float
+
+
+def draw(seed: int) -> Scenario:
+    chance = random.Random(f"{seed} scenario")
+    lease_ms = chance.choice((600, 1000, 2000))
+    settings: dict[str, object] = {
+        "broker.lease.ms": lease_ms,
+        "replica.lag.time.max.ms": chance.choice((300, 1000, 3000)),
+        "replica.link.timeout.ms": chance.choice((300, 1000)),
+        "replica.window.bytes": 1 << 16,
+        "checkpoint.ms": chance.choice((300, 60_000)),
+        "commitlog.file.bytes": 1 << 16,
+    }
+    names = ("kept", "cached")
+    topics = []
+    for name, durability in zip(names, ("disk", "os"), strict=True):
+        if name == "cached" and chance.random() < 0.3:
+            continue
+        overrides = {
+            "durability": durability,
+            "min.insync.replicas": "2",
+            "segment.bytes": chance.choice(("1024", "4096", "1073741824")),
+            "segment.index.bytes": "1024",
+            "index.interval.bytes": "256",
+            "flush.ms": chance.choice(("50", "500")),
+        }
+        topics.append(SimTopic(name, chance.randint(1, 2), durability, overrides))
+    return Scenario(
+        seed=seed,
+        layouts=tuple(chance.choice((PARTITIONED, SHARED)) for _ in range(BROKERS)),
+        topics=tuple(topics),
+        settings=settings,
+        sync_seconds=chance.choice(((0.0002, 0.003), (0.002, 0.02), (0.01, 0.2))),
+        link_seconds=chance.choice(((0.0001, 0.001), (0.0001, 0.001), (0.001, 0.02), (0.0, 0.1))),
+        jitter_seconds=chance.choice((0.0, 0.0005, 0.005)),
+        load_seconds=chance.choice((2.0, 5.0, 10.0)),
+        batch_pause_seconds=chance.choice((0.05, 0.1, 0.3)),
+        in_flight=chance.choice((1, 3, 5)),
+        producers=chance.choice((1, 2)),
+        follower_reads=chance.choice((0.0, 0.3)),
+    )

@@ -1,0 +1,97 @@
+#!/usr/bin/env python
+"""Run seeds of the simulator, on all cores: `tools/simulate.py 1-2000`. One seed alone is told in full.
+
+Prints a line as it goes; at the end how often each fault was injected, and the seeds that broke a rule, each with the
+faults and the last events of its run. A seed gives the same run every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from headrace.simulator.cluster import Outcome, simulate
+from headrace.simulator.scenario import draw
+
+LINES_SHOWN = 60
+COLLECT_EVERY = 20
+
+
+def run_seed(seed: int) -> Outcome:
+    if seed % COLLECT_EVERY == 0:
+        gc.collect()
+    return simulate(draw(seed))
+
+
+def quieten() -> None:
+    """Brokers that fail on purpose have much to say; and a collection in the middle would cost time."""
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+
+
+def parse_seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
+    if processes == 1 or len(seeds) == 1:
+        quieten()
+        yield from map(run_seed, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=quieten) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
+
+
+def tell(outcome: Outcome, lines: int) -> None:
+    print(f"\nseed {outcome.seed}: {outcome.violation or 'no rule broken'}")
+    print(f"  again: make sim SEEDS={outcome.seed}-{outcome.seed}; trace {outcome.trace_sum}, {outcome.events} events")
+    for fault in outcome.fault_list:
+        print(f"  fault {fault}")
+    for line in outcome.last_lines[-lines:]:
+        print(f"  {line}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", type=parse_seeds, help="one seed, or first-last")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--lines", type=int, default=LINES_SHOWN, help="events shown of a run that broke a rule")
+    given = parser.parse_args()
+    faults: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    failing: list[Outcome] = []
+    began = told = time.monotonic()
+    simulated = 0.0
+    for done, outcome in enumerate(outcomes(given.seeds, given.processes), 1):
+        faults.update(outcome.faults)
+        counts.update(outcome.counts)
+        simulated += outcome.simulated_seconds
+        if outcome.violation:
+            failing.append(outcome)
+            tell(outcome, given.lines)
+        now = time.monotonic()
+        if now - told > 5 or done == len(given.seeds):
+            told = now
+            pace = done / (now - began)
+            print(
+                f"{done} of {len(given.seeds)} seeds, {pace:.1f} a second, {simulated:.0f} s simulated, "
+                f"{counts['acknowledged']} batches acknowledged, {sum(faults.values())} faults, {len(failing)} failing",
+                flush=True,
+            )
+    if len(given.seeds) == 1 and not failing:
+        tell(outcome, given.lines)
+    print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
+    print("failing seeds: " + (", ".join(str(each.seed) for each in sorted(failing, key=lambda o: o.seed)) or "none"))
+    return 1 if failing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
