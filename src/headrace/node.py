@@ -23,6 +23,7 @@ from typing import Any, Final
 import uvloop
 
 from headrace import __version__, logs
+from headrace.archived import ArchivedOffsets
 from headrace.cluster.coordination import on_etcd, open_coordination
 from headrace.cluster.image import Endpoint, Image
 from headrace.cluster.participant import Participant
@@ -73,6 +74,7 @@ class Node:
         self._built = contextlib.AsyncExitStack()
         self.metrics = Metrics()
         self.http: HttpServer | None = None
+        self.archived: ArchivedOffsets | None = None
         self.clock = LoopClock(loop)
         # The helper process is started before anything that starts threads.
         self.disk = SystemDisk(loop, sync_helper=settings["sync.helper"])
@@ -113,6 +115,7 @@ class Node:
         self.services = self._services()
         endpoints = self._listen()
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
+        self._open_archived()
         await participant.join(endpoints, http)
         await self._load_groups()
         self._tick()
@@ -239,10 +242,20 @@ class Node:
         self.group_partitions.follow()
         self.group_partitions.forget_topics(old, new)
 
+    def _open_archived(self) -> None:
+        plain = next((self.server.addresses[spec.name] for spec in self._specs if not spec.tls), None)
+        self.archived = ArchivedOffsets(
+            self.clock,
+            self.participant.partitions,
+            self.groups,
+            lambda: self.participant.view.image,
+            lambda: self.participant.effective_settings()["archive.group"],
+            None if plain is None else str(plain),
+            self.spawn,
+        )
+
     def _archived_offset(self, where: TopicPartition) -> int:
-        """What storage may take as archived; 0 while the group has committed nothing or cannot be asked."""
-        group = self.participant.effective_settings()["archive.group"]
-        return self.groups.committed_offset(group, where.topic, where.partition) or 0
+        return 0 if self.archived is None else self.archived.offset(where)
 
     def _offsets_partitions(self) -> int:
         topic = self.participant.view.image.topics.get(OFFSETS_TOPIC)
@@ -262,6 +275,8 @@ class Node:
         self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
         self.key_indexes.tick()
         self.group_partitions.follow()
+        if self.archived is not None:
+            self.archived.tick()
         if self.http is not None:
             self.http.close_idle()
 
