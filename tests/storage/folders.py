@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
-from headrace.records.batch import BatchHeader, read_header
+from headrace.records.batch import BatchHeader
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log, TopicPartition
@@ -32,7 +32,7 @@ def copied(log: Log, base_offset: int, *values: bytes, epoch: int = 0) -> None:
     view = memoryview(bytearray(batch(*values, timestamp_ms=START_MS + base_offset)))
     view[:8] = base_offset.to_bytes(8, "big")
     view[12:16] = epoch.to_bytes(4, "big")
-    log.append_copied(view, read_header(view))
+    log.append_copied(view)
 
 
 def fill(harness: Harness, *, rounds: int = 30, gaps: bool = True) -> list[TopicPartition]:

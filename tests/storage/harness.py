@@ -87,11 +87,14 @@ class Harness:
     rewrite_share: float = 0.5
     events: list[tuple[TopicPartition, int]] = field(default_factory=list)
     archived: dict[TopicPartition, int] = field(default_factory=dict)
+    commits: bool = True
+    """Whether logs are told that everything written is committed."""
 
     def open(self, **overrides: object) -> Store:
         self.store = self._new_store()
         self.store.on_durable(lambda log: self.events.append((log.topic_partition, log.durable_offset)))
         self.store.open(self.expected)
+        self.commit()
         return self.store
 
     def _new_store(self) -> Store:
@@ -134,8 +137,17 @@ class Harness:
         return found
 
     def write(self) -> list[tuple[Log, HeadraceError]]:
+        """Write what was staged; on one node that is all there is to committing it."""
         assert self.store is not None
-        return self.store.write_staged()
+        failures = self.store.write_staged()
+        self.commit()
+        return failures
+
+    def commit(self) -> None:
+        assert self.store is not None
+        if self.commits:
+            for log in self.store.logs():
+                log.committed_offset = log.written_offset
 
     def settle(self) -> None:
         """Let everything that was asked of the disk come back."""

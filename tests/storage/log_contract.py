@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import OffsetOutOfRange, UnknownPartition
+from headrace.errors import CorruptBatch, FencedEpoch, OffsetOutOfRange, UnknownPartition
 from headrace.records import kernel
-from headrace.records.batch import read_header
+from headrace.records.batch import read_header, stamp
 from headrace.storage.log import EpochEnd, TimedOffset, TopicPartition
 from proving import proves
 from storage.harness import Harness, append, batch, content, read_all, values
@@ -166,13 +166,115 @@ class LogContract:
             append(leader, batch(b"%d" % i), epoch=i // 5)
         harness.write()
         follower = harness.log(TopicPartition("orders", 1))
-        for header, view in read_all(leader):
-            follower.append_copied(memoryview(bytearray(view)), header)
+        for _, view in read_all(leader):
+            follower.append_copied(memoryview(view))
         harness.write()
         assert read_all(follower) == read_all(leader)
         assert follower.epoch_end(0) == EpochEnd(0, 5)
         with pytest.raises(OffsetOutOfRange, match="cannot follow"):
-            follower.append_copied(batch(), read_header(batch()))
+            follower.append_copied(batch())
+
+    @proves("F7")
+    def test_batches_with_gaps_are_kept_byte_for_byte(self, harness: Harness) -> None:
+        log = harness.log(**SMALL)
+        copied = [
+            placed(base, b"a%d" % base, b"b" * (base % 50), epoch=base // 300) for base in range(5, 900, 7) if base % 3
+        ]
+        at = 0
+        for size in (1, 2, 30, 1, 200):
+            data = b"".join(bytes(view) for view in copied[at : at + size])
+            if data:
+                end = log.append_copied(memoryview(data))
+                assert not harness.write()
+                at = min(at + size, len(copied))
+                assert end == log.end_offset == read_header(copied[at - 1]).next_offset
+        whole = b"".join(bytes(view) for view in copied)
+        headers = [read_header(view) for view in copied]
+        for again in (harness.log, harness.reopen, harness.kill, harness.reopen):
+            log = again()
+            assert b"".join(view for _, view in read_all(log)) == whole
+            assert log.end_offset == headers[-1].next_offset
+            for offset in range(0, headers[-1].next_offset, 11):
+                due = next(header for header in headers if header.last_offset >= offset)
+                assert read_header(content(log.read(offset, 1, log.end_offset))).base_offset == due.base_offset
+            assert log.epoch_starts() == [
+                (epoch, next(header.base_offset for header in headers if header.leader_epoch == epoch))
+                for epoch in (0, 1, 2)
+            ]
+        base = append(log, batch(b"as leader"), epoch=5)
+        harness.write()
+        assert base == headers[-1].next_offset
+        assert values(harness.kill())[-1] == b"as leader"
+
+    def test_a_log_with_gaps_is_cut_at_and_between_its_batches(self, harness: Harness) -> None:
+        bases = range(5, 400, 9)
+        for offset in (5, 7, 10, 100, 203, 204, 390):
+            log = harness.log(TopicPartition("cut", offset), **SMALL)
+            log.append_copied(memoryview(b"".join(bytes(placed(base, b"one", b"two")) for base in bases)))
+            harness.write()
+            log.truncate(offset)
+            kept = [base for base in bases if base + 2 <= offset]
+            assert [header.base_offset for header, _ in log.headers(0)] == kept
+            assert log.end_offset <= offset
+            log.append_copied(placed(offset + 3, b"new"))
+            harness.write()
+            harness.kill()
+            log = harness.log(TopicPartition("cut", offset))
+            assert [header.base_offset for header, _ in log.headers(0)] == [*kept, offset + 3]
+            assert log.read(0, 1 << 20, log.end_offset).count
+
+    def test_what_a_leader_cannot_have_sent_is_refused_whole(self, harness: Harness) -> None:
+        log = harness.log()
+        log.append_copied(placed(3, b"x", epoch=4))
+        harness.write()
+        good = bytes(placed(10, b"y", epoch=4))
+        broken = bytearray(placed(20, b"z", epoch=4))
+        broken[-1] ^= 1
+        for data, error in (
+            (good + bytes(broken), CorruptBatch),
+            (good + good, OffsetOutOfRange),
+            (good + bytes(placed(20, b"z", epoch=3)), FencedEpoch),
+            (good + good[:30], CorruptBatch),
+            (bytes(placed(3, b"x", epoch=4)), OffsetOutOfRange),
+        ):
+            with pytest.raises(error):
+                log.append_copied(memoryview(data))
+            assert log.end_offset == 4
+        assert not harness.write()
+        assert [header.base_offset for header, _ in read_all(log)] == [3]
+
+    @proves("F6")
+    def test_a_log_begun_anew_takes_the_batch_that_spans_its_start(self, harness: Harness) -> None:
+        log = harness.log()
+        for n in range(5):
+            append(log, batch(b"%d" % n), epoch=8)
+        harness.write()
+        log.restart_at(103)
+        log.append_copied(placed(101, b"1", b"2", b"3", b"4", epoch=2))
+        harness.write()
+        assert (log.start_offset, log.end_offset, log.epoch_starts()) == (103, 105, [(2, 101)])
+        assert read_header(content(log.read(103, 1, 105))).base_offset == 101
+        harness.settle()
+        harness.advance(61)
+        log = harness.kill()
+        assert (log.start_offset, log.end_offset, log.epoch_starts()) == (103, 105, [(2, 101)])
+
+    def test_a_replica_reads_what_is_not_committed(self, harness: Harness) -> None:
+        harness.commits = False
+        log = harness.log()
+        append(log, batch(b"x"))
+        harness.write()
+        assert log.committed_offset == 0
+        assert log.read(0, 1000, log.end_offset).count > 0
+
+    def test_a_truncation_takes_back_what_is_committed(self, harness: Harness) -> None:
+        log = harness.log()
+        for n in range(5):
+            append(log, batch(b"%d" % n))
+        harness.write()
+        assert log.committed_offset == 5
+        log.truncate(2)
+        assert log.committed_offset == 2
 
     def test_epochs_end_where_the_next_begins(self, harness: Harness) -> None:
         log = harness.log()
@@ -266,6 +368,13 @@ class LogContract:
         harness.write()
         harness.settle()
         assert log.durable_offset == 5
+
+
+def placed(base_offset: int, *values: bytes, epoch: int = 0) -> memoryview:
+    """A batch as a leader has it."""
+    view = batch(*values)
+    stamp(view, base_offset, epoch)
+    return view
 
 
 def _split(found: bytes) -> list[bytes]:

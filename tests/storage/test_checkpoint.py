@@ -18,7 +18,7 @@ from headrace.storage.log import TopicPartition
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, values
 
 PATH = "/data/@checkpoint"
-POINT: list[Any] = ["orders", 0, TOPIC_ID.hex(), True, 5, 0, 5, 0, 400, 1_750_000_000_000, [[3, 1_750_000_000_000]]]
+POINT: list[Any] = ["orders", 0, TOPIC_ID.hex(), True, 5, 0, 5, 0, 400, 1_750_000_000_000, [[3, 1_750_000_000_000]], 2]
 
 NO_POINTS: list[Any] = [7, None, "orders", {}, POINT[:-1], [*POINT, 1], []]
 OF_NO_FIELD: list[Any] = [{}, None, 1.5, [[1]]]
@@ -29,7 +29,7 @@ def signed(body: bytes) -> bytes:
 
 
 def with_logs(*logs: object) -> bytes:
-    return signed(json.dumps({"version": 1, "logs": logs}).encode())
+    return signed(json.dumps({"version": 3, "logs": logs}).encode())
 
 
 def changed(at: int, value: object) -> bytes:
@@ -37,7 +37,12 @@ def changed(at: int, value: object) -> bytes:
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    assert checkpoint.decode(with_logs(POINT)) == {TOPIC: LogPoint._make([*POINT[:-1], [(3, 1_750_000_000_000)]])}
+    assert checkpoint.decode(with_logs(POINT)) == {TOPIC: LogPoint._make([*POINT[:-2], [(3, 1_750_000_000_000)], 2])}
+
+
+def test_one_that_knows_nothing_of_truncations_is_read() -> None:
+    old = signed(json.dumps({"version": 1, "logs": [POINT[:-1]]}).encode())
+    assert checkpoint.decode(old) == {TOPIC: LogPoint._make([*POINT[:-2], [(3, 1_750_000_000_000)], 0])}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +53,10 @@ def test_what_was_encoded_is_decoded() -> None:
         b"zz\n{}\n",
         with_logs(POINT)[:-5],
         *(signed(body) for body in (b"", b"{", b"{}", b"[]", b"7", b"null", b"\xff\xfe", b"[" * 100_000)),
-        *(signed(json.dumps(body).encode()) for body in ({"version": 2, "logs": []}, {"version": 1}, {"version": [1]})),
+        *(signed(json.dumps(body).encode()) for body in ({"version": 2, "logs": []}, {"version": 3}, {"version": [3]})),
         *(with_logs(logs) for logs in NO_POINTS),
-        *(changed(at, value) for at in range(11) for value in OF_NO_FIELD),
-        *(changed(at, "x") for at in (1, 3, 4, 9, 10)),
+        *(changed(at, value) for at in range(12) for value in OF_NO_FIELD),
+        *(changed(at, "x") for at in (1, 3, 4, 9, 10, 11)),
         *(changed(at, 1) for at in (0, 2, 3, 10)),
     ],
 )

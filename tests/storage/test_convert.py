@@ -94,7 +94,7 @@ def files(disk: SimDisk, path: str = "/data") -> dict[str, bytes]:
 def filled(layout: str) -> Harness:
     """With gaps in either layout."""
     harness = folder_harness(layout)
-    fill(harness, gaps=layout == SHARED)
+    fill(harness)
     if layout == PARTITIONED:
         log = harness.log(LOGS, **COMPACTED)
         for i in range(60):
@@ -130,7 +130,7 @@ def test_folders_of_any_history_are_converted(layout: str, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(5):
         harness = folder_harness(layout)
-        fill_at_random(harness, chance, gaps=layout == SHARED)
+        fill_at_random(harness, chance)
         if chance.random() < 0.5:
             stop(harness)
         else:
@@ -196,7 +196,7 @@ def test_a_killed_conversion_goes_on(real: Harness, step: str, seed: int) -> Non
     chance = random.Random(seed)
     layout = chance.choice((PARTITIONED, SHARED))
     real = FolderHarness(real.disk, real.clock, real.data, real.loop, layout=layout)
-    fill(real, gaps=real.layout == SHARED)
+    fill(real)
     stop(real)
     before = state_of(real)
     target = OTHER[real.layout]
@@ -333,7 +333,7 @@ def test_a_folder_in_use_or_with_too_little_room_or_damaged_is_refused(layout: s
 
 
 def test_topics_with_one_id_are_refused(sim: Harness) -> None:
-    fill(sim, rounds=3, gaps=False)
+    fill(sim, rounds=3)
     stop(sim)
     refuse(sim, "have the topic id")
 

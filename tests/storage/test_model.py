@@ -11,6 +11,7 @@ from headrace.records.batch import read_header
 from headrace.sim.disk import SimDisk
 from headrace.storage import verify
 from headrace.storage.log import Log
+from headrace.storage.partitioned import PartitionedLog
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness
 
@@ -19,7 +20,8 @@ SEEDS = 25
 
 
 class Model:
-    """What a log must hold. Above `durable`, a loss of power may bring back anything that ever stood at an offset."""
+    """What a log must hold. A loss of power leaves a prefix of that, no shorter than what is durable; or, while a
+    truncation is not synced, a prefix of what the log held before it: never some of both."""
 
     def __init__(self, durability: str, chance: random.Random) -> None:
         self.chance = chance
@@ -29,7 +31,8 @@ class Model:
             durability=durability, segment_bytes=1024, index_interval_bytes=chance.choice((1, 150, 4096)), flush_ms=50
         )
         self.now: list[bytes] = []
-        self.ever: dict[int, set[bytes]] = {}
+        self.before: list[tuple[int, list[bytes]]] = []
+        """Where the log began and what it held, before each truncation that may not be synced."""
         self.start = 0
         self.count = 0
         self.sequence = 0
@@ -45,27 +48,27 @@ class Model:
             assert append(self.log, view, self.epoch) == len(self.now)
             self.sequence += len(values)
             self.count += len(values)
-            for value in values:
-                self.ever.setdefault(len(self.now), set()).add(value)
-                self.now.append(value)
+            self.now += values
         assert not self.harness.write()
 
     def settle(self) -> None:
         self.harness.settle()
+        self.before.clear()
         if self.durability == "disk":
             assert self.log.durable_offset == len(self.now)
 
     def pass_time(self) -> None:
         self.harness.advance(self.chance.choice((0.01, 0.1, 61)))
+        self.before.clear()
 
     def truncate(self) -> None:
         offset = self.chance.randrange(self.start, len(self.now) + 1)
+        self.before.append((self.start, list(self.now)))
         self.log.truncate(offset)
         assert offset - 3 <= self.log.end_offset <= offset
         del self.now[self.log.end_offset :]
         self.start = min(self.start, self.log.end_offset)
         self.new_epoch()
-        self.harness.settle()
 
     def new_epoch(self) -> None:
         """A producer that lost something comes back with a higher epoch."""
@@ -76,9 +79,10 @@ class Model:
         offset = self.chance.randrange(self.start, len(self.now) + 1)
         self.log.delete_before(offset)
         self.start = offset
-        self.harness.settle()
+        self.settle()
 
     def stop(self) -> None:
+        self.before.clear()
         self.log = self.harness.reopen()
         assert self.harness.store is not None
         assert self.harness.store.was_clean
@@ -91,14 +95,19 @@ class Model:
         durable = self.log.durable_offset
         self.log = self.harness.kill(seed=self.chance.randrange(1 << 30))
         assert self.log.end_offset >= durable
-        assert self.log.start_offset <= self.start
         found = self.records()
         assert all(found[offset] == self.now[offset] for offset in found if offset < durable)
-        assert all(value in self.ever[offset] for offset, value in found.items())
-        del self.now[durable:]
-        self.start = self.log.start_offset
-        for offset in range(len(self.now), self.log.end_offset):
-            self.now.append(found[offset] if offset >= self.start else b"deleted")
+        start, end = self.log.start_offset, self.log.end_offset
+        held = [
+            values[:end]
+            for first, values in ((self.start, self.now), *self.before)
+            if start <= first and end <= len(values) and all(values[at] == value for at, value in found.items())
+        ]
+        assert held, f"a mixture: {found}"
+        assert isinstance(self.log, PartitionedLog)
+        assert not any(segment.damage for segment in self.log.segments)
+        self.now, self.start = held[0], start
+        self.before.clear()
         self.new_epoch()
 
     def records(self) -> dict[int, bytes]:

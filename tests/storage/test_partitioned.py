@@ -13,8 +13,8 @@ from headrace.records.batch import read_header
 from headrace.settings import LogSettings
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
+from headrace.storage.open_segments import OpenSegments
 from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.segment import OpenSegments
 from headrace.storage.store import PartitionedStore
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -94,9 +94,10 @@ class TestSegments:
             view = batch()
             view[0:8] = base.to_bytes(8, "big")
             view[12:16] = bytes(4)
-            log.append_copied(view, read_header(view))
+            log.append_copied(view)
             harness.write()
-        assert [segment.base_offset for segment in log.segments] == [0, 2**31 + 5]
+        assert [segment.base_offset for segment in log.segments] == [0, 1, 2**31]
+        assert [header.base_offset for header, _ in read_all(log)] == [0, 2**31 - 2, 2**31 - 1, 2**31 + 5]
 
     def test_only_so_many_segments_are_open_and_all_can_be_read(self, harness: Harness) -> None:
         log = partitioned(harness, **SMALL)

@@ -218,7 +218,7 @@ def kept_by_walking(log: SharedLog, now_ms: int, runs_max: int) -> tuple[int, in
         if not is_old and not (surplus >= size and entry.next_offset < log.written_offset):
             break
         surplus -= size
-        if entry.next_offset <= retention.deletable_below(log):
+        if entry.next_offset <= log.deletable_below():
             start = entry.next_offset
         else:
             held += size

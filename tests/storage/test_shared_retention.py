@@ -118,7 +118,7 @@ class TestFiles:
             view = batch(b"%d" % nth, timestamp_ms=1_750_000_000_000 + nth)
             view[0:8] = base.to_bytes(8, "big")
             view[12:16] = bytes(4)
-            log.append_copied(view, read_header(view))
+            log.append_copied(view)
             if nth % 3 == 2:
                 harness.write()
         harness.write()

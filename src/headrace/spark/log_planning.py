@@ -25,7 +25,7 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import read_entries
 from headrace.storage.index import LOW_HALF, OFFSET_ENTRY_BYTES, OffsetIndex, closed_entries
 from headrace.storage.log import TopicPartition
-from headrace.storage.segment import INDEX, LOG, NEVER, SUM
+from headrace.storage.segment import GAPS, INDEX, LOG, NEVER, SUM
 from headrace.storage.shared.offline import Folder
 from headrace.storage.swap import DIGITS, SWAP
 from headrace.storage.verify import layout_of
@@ -64,6 +64,8 @@ class SegmentFile:
     log: str
     index: str | None
     sum: str | None
+    sparse: bool = False
+    """Whether there may be gaps between its offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,8 @@ def segment_files(disk: Disk, path: str) -> list[SegmentFile]:
     for base, following in zip(bases, [*bases, None][1:], strict=True):
         swapped = logs[base].endswith(SWAP)
         index, total = (_beside(f"{base:020d}{ending}", names, swapped) for ending in (INDEX, SUM))
-        found.append(SegmentFile(base, following, logs[base], index, total))
+        sparse = total is not None or f"{base:020d}{GAPS}" in names
+        found.append(SegmentFile(base, following, logs[base], index, total, sparse))
     return found
 
 
@@ -292,7 +295,7 @@ def _swap_end(disk: Disk, path: str, log: str, names: set[str]) -> int:
 def index_entries(disk: Disk, path: str, segment: SegmentFile) -> memoryview:
     """Entries `relative offset << 32 | position` in rising order. Only those of a closed index were checked."""
     data = read_whole(disk, f"{path}/{segment.index}") if segment.index else b""
-    entries = closed_entries(data, OffsetIndex)
+    entries = closed_entries(data, OffsetIndex, disk.size(f"{path}/{segment.log}"))
     if entries is None:
         # An index that is being written: entries up to the zeros.
         entries = data[: len(data) // OFFSET_ENTRY_BYTES * OFFSET_ENTRY_BYTES].rstrip(b"\0")

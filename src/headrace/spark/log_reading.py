@@ -231,9 +231,9 @@ class _Reading:
         entries, wrong = read_entries(self._disk, f"{path}/{EPOCHS_FILE}")
         epoch_at = EpochHistory(self._disk, path).epoch_at if entries and not wrong else None
         if segment.sum is None:
-            return Chain(True, epoch_at)
+            return Chain(not segment.sparse, epoch_at)
         data = read_whole(self._disk, f"{path}/{segment.index}") if segment.index else b""
-        if closed_entries(data, OffsetIndex) is None:
+        if closed_entries(data, OffsetIndex, self._disk.size(f"{path}/{segment.log}")) is None:
             return Chain(False, epoch_at)
         base, index = segment.base_offset, index_entries(self._disk, path, segment)
         return Chain(False, epoch_at, {0: base} | {entry & LOW_HALF: base + (entry >> 32) for entry in index})
@@ -318,7 +318,7 @@ class _Reading:
         segment, split = self._known(), self._split
         if split.next_offset < (NEVER if self._newest else segment.next_base or NEVER):
             return
-        if segment.sum is None and not self._newest and expected < split.next_offset:
+        if not segment.sparse and not self._newest and expected < split.next_offset:
             reason = f"offsets {expected} to {split.next_offset - 1} are missing: the next segment begins behind them"
             yield self._problem("missing", expected, size, reason, fails=split.next_offset > split.start_offset)
         if self._newest and segment.sum is None:
@@ -338,7 +338,8 @@ class _Reading:
         if self._newest and not self._split.clean:
             return  # it is closed with a CRC when its segment is
         data = read_whole(self._disk, f"{self._split.path}/{segment.index}") if segment.index else None
-        if data is None or closed_entries(data, OffsetIndex) is None:
+        log_bytes = self._disk.size(f"{self._split.path}/{segment.log}")
+        if data is None or closed_entries(data, OffsetIndex, log_bytes) is None:
             what = "is missing" if data is None else "does not agree with its CRC"
             yield self._problem("index", None, None, f"the index {what}; a broker builds it anew")
 

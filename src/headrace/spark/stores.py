@@ -124,7 +124,7 @@ def _kept_in(data: Path, topics: Sequence[str]) -> Iterator[Bound]:
         # Else the point speaks of a topic that had the same name.
         is_its = point is not None and isinstance(topic_id, bytes) and point.topic_id == topic_id.hex()
         start = point.start_offset if point is not None and is_its else 0
-        compacted = any(file.sum is not None for file in files)
+        compacted = any(file.sparse for file in files)
         yield Bound(where.topic, where.partition, max(start, files[0].base_offset), compacted=compacted)
 
 

@@ -19,7 +19,7 @@ from headrace.settings import LogSettings
 from headrace.storage import beside, checkpoint, folder, sums
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.content import Chunk, Content, chunks
-from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closed_entries
+from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closed_entries, closing_crc
 from headrace.storage.scan import walk
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, stem
 
@@ -89,11 +89,11 @@ class _Segment:
         self._time(next_offset - self.base_offset)
         written = [self.file]
         entries, times = (self.every_entry, self.every_time) if self.has_gaps else (self.entries, self.times)
-        written.append(_write(disk, name + TIME_INDEX, _closed(bytes(times), TimeIndex)))
+        written.append(_write(disk, name + TIME_INDEX, _closed(bytes(times), TimeIndex, self.size)))
         if self.has_gaps:
             written.append(_write(disk, name + SUM, sums.encode(sums.Sum(self.crc, self.size, next_offset))))
         disk.sync_now(written)
-        _write(disk, name + INDEX, _closed(entries.tobytes(), OffsetIndex)).sync()
+        _write(disk, name + INDEX, _closed(entries.tobytes(), OffsetIndex, self.size)).sync()
 
 
 def _write(disk: Disk, path: str, content: bytes) -> File:
@@ -103,8 +103,8 @@ def _write(disk: Disk, path: str, content: bytes) -> File:
     return file
 
 
-def _closed(entries: bytes, kind: type[MappedIndex]) -> bytes:
-    return entries + kind.last_entry(crc32c(entries))
+def _closed(entries: bytes, kind: type[MappedIndex], log_bytes: int) -> bytes:
+    return entries + kind.last_entry(closing_crc(entries, log_bytes))
 
 
 class PartitionBuilder:
@@ -146,7 +146,8 @@ class PartitionBuilder:
         last: int | None = None
         for number in finished:
             file = disk.open(f"{path}/{number}{INDEX}")
-            entries = closed_entries(file.pread(file.size(), 0), OffsetIndex)
+            log_bytes = disk.size(f"{path}/{number}{LOG}") if f"{number}{LOG}" in names else -1
+            entries = closed_entries(file.pread(file.size(), 0), OffsetIndex, log_bytes) if log_bytes >= 0 else None
             if entries is None:
                 break
             last = self._end_of(int(number), entries)
@@ -235,4 +236,5 @@ def _point(disk: Disk, data: str, content: Content) -> LogPoint:
         disk.size(f"{path}/{active}"),
         0,
         list(content.cleanings),
+        0,
     )

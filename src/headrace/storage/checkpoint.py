@@ -1,8 +1,8 @@
 """One file for the whole store, `@checkpoint`: what is safe of each log, so that a start reads no more than it must.
 
-Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 1, "logs": [[topic, partition, topic id in hex, clean,
+Line 1: CRC-32C of line 2, in hex. Line 2: JSON, {"version": 3, "logs": [[topic, partition, topic id in hex, clean,
 recovery point, start offset, end offset, active segment, its bytes, wall ms of its first append, [[compacted up to,
-wall ms], ...]], ...]}.
+wall ms], ...], truncations], ...]}. Version 1 has no truncations.
 
 It is replaced whole; a crash leaves the old or the new one. `clean` is true only between a clean stop and the next
 start. An old one costs time, never data: more is read again. Without one every log is read. What only stands here is
@@ -22,7 +22,8 @@ from headrace.ports.disk import Disk, read_whole
 from headrace.storage.log import TopicPartition
 
 FILE_NAME: Final = "@checkpoint"
-VERSION: Final = 1
+VERSION: Final = 3
+VERSION_WITHOUT_CUTS: Final = 1
 
 
 class LogPoint(NamedTuple):
@@ -39,6 +40,8 @@ class LogPoint(NamedTuple):
     active_bytes: int
     began_ms: int
     cleanings: list[tuple[int, int]]
+    cuts: int
+    """How many truncations it speaks of (see `cuts`)."""
 
 
 KINDS: Final = [str, int, str, bool, int, int, int, int, int, int]
@@ -68,19 +71,20 @@ def decode(data: bytes) -> Points | None:
     """None if it is not whole."""
     try:
         content = unseal(data)
-        if content["version"] != VERSION:
+        if content["version"] not in (VERSION, VERSION_WITHOUT_CUTS):
             return None
-        points = [_point(fields) for fields in content["logs"]]
+        more = [0] if content["version"] == VERSION_WITHOUT_CUTS else []
+        points = [_point([*fields, *more]) for fields in content["logs"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return {TopicPartition(point.topic, point.partition): point for point in points}
 
 
 def _point(fields: list[Any]) -> LogPoint:
-    *plain, cleanings = fields
-    if [type(field) for field in plain] != KINDS or type(cleanings) is not list:
+    *plain, cleanings, cuts = fields
+    if [type(field) for field in plain] != KINDS or type(cleanings) is not list or type(cuts) is not int:
         raise TypeError("a field is missing, or of another kind")
-    return LogPoint._make([*plain, [(int(cleaned_to), int(at_ms)) for cleaned_to, at_ms in cleanings]])
+    return LogPoint._make([*plain, [(int(cleaned_to), int(at_ms)) for cleaned_to, at_ms in cleanings], cuts])
 
 
 def read(disk: Disk, folder: str) -> Points | None:

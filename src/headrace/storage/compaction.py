@@ -20,9 +20,9 @@ from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import BatchHeader
 from headrace.settings import FOREVER_MS
-from headrace.storage import retention, sums, swap, thinning
+from headrace.storage import sums, swap, thinning
 from headrace.storage.cleaner import Steps, wait_for_sync
-from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex
+from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closing_crc
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, Segment, stem
 from headrace.storage.thinning import Batch, LatestOffsets, Thinning
@@ -53,7 +53,7 @@ def due(cleaned: PartitionedLog, now_ms: int) -> bool:
 def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
     """Closed segments, up to the first that is too young or not archived, where that matters."""
     lag_ms = cleaned.settings.min_compaction_lag_ms
-    end = retention.deletable_below(cleaned)
+    end = cleaned.deletable_below()
     found: list[Segment] = []
     for segment in cleaned.segments[:-1]:
         if segment.damage or segment.next_offset > end or (lag_ms and segment.greatest_ms > now_ms - lag_ms):
@@ -211,8 +211,8 @@ class _Rewrite:
         found = sums.Sum(output.crc, output.size, self._group[-1].next_offset)
         files: list[File] = []
         for ending, content in (
-            (INDEX, _closed(output.index.tobytes(), OffsetIndex)),
-            (TIME_INDEX, _closed(bytes(output.times), TimeIndex)),
+            (INDEX, _closed(output.index.tobytes(), OffsetIndex, output.size)),
+            (TIME_INDEX, _closed(bytes(output.times), TimeIndex, output.size)),
             (SUM, sums.encode(found)),
         ):
             files.append(self._new_file(ending))
@@ -228,7 +228,7 @@ class _Rewrite:
         there = all(segment in self._log.segments[:-1] for segment in self._group) and self._log.offline is None
         there = there and self._log.truncations == self._truncations
         # The archive may have been set back, or the topic's setting altered, since this began.
-        return there and self._group[-1].next_offset <= retention.deletable_below(self._log)
+        return there and self._group[-1].next_offset <= self._log.deletable_below()
 
     def _forget(self, what: str) -> None:
         # The `.log` goes first: without it, what is left of a swap does not count.
@@ -238,5 +238,5 @@ class _Rewrite:
                 self._disk.remove(path)
 
 
-def _closed(entries: bytes, kind: type[MappedIndex]) -> bytes:
-    return entries + kind.last_entry(crc32c(entries))
+def _closed(entries: bytes, kind: type[MappedIndex], log_bytes: int) -> bytes:
+    return entries + kind.last_entry(closing_crc(entries, log_bytes))

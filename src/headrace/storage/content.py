@@ -21,7 +21,7 @@ from headrace.storage.epochs import read_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.producers import ProducerState
 from headrace.storage.scan import find, walk
-from headrace.storage.segment import LOG, SNAPSHOT, SUM, stem
+from headrace.storage.segment import GAPS, LOG, SNAPSHOT, SUM, stem
 from headrace.storage.shared.offline import Folder, Stretch
 from headrace.storage.snapshots import Snapshots
 
@@ -142,7 +142,8 @@ def _segments(disk: Disk, path: str, end_offset: int, from_offset: int) -> Itera
         if following <= from_offset or not size:
             continue
         if base < from_offset:
-            at = find(file, 0, size, base, from_offset, dense=not disk.exists(stem(path, base) + SUM))
+            sparse = any(disk.exists(stem(path, base) + ending) for ending in (SUM, GAPS))
+            at = find(file, 0, size, base, from_offset, dense=not sparse)
             if at < 0:
                 raise CorruptBatch(f"{file.path}: no batches up to offset {from_offset}")
         if at < size:

@@ -8,7 +8,8 @@
 The first batch of a segment has no entry, so an entry of zeros is the unused rest of an active index. An active index
 is given its blocks before it is written, a page at first and four times as many when they are used up, so that a mapped
 write cannot meet a full disk. When the segment is closed, and on a clean stop, it is cut to its used size and gets a
-last entry with its CRC-32C: offset 0xffffffff with the CRC as position, or timestamp 2^63-1 with the CRC as offset.
+last entry with the CRC-32C of the log's size (uint64) and the entries: offset 0xffffffff with the CRC as position, or
+timestamp 2^63-1 with the CRC as offset. So one that was whole when its log was shorter or longer is not believed.
 After a crash an active index is not believed but rebuilt from the log; so is any that does not agree with its CRC.
 """
 
@@ -76,22 +77,22 @@ class MappedIndex:
             finally:
                 file.close()
 
-    def cut(self) -> None:
-        """Unmap, give the file its used size and close it with its CRC."""
+    def cut(self, log_bytes: int) -> None:
+        """Unmap, give the file its used size and close it with its CRC, for a log of so many bytes."""
         self._release()
         used = self.count * self._entry_bytes
         file = self._disk.open(self.path, create=True, writable=True)
         try:
             file.truncate(used)
-            file.pwritev([self.last_entry(crc32c(file.pread(used, 0)))], used)
+            file.pwritev([self.last_entry(closing_crc(file.pread(used, 0), log_bytes))], used)
         finally:
             file.close()
 
-    def load(self) -> bool:
-        """Count the entries of a file that was cut; False if it is not whole."""
+    def load(self, log_bytes: int) -> bool:
+        """Count the entries of a file that was cut; False if it is not whole, or not of a log of so many bytes."""
         if not self._disk.exists(self.path):
             return False
-        entries = closed_entries(read_whole(self._disk, self.path), type(self))
+        entries = closed_entries(read_whole(self._disk, self.path), type(self), log_bytes)
         if entries is None:
             return False
         self.count = len(entries) // self._entry_bytes
@@ -216,11 +217,15 @@ class TimeIndex(MappedIndex):
         return bisect_right(range(self.count), relative_offset, key=lambda i: self.entry(i)[1])
 
 
-def closed_entries(data: bytes, kind: type[MappedIndex]) -> bytes | None:
-    """The entries of a closed index file; None if its last entry does not agree with them."""
+def closing_crc(entries: bytes, log_bytes: int) -> int:
+    return crc32c(entries, crc32c(log_bytes.to_bytes(8, "big")))
+
+
+def closed_entries(data: bytes, kind: type[MappedIndex], log_bytes: int) -> bytes | None:
+    """The entries of a closed index file; None if its last entry does not agree with them and with the log's size."""
     entry_bytes = len(kind.last_entry(0))
     entries = data[:-entry_bytes]
-    if len(data) % entry_bytes or kind.last_entry(crc32c(entries)) != data[len(entries) :]:
+    if len(data) % entry_bytes or kind.last_entry(closing_crc(entries, log_bytes)) != data[len(entries) :]:
         return None
     return entries
 

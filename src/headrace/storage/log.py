@@ -8,7 +8,7 @@ staged. Staged views are only used until then. Reads answer file slices, never b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -85,6 +85,9 @@ class Log(Protocol):
     end_offset: int
     written_offset: int
     durable_offset: int
+    committed_offset: int
+    """The high watermark, set by the partition whenever it moves. Retention, compaction and the key index leave
+    everything from it on; 0 until somebody tells, so that nothing is lost if nobody does."""
     held_bytes: int
     """What retention would have deleted at its last check, had it been archived."""
     offline: HeadraceError | None
@@ -103,8 +106,10 @@ class Log(Protocol):
         """Stage one checked batch as leader: stamp base offset and epoch in place; answers the base offset."""
         ...
 
-    def append_copied(self, batch: memoryview, header: BatchHeader) -> None:
-        """Stage one batch as follower, with the offsets and epoch that it already has."""
+    def append_copied(self, data: memoryview) -> int:
+        """Stage whole batches as follower, with the offsets, perhaps with gaps, and the epochs that they already have;
+        answers the new end. All are checked first: CorruptBatch, OffsetOutOfRange or FencedEpoch, and nothing is
+        staged. An empty log takes a batch that spans its start."""
         ...
 
     def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
@@ -115,7 +120,9 @@ class Log(Protocol):
         ...
 
     def truncate(self, offset: int) -> None:
-        """Drop everything at and after the offset (a batch that spans it goes whole)."""
+        """Drop everything at and after the offset; a batch that spans it goes whole, and so may a gap before it. Nothing
+        waits for the disk, and appends may follow at once. A loss of power leaves a prefix of what the log held before
+        the cut, or of what it holds after it; from the next sync of the log on only the latter."""
         ...
 
     def delete_before(self, offset: int, done: Callable[[HeadraceError | None], None] | None = None) -> None:
@@ -124,7 +131,7 @@ class Log(Protocol):
         ...
 
     def restart_at(self, offset: int) -> None:
-        """Drop everything; the next append gets this offset."""
+        """Drop everything, epochs and producers too; the next append gets this offset. As crash-safe as `truncate`."""
         ...
 
     def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
@@ -136,6 +143,10 @@ class Log(Protocol):
     def last_epoch(self) -> int: ...
 
     def epoch_end(self, epoch: int) -> EpochEnd | None: ...
+
+    def epoch_starts(self) -> Sequence[tuple[int, int]]:
+        """Each epoch of which the log has had batches, and the first offset written in it; both rise."""
+        ...
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         """Every batch from the one that holds the offset, in order, for maintenance work."""

@@ -8,6 +8,9 @@ indexes are built anew. What is broken is judged by where it lies:
   whole batches follow, because a hole in the offsets must not be served;
 - below it, it was synced and has been damaged since: it stays where it is and is never served, and what is whole before
   and after it is. Only when nothing whole follows, the damage is cut, so that the log can go on.
+
+A truncation of which the checkpoint does not speak yet (see `cuts`) lowers the recovery point, and what a segment still
+holds behind it is cut.
 """
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ from collections.abc import Iterable
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import producers, swap
+from headrace.storage import cuts, producers, swap
 from headrace.storage.checkpoint import LogPoint
+from headrace.storage.cuts import Marker
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import TopicPartition
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.scan import Broken, Chain, scan
-from headrace.storage.segment import DELETED, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
+from headrace.storage.segment import DELETED, GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
 from headrace.storage.surroundings import Found, Surroundings
 
 log = logging.getLogger(__name__)
 
+NEVER = 1 << 62
 LEFTOVERS = (DELETED, ".tmp", swap.CLEANED)
 DIGITS = 20
 
@@ -46,25 +51,32 @@ def open_log(
     """The log in a folder that is known to be this partition's."""
     names = _tidy(around, folder)
     bases = _offsets(names, LOG)
+    untold = _untold(around.disk, folder, names, point)
+    if untold:
+        around.disk.sync_folder(folder)  # before any file is cut for their sake
+        point = _lowered(point, untold) if point is not None else None
     if point is not None:
         bases = _drop_empty(around.disk, folder, bases, max(point.recovery_offset, point.start_offset))
         bases = _drop_deleted(around.disk, folder, bases, point.start_offset)
-    found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT))
+    found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
+    found.cuts = max([found.cuts, *(marker.number for marker in untold)])
     if point is not None:
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
     if not bases:
-        _nothing_there(around, folder, settings, found, point)
+        _nothing_there(around, folder, settings, found, point, untold)
     else:
-        cleaned = {int(name[:DIGITS]) for name in names if name.endswith(SUM)}
+        cleaned, sparse = set(_offsets(names, SUM)), set(_offsets(names, GAPS))
         ends = [*bases[1:], point.end_offset if point else bases[-1]]
         for base, end in zip(bases, ends, strict=True):
             size = around.disk.size(stem(folder, base) + LOG)
-            found.segments.append(around.old_segment(folder, settings, base, end, size, cleaned=base in cleaned))
+            found.segments.append(
+                around.old_segment(folder, settings, base, end, size, cleaned=base in cleaned, sparse=base in sparse)
+            )
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same:
-            _Recovery(around, folder, topic_partition, found, point).run()
+            _Recovery(around, folder, topic_partition, found, point, untold).run()
     told = point is not None and point.active_base == found.segments[-1].base_offset and point.began_ms
     found.began_ms = point.began_ms if point and told else around.clock.wall_ms()
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
@@ -72,6 +84,33 @@ def open_log(
     if found.start_offset > found.end_offset:
         opened.restart_at(found.start_offset)
     return opened
+
+
+def _untold(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -> list[Marker]:
+    """Truncations of which the checkpoint does not speak; markers of others go."""
+    known = point.cuts if point is not None else 0
+    found = cuts.markers(names)
+    for marker in found:
+        if marker.number <= known:
+            disk.remove(f"{folder}/{marker.name}")
+    return [marker for marker in found if marker.number > known]
+
+
+def _lowered(point: LogPoint, untold: list[Marker]) -> LogPoint:
+    """What can be relied on of a checkpoint that was taken before these truncations."""
+    least = min(marker.offset for marker in untold)
+    starts = [marker.offset for marker in untold if marker.anew]
+    return point._replace(
+        clean=False,
+        recovery_offset=min(point.recovery_offset, least),
+        start_offset=min([point.start_offset, *starts]),
+        cleanings=[(min(cleaned_to, least), at_ms) for cleaned_to, at_ms in point.cleanings],
+    )
+
+
+def _told_from(untold: list[Marker]) -> int:
+    """From this offset on the log alone tells its epochs, not their file."""
+    return min((0 if marker.anew else marker.offset for marker in untold), default=NEVER)
 
 
 def _tidy(around: Surroundings, folder: str) -> list[str]:
@@ -86,7 +125,7 @@ def _tidy(around: Surroundings, folder: str) -> list[str]:
     names = [name for name in names if not name.endswith(LEFTOVERS)]
     logs = {name[:DIGITS] for name in names if name.endswith(LOG)}
     for name in names:
-        if name.endswith((INDEX, TIME_INDEX, SUM)) and name[:DIGITS] not in logs:
+        if name.endswith((INDEX, TIME_INDEX, SUM, GAPS)) and name[:DIGITS] not in logs:
             around.disk.remove(f"{folder}/{name}")
     return names
 
@@ -107,7 +146,7 @@ def _drop_deleted(disk: Disk, folder: str, bases: list[int], start_offset: int) 
 
 
 def _remove(disk: Disk, segment_stem: str) -> None:
-    for ending in (INDEX, TIME_INDEX, SUM, SNAPSHOT, LOG):
+    for ending in (LOG, INDEX, TIME_INDEX, SUM, GAPS, SNAPSHOT):
         if disk.exists(segment_stem + ending):
             disk.remove(segment_stem + ending)
 
@@ -117,12 +156,24 @@ def _offsets(names: Iterable[str], ending: str) -> list[int]:
 
 
 def _nothing_there(
-    around: Surroundings, folder: str, settings: LogSettings, found: Found, point: LogPoint | None
+    around: Surroundings,
+    folder: str,
+    settings: LogSettings,
+    found: Found,
+    point: LogPoint | None,
+    untold: list[Marker],
 ) -> None:
     base = max(point.recovery_offset, point.start_offset) if point else 0
-    if base:
+    if untold:
+        base = untold[-1].offset
+        found.epochs = EpochHistory(around.disk, folder)
+        found.epochs.truncate(_told_from(untold))
+        _save(found.epochs)
+    elif base:
         log.error("%s: the segments that the checkpoint tells of are gone; the log goes on at offset %d", folder, base)
     found.segments = [around.new_segment(folder, settings, base)]
+    if base:
+        found.segments[0].file  # noqa: B018
     found.end_offset = base
     if point is None or not point.clean:
         found.unsynced = _perhaps_unsynced(folder, found.snapshots, [])
@@ -147,20 +198,25 @@ class _Recovery:
         topic_partition: TopicPartition,
         found: Found,
         point: LogPoint | None,
+        untold: list[Marker],
     ) -> None:
         self._disk = around.disk
         self._folder = folder
         self._topic_partition = topic_partition
         self._found = found
         self._safe_to = point.recovery_offset if point else 0
+        self._cut_at = {marker.offset for marker in untold}
+        self._told_from = _told_from(untold)
         self._epochs = EpochHistory(around.disk, folder)
 
     def run(self) -> None:
         self._found.recovered = True
         segments = self._found.segments
         first = len(segments) - 1
-        while first > 0 and segments[first].base_offset > self._safe_to:
+        # The segment that was cut must be looked at, though nothing of it may be above the recovery point.
+        while first > 0 and segments[first].base_offset > min(self._safe_to, self._told_from - 1):
             first -= 1
+        self._epochs.truncate(self._told_from)
         for at in range(first, len(segments)):
             segment = segments[at]
             is_last = at == len(segments) - 1
@@ -174,7 +230,7 @@ class _Recovery:
         active = segments[-1]
         self._found.end_offset = active.next_offset
         self._epochs.truncate(active.next_offset)
-        self._save_epochs()
+        _save(self._epochs)
         self._found.epochs = self._epochs
         self._check_snapshots(active.next_offset)
         self._found.durable_offset = min(segments[first].base_offset, active.next_offset)
@@ -207,10 +263,14 @@ class _Recovery:
         limit = segment.next_offset
         expected, epoch, position = segment.base_offset, -1, 0
         damage: list[Damage] = []
-        chain = Chain(not segment.cleaned, self._synced_epoch_at, segment.bases_by_position())
+        chain = Chain(not segment.sparse, self._synced_epoch_at, segment.bases_by_position())
+        cut_at = limit if not is_last and limit in self._cut_at else NEVER
         segment.begin_indexes()
         torn: Broken | None = None
         for found in scan(segment.file, segment.size, expected, chain):
+            if (found.expected_offset if isinstance(found, Broken) else found.header.last_offset) >= cut_at:
+                self._drop_tail(segment, found.position)
+                break
             if isinstance(found, Broken):
                 if found.expected_offset >= self._safe_to or (found.next_offset is None and is_last):
                     torn = found
@@ -226,7 +286,7 @@ class _Recovery:
                 epoch = header.leader_epoch
                 self._epochs.begin(epoch, header.base_offset)
             expected, position = header.next_offset, found.position + header.size_bytes
-        short = not is_last and not torn and expected < limit and not segment.cleaned
+        short = not is_last and not torn and segment.is_short(expected, limit)
         if short and expected < self._safe_to:
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
             short = False
@@ -242,9 +302,14 @@ class _Recovery:
         segment.trust_all()
         return torn is not None or short or over
 
+    def _drop_tail(self, segment: Segment, position: int) -> None:
+        """What a truncation has left in the file."""
+        segment.found_bytes(position)
+        segment.drop_tail()
+
     def _synced_epoch_at(self, offset: int) -> int | None:
         """The epochs file was synced with the batches, so below the recovery point it is right."""
-        return self._epochs.epoch_at(offset) if offset < self._safe_to else None
+        return self._epochs.epoch_at(offset) if offset < min(self._safe_to, self._told_from) else None
 
     def _cut(self, segment: Segment, torn: Broken) -> None:
         lost = segment.size - torn.position
@@ -270,7 +335,8 @@ class _Recovery:
             segment.close()
             _remove(self._disk, segment.stem)
 
-    def _save_epochs(self) -> None:
-        file = self._epochs.save()
-        if file is not None:
-            file.close()
+
+def _save(epochs: EpochHistory) -> None:
+    file = epochs.save()
+    if file is not None:
+        file.close()

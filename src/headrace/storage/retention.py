@@ -2,6 +2,7 @@
 
 A segment is as old as the newest timestamp in it; if no record has one, as the last write to its file. With
 `retention.archived` a segment goes only when all of it is archived; what stays for that reason alone is counted.
+Nothing goes before it is committed.
 """
 
 from __future__ import annotations
@@ -11,17 +12,12 @@ from collections.abc import Callable
 from headrace.storage.partitioned import PartitionedLog
 
 
-def deletable_below(log: PartitionedLog) -> int:
-    """Retention and compaction leave everything from this offset on."""
-    return log.archived_offset() if log.settings.retention_archived else log.end_offset
-
-
 def apply(log: PartitionedLog, now_ms: int, roll: Callable[[PartitionedLog], None]) -> int:
     """Delete the segments that the topic's settings do not keep; answers how many."""
     log.held_bytes = 0
     if not log.settings.delete:
         return 0
-    end = deletable_below(log)
+    end = log.deletable_below()
     if _active_is_too_old(log, now_ms) and log.active.next_offset <= end:
         roll(log)
     unwanted = _unwanted(log, now_ms)

@@ -1,16 +1,15 @@
 """One segment of a partition's log: `<20-digit first offset>.log` with its `.index` and `.timeindex`.
 
 The `.log` file is the record batches as clients sent them, one behind the other and nothing else. Only the newest
-segment is written. A segment that was compacted has a `.sum` file (see `sums`); its offsets may have gaps and its
-index has an entry for every batch. Files are opened at first use and dropped when too many are open; a slice keeps
-its file alive.
+segment is written. A segment that was compacted has a `.sum` file (see `sums`); one that took copied batches with gaps
+between their offsets has an empty `.gaps` file. Both are sparse: the index has an entry for every batch. Files are
+opened at first use and dropped when too many are open; a slice keeps its file alive.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +20,7 @@ from headrace.storage import sums
 from headrace.storage.checked import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.index import OffsetIndex, TimeIndex
+from headrace.storage.open_segments import OpenSegments
 from headrace.storage.scan import Headers, find, sound_run, walk, walk_checked
 
 log = logging.getLogger(__name__)
@@ -29,12 +29,13 @@ LOG: Final = ".log"
 INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 SUM: Final = ".sum"
+GAPS: Final = ".gaps"
 SNAPSHOT: Final = ".snapshot"
 DELETED: Final = ".deleted"
 NO_TIMESTAMP: Final = -1
 NEVER: Final = 1 << 62
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
-OPEN_SEGMENTS_MAX: Final = 2000
+LARGE_GAP: Final = 1 << 30
 
 
 def stem(folder: str, base_offset: int) -> str:
@@ -50,30 +51,6 @@ class Damage:
     first_offset: int
     next_offset: int
     reason: str
-
-
-class OpenSegments:
-    """Bounds how many segments have open files: the longest open is dropped first, unless it is being written."""
-
-    def __init__(self, most: int = OPEN_SEGMENTS_MAX) -> None:
-        self._most = most
-        self._open: deque[Segment] = deque()
-
-    def opened(self, segment: Segment) -> None:
-        self._open.append(segment)
-        for _ in range(len(self._open) - self._most):
-            oldest = self._open.popleft()
-            if oldest.written < oldest.size:
-                self._open.append(oldest)
-            else:
-                oldest.release()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def closed(self, segment: Segment) -> None:
-        if segment in self._open:
-            self._open.remove(segment)
 
 
 @dataclass(slots=True)
@@ -107,6 +84,7 @@ class Segment:
         "next_index_at",
         "next_offset",
         "size",
+        "sparse",
         "stem",
         "times",
         "written",
@@ -123,6 +101,7 @@ class Segment:
         index_bytes: int,
         interval_bytes: int,
         cleaned: bool = False,
+        sparse: bool = False,
         fresh: bool = False,
     ) -> None:
         self._disk = disk
@@ -134,6 +113,7 @@ class Segment:
         self.next_offset = next_offset
         self.size = self.written = 0
         self.cleaned = cleaned
+        self.sparse = cleaned or sparse
         self.damage: tuple[Damage, ...] = ()
         self.index = OffsetIndex(disk, self.stem + INDEX, index_bytes, 0 if fresh else -1)
         self.times = TimeIndex(disk, self.stem + TIME_INDEX, index_bytes, 0 if fresh else -1)
@@ -172,11 +152,14 @@ class Segment:
         self._refuse_if_gone()
         if self.written == 0:
             self.begin_indexes()
-        elif not (self.index.load() and self.times.load() and self._fits()):
+        elif not (self.index.load(self.size) and self.times.load(self.size) and self._fits()):
             log.warning("%s: index is missing or does not fit its log: rebuilt", self.index.path)
             self.rebuild_indexes()
+        self._next_index_at_end()
+
+    def _next_index_at_end(self) -> None:
         last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
-        self.next_index_at = last + self._interval_bytes
+        self.next_index_at = 0 if self.sparse else last + self._interval_bytes
 
     def _fits(self) -> bool:
         if not self.index.count:
@@ -188,6 +171,7 @@ class Segment:
         headers = self.headers(0, self.base_offset, NEVER)
         if self.cleaned:
             self._agree_with_sum()
+        if self.sparse:
             headers = walk(self.file, 0, self.written)
         self.begin_indexes()
         for position, header in headers:
@@ -208,13 +192,13 @@ class Segment:
         self.index.drop()
         self.times.drop()
         self.index.count = self.times.count = 0
-        self.next_index_at = self._interval_bytes
+        self.next_index_at = 0 if self.sparse else self._interval_bytes
         self._greatest_ms = NO_TIMESTAMP
 
     def index_batch(self, base_offset: int, position: int) -> None:
         """Make an entry if enough bytes have passed since the last; comes before the batch's own timestamp counts.
-        A compacted segment has an entry for every batch that does not begin where it does."""
-        if self.cleaned:
+        A sparse segment has an entry for every batch that does not begin where it does."""
+        if self.sparse:
             if base_offset > self.base_offset:
                 self.add_entry(base_offset - self.base_offset, position)
         elif position >= self.next_index_at and position and not self.index.full:
@@ -225,7 +209,7 @@ class Segment:
         self.times.make_room()
         self.index.append(relative_offset, position)
         self.times.append(self.greatest_ms, relative_offset)
-        self.next_index_at = position + self._interval_bytes
+        self.next_index_at = 0 if self.sparse else position + self._interval_bytes
 
     def skip_entry(self, position: int) -> None:
         """Leave this entry out and try again after the usual interval."""
@@ -235,8 +219,8 @@ class Segment:
         """Say the segment's greatest timestamp in a last time entry, and cut both files to their size."""
         if self.greatest_ms != NO_TIMESTAMP:
             self.times.append(self.greatest_ms, self.next_offset - self.base_offset)
-        self.index.cut()
-        self.times.cut()
+        self.index.cut(self.size)
+        self.times.cut(self.size)
 
     @property
     def greatest_ms(self) -> int:
@@ -274,19 +258,31 @@ class Segment:
         relative_offset, position = self.index.at_or_before(offset - self.base_offset)
         expected = self.base_offset + relative_offset
         if not self.damage:
-            found = find(self.file, position, self.written, expected, offset, dense=not self.cleaned)
-            if 0 <= found < self.written or (found >= 0 and self.cleaned):
+            found = find(self.file, position, self.written, expected, offset, dense=not self.sparse)
+            if 0 <= found < self.written or (found >= 0 and self.sparse):
                 return found
         for found_at, header in self.headers(position, expected, offset):
             if header.base_offset + header.last_offset_delta >= offset:
                 return found_at
-        if self.cleaned or self.damage:
+        if self.sparse or self.damage:
             return self.written
         raise self._wrong(self.written, f"the last batch ends before offset {offset}, which is here")
 
-    def first_offset_at(self, position: int) -> int:
-        """Base offset of the batch at the position, or what follows the last one."""
-        return int.from_bytes(self.file.pread(8, position), "big") if position < self.written else self.next_offset
+    def end_before(self, position: int) -> int:
+        """The offset behind the last batch before the position, at which one begins or the segment ends."""
+        if not self.sparse and position < self.written:
+            return int.from_bytes(self.file.pread(8, position), "big")
+        self.load_indexes()
+        _, indexed = self.index.at_or_below_position(position - 1)
+        end = self.base_offset
+        for _, header in walk(self.file, indexed, position):
+            end = header.next_offset
+        return end
+
+    def is_short(self, end: int, limit: int) -> bool:
+        """Whether batches are missing between these: only compaction leaves a gap at the end, and one too large for
+        relative offsets."""
+        return end < limit and not self.cleaned and not (self.sparse and limit - end > LARGE_GAP)
 
     def headers(self, position: int, expected_offset: int, wanted_offset: int = -1) -> Headers:
         """Headers in order, their chain checked. Damage is skipped while it lies below the wanted offset, else
@@ -305,7 +301,7 @@ class Segment:
         """Headers that follow from each other; any first one is right if the expected offset is -1."""
         for found_at, header in headers:
             base = header.base_offset
-            if self.cleaned:
+            if self.sparse:
                 right = base >= expected_offset and self._like_index(base, found_at)
             else:
                 right = base == expected_offset or expected_offset < 0
@@ -315,13 +311,13 @@ class Segment:
             expected_offset = base + header.last_offset_delta + 1
 
     def _like_index(self, base_offset: int, position: int) -> bool:
-        """A compacted segment may jump, but only to where its index, which has every batch, says."""
+        """A sparse segment may jump, but only to where its index, which has every batch, says."""
         self.load_indexes()
         return self.index.at_or_below_position(position) == (base_offset - self.base_offset, position)
 
     def bases_by_position(self) -> dict[int, int] | None:
         """Where each batch of a compacted segment begins, with which offset; None if its index is not whole."""
-        if not self.cleaned or not self.index.load():
+        if not self.cleaned or not self.index.load(self.size):
             return None
         entries = (self.index.entry(at) for at in range(self.index.count))
         return {0: self.base_offset} | {position: self.base_offset + relative for relative, position in entries}
@@ -363,7 +359,7 @@ class Segment:
     ) -> tuple[int, int]:
         """Check from the batch at the position on, which has the offset `due` (any if -1) and, if that is given, holds
         the offset `held`; answers where the next batch begins, and with which offset."""
-        epoch = checks.epochs.epoch_at(due) if due >= 0 and not self.cleaned else None
+        epoch = checks.epochs.epoch_at(due) if due >= 0 and not self.sparse else None
         if epoch is not None:
             budget = checks.budget
             window = self.file.pread(max(HEADER_BYTES, min(budget.bytes, wanted_end - position)), position)
@@ -373,7 +369,7 @@ class Segment:
                 return position + used, due
         headers = walk_checked(self.file, position, position + 1, self.written)
         found_at, header = next(self._chained(headers, due))
-        if held is not None and not header.base_offset <= held <= header.last_offset and not self.cleaned:
+        if held is not None and not header.base_offset <= held <= header.last_offset and not self.sparse:
             raise self._wrong(found_at, f"base offset is {header.base_offset}, but {held} is due here")
         epoch = checks.epochs.epoch_at(header.base_offset)
         if epoch is not None and epoch != header.leader_epoch:
@@ -392,22 +388,35 @@ class Segment:
         )
 
     def cut(self, position: int, next_offset: int) -> None:
-        """Drop everything from the position on."""
+        """Count nothing from the position on; the file keeps it until `drop_tail`."""
         self.load_indexes()
         self.index.count = self.index.entries_below(position)
         self.times.count = self.times.entries_upto(next_offset - self.base_offset)
-        self.file.truncate(position)
         self._checked.cut(position)
         self.size = self.written = position
         self.next_offset = next_offset
         self.damage = tuple(damage for damage in self.damage if damage.end <= position)
-        last = self.index.entry(self.index.count - 1)[1] if self.index.count else 0
-        self.next_index_at = last + self._interval_bytes
+        self._next_index_at_end()
         greatest_ms, relative_offset = self.times.entry(self.times.count - 1) if self.times.count else (NO_TIMESTAMP, 0)
         for _, header in walk(self.file, self.locate(self.base_offset + relative_offset), position):
             greatest_ms = max(greatest_ms, header.max_timestamp_ms)
         self._greatest_ms = greatest_ms
+
+    def drop_tail(self) -> list[str]:
+        """Bring the files to what counts; answers what is to be synced."""
+        self.file.truncate(self.written)
+        if self.cleaned:  # its sum is of more than is left
+            self.allow_gaps()
+            self._disk.remove(self.stem + SUM)
+            self.cleaned = False
         self.end_indexes()
+        return [self.path, self.index.path, self.times.path]
+
+    def allow_gaps(self) -> None:
+        """From its first batch on offsets may jump."""
+        self._disk.open(self.stem + GAPS, create=True, writable=True).close()
+        self.sparse = True
+        self.next_index_at = 0
 
     def release(self) -> None:
         """Let go of files and maps; they come back at next use."""
@@ -429,7 +438,8 @@ class Segment:
         """Let go for good and mark the files as deleted; answers what they are called now."""
         self.close()
         paths = []
-        for ending in (INDEX, TIME_INDEX, SNAPSHOT, SUM, LOG):
+        # The log first: what is left beside it is removed by a start, but without them it would be misread.
+        for ending in (LOG, INDEX, TIME_INDEX, SNAPSHOT, SUM, GAPS):
             path = self.stem + ending
             if self._disk.exists(path):
                 self._disk.rename(path, path + DELETED)

@@ -24,8 +24,8 @@ from headrace.storage.cleaner import Cleaner
 from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
+from headrace.storage.open_segments import OPEN_SEGMENTS_MAX, OpenSegments
 from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.segment import OPEN_SEGMENTS_MAX, OpenSegments
 from headrace.storage.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
@@ -305,13 +305,14 @@ class PartitionedStore:
                 each.topic_partition.partition,
                 each.topic_id.hex(),
                 each.stopped,
-                each.durable_offset,
+                min(each.durable_offset, each.cuts.least),
                 each.start_offset,
                 each.end_offset,
                 each.active.base_offset,
                 each.active.written,
                 each.began_ms,
                 each.cleanings,
+                each.cuts.settled,
             )
 
     def close(self) -> None:

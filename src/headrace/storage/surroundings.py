@@ -13,7 +13,8 @@ from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import TopicPartition
-from headrace.storage.segment import OpenSegments, Segment
+from headrace.storage.open_segments import OpenSegments
+from headrace.storage.segment import Segment
 
 if TYPE_CHECKING:
     from headrace.storage.partitioned import PartitionedLog
@@ -41,10 +42,18 @@ class Surroundings:
         return self._segment(folder, settings, base_offset, base_offset, fresh=True)
 
     def old_segment(
-        self, folder: str, settings: LogSettings, base_offset: int, next_offset: int, size: int, *, cleaned: bool
+        self,
+        folder: str,
+        settings: LogSettings,
+        base_offset: int,
+        next_offset: int,
+        size: int,
+        *,
+        cleaned: bool,
+        sparse: bool = False,
     ) -> Segment:
         """One whose file is there and has this size."""
-        segment = self._segment(folder, settings, base_offset, next_offset, cleaned=cleaned)
+        segment = self._segment(folder, settings, base_offset, next_offset, cleaned=cleaned, sparse=sparse)
         segment.found_bytes(size)
         return segment
 
@@ -56,6 +65,7 @@ class Surroundings:
         next_offset: int,
         *,
         cleaned: bool = False,
+        sparse: bool = False,
         fresh: bool = False,
     ) -> Segment:
         return Segment(
@@ -67,6 +77,7 @@ class Surroundings:
             index_bytes=settings.segment_index_bytes,
             interval_bytes=settings.index_interval_bytes,
             cleaned=cleaned,
+            sparse=sparse,
             fresh=fresh,
         )
 
@@ -86,3 +97,5 @@ class Found:
     durable_offset: int | None = None
     """Where what is known to be synced ends, if that is not the log's end."""
     unsynced: list[str] = field(default_factory=list)
+    cuts: int = 0
+    """How many truncations are told by names that were found, or by the checkpoint."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from headrace.ports.disk import Disk
 from headrace.storage import sums
-from headrace.storage.segment import INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, stem
+from headrace.storage.segment import GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, stem
 
 CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"
@@ -36,11 +36,13 @@ def finish(disk: Disk, folder: str, base_offset: int) -> None:
         digits, dot, ending = name.partition(".")
         if not digits.isdigit() or not base_offset < int(digits) < found.next_offset:
             continue
-        if dot + ending in {LOG, INDEX, TIME_INDEX, SUM, SNAPSHOT}:
+        if dot + ending in {LOG, INDEX, TIME_INDEX, SUM, GAPS, SNAPSHOT}:
             disk.remove(f"{folder}/{name}")
     for ending in (INDEX, TIME_INDEX, SUM, LOG):
         if disk.exists(start + ending + SWAP):
             disk.rename(start + ending + SWAP, start + ending)
+    if disk.exists(start + GAPS):
+        disk.remove(start + GAPS)
 
 
 def finish_all(disk: Disk, folder: str) -> None:

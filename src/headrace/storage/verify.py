@@ -30,7 +30,7 @@ from headrace.storage.report import (
     SegmentReport,
 )
 from headrace.storage.scan import Broken, Chain, scan
-from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, SNAPSHOT, SUM, TIME_INDEX
+from headrace.storage.segment import GAPS, INDEX, LARGE_GAP, LOG, NO_TIMESTAMP, SNAPSHOT, SUM, TIME_INDEX
 from headrace.storage.shared import verify as shared
 from headrace.storage.shared.offline import Folder
 
@@ -87,8 +87,8 @@ def dump(disk: Disk, data: str, only: TopicPartition | None = None) -> Iterator[
             continue
         for base_offset in _offsets(disk, path, LOG):
             file = disk.open(f"{path}/{base_offset:020d}{LOG}")
-            compacted = disk.exists(f"{path}/{base_offset:020d}{SUM}")
-            for found in scan(file, file.size(), base_offset, Chain(dense=not compacted)):
+            sparse = any(disk.exists(f"{path}/{base_offset:020d}{ending}") for ending in (SUM, GAPS))
+            for found in scan(file, file.size(), base_offset, Chain(dense=not sparse)):
                 if isinstance(found, Broken):
                     yield Problem(file.path, found.position, found.expected_offset, found.reason)
                 else:
@@ -180,10 +180,11 @@ class _SegmentCheck:
         file = self.disk.open(self.stem + LOG)
         size = file.size()
         compacted = self.disk.exists(self.stem + SUM)
-        index = _IndexCheck(self, compacted)
+        sparse = compacted or self.disk.exists(self.stem + GAPS)
+        index = _IndexCheck(self, compacted, size)
         batches = records = 0
         expected = self.base_offset
-        chain = Chain(not compacted, epochs.epoch_at if epochs else None, index.bases if compacted else None)
+        chain = Chain(not sparse, epochs.epoch_at if epochs else None, index.bases if compacted else None)
         for found in scan(file, size, expected, chain):
             if isinstance(found, Broken):
                 behind = "" if found.next_offset is not None else "; nothing whole follows in this segment"
@@ -196,16 +197,16 @@ class _SegmentCheck:
             records += found.header.record_count
             expected = found.header.next_offset
         index.end(expected, size)
-        next_offset = self._end(expected, compacted, size)
+        next_offset = self._end(expected, compacted, sparse, size)
         return SegmentReport(self.stem + LOG, self.base_offset, next_offset, batches, records, size, compacted)
 
     def add(self, ending: str, what: str, position: int | None = None, offset: int | None = None) -> None:
         self.problems.append(Problem(self.stem + ending, position, offset, what))
 
-    def _end(self, expected: int, compacted: bool, size: int) -> int:
+    def _end(self, expected: int, compacted: bool, sparse: bool, size: int) -> int:
         if compacted:
             return self._compare_with_sum(expected, size)
-        if self.next_base is not None and expected != self.next_base:
+        if self.next_base not in (None, expected) and not (sparse and (self.next_base or 0) - expected > LARGE_GAP):
             what = f"segment ends before offset {expected}, but the next one begins with {self.next_base}"
             self.add(LOG, what, size, expected)
         return expected
@@ -228,8 +229,9 @@ class _SegmentCheck:
 class _IndexCheck:
     """Follows a segment's indexes while its batches go by."""
 
-    def __init__(self, segment: _SegmentCheck, compacted: bool) -> None:
+    def __init__(self, segment: _SegmentCheck, compacted: bool, log_bytes: int) -> None:
         self._segment = segment
+        self._log_bytes = log_bytes
         self._whole = True
         self._entries = memoryview(self._load(INDEX, OffsetIndex)).cast("Q")
         self._times = self._load(TIME_INDEX, TimeIndex)
@@ -248,7 +250,7 @@ class _IndexCheck:
                 self._segment.add(ending, "index is missing; it is rebuilt at next use")
             return b""
         data = read_whole(self._segment.disk, path)
-        entries = closed_entries(data, kind)
+        entries = closed_entries(data, kind, self._log_bytes)
         if entries is not None:
             return entries
         self._whole = False

@@ -166,7 +166,7 @@ class KeyIndexes:
     def _catch_up(self, keys: PartitionKeys, limit_offset: int) -> Steps:
         until = self._clock.now() + QUERY_SECONDS
         self._retry_at.pop(keys, None)
-        while not keys.opened or keys.next_offset < min(limit_offset, keys.log.written_offset) or not keys.agrees():
+        while not keys.opened or keys.next_offset < min(limit_offset, keys.goal) or not keys.agrees():
             if keys.closed:
                 raise no_index(keys.log.topic_partition.topic)
             if keys.log.offline is not None:

@@ -83,7 +83,12 @@ class PartitionKeys:
 
     @property
     def behind(self) -> int:
-        return max(0, self.log.written_offset - self.next_offset)
+        return max(0, self.goal - self.next_offset)
+
+    @property
+    def goal(self) -> int:
+        """Only what is committed is taken: the rest may still be cut."""
+        return min(self.log.written_offset, self.log.committed_offset)
 
     @property
     def size_bytes(self) -> int:
@@ -93,8 +98,12 @@ class PartitionKeys:
         """Whether there is anything to do."""
         if self.log.offline is not None or self.closed:
             return False
-        if not self.opened or not self.files or self.files[-1].next_offset != self.log.written_offset:
-            return not self.opened or self.log.written_offset > self.log.start_offset or bool(self.files)
+        if not self.opened:
+            return True
+        if not self.files:
+            return self.goal > self.log.start_offset
+        if self.files[-1].next_offset < self.goal or self.files[-1].next_offset > self.log.written_offset:
+            return True
         return len(self.files) > 1 and self.files[1].first_offset <= self.log.start_offset
 
     def steps(self) -> Steps:
@@ -104,7 +113,7 @@ class PartitionKeys:
         while not self.closed:
             yield from self._go_back()
             self._forget_old()
-            if self.log.offline is not None or self.next_offset >= self.log.written_offset:
+            if self.log.offline is not None or self.next_offset >= self.goal:
                 break
             yield from self._read_some()
             self.sync_sometimes()
@@ -205,7 +214,7 @@ class PartitionKeys:
         """One piece of the log, read and taken without a pause between the two."""
         log, warm = self.log, False
         while True:
-            found = log.read(self.next_offset, READ_BYTES, log.written_offset, warm=warm)
+            found = log.read(self.next_offset, READ_BYTES, self.goal, warm=warm)
             waiting = found.slices or found.wanted
             came: list[bool] = []
             if are_warm(self._disk, waiting, lambda came=came: came.append(True)):  # type: ignore[misc]
@@ -215,7 +224,7 @@ class PartitionKeys:
             else:
                 yield lambda came=came: bool(came)  # type: ignore[misc]
             warm = True
-            if self.closed or not self.agrees() or self.next_offset >= log.written_offset:
+            if self.closed or not self.agrees() or self.next_offset >= self.goal:
                 return
         self._take(found)
         yield None
@@ -225,7 +234,7 @@ class PartitionKeys:
         if not data:  # compaction has left nothing up to the end
             if not self.files:
                 self._begin(self.next_offset, 1)
-            self.files[-1].table.next_offset = self.log.written_offset
+            self.files[-1].table.next_offset = self.goal
             self._marks.append(self.files[-1].mark)
             return
         view, at = memoryview(data), 0

@@ -24,7 +24,6 @@ from headrace.records.batch import BatchHeader, batches
 from headrace.settings import FOREVER_MS
 from headrace.storage import thinning
 from headrace.storage.cleaner import Steps
-from headrace.storage.shared import retention
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queue import Queue
@@ -67,7 +66,7 @@ def cleanable_to(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, now_ms: 
         end = max(end, _older_than(queue, now_ms - settings.max_compaction_lag_ms))
     if settings.min_compaction_lag_ms:
         end = min(end, _older_than(queue, now_ms - settings.min_compaction_lag_ms + 1))
-    limit = retention.deletable_below(cleaned)
+    limit = cleaned.deletable_below()
     if limit < end:
         place = queue.place(limit)
         end = queue.entry(place).offset if place is not None else limit
@@ -248,5 +247,5 @@ class _Compaction:
         self._group, self._kept, self._kept_bytes, self._loses = [], [], 0, False
         if not loses or self._log.truncations != self._truncations:
             return
-        if group[-1].next_offset <= retention.deletable_below(self._log):
+        if group[-1].next_offset <= self._log.deletable_below():
             self._replacements.add(self._log, group[0].offset, group[-1].next_offset, kept, fewer=True)

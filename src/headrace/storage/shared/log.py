@@ -26,7 +26,8 @@ from headrace.settings import LogSettings
 from headrace.storage import producers, refusal
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
-from headrace.storage.log import EpochEnd, ReadResult, TimedOffset, TopicPartition
+from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
+from headrace.storage.replicated import ReplicatedLog
 from headrace.storage.shared import frames, search
 from headrace.storage.shared.beside import Beside
 from headrace.storage.shared.frames import FRAME_BYTES
@@ -44,7 +45,7 @@ NEVER: Final = 1 << 62
 _STAMP = struct.Struct(">qii").pack_into
 
 
-class SharedLog:
+class SharedLog(ReplicatedLog):
     """See `storage.log.Log`."""
 
     def __init__(
@@ -56,6 +57,7 @@ class SharedLog:
         settings: LogSettings,
         found: Found,
     ) -> None:
+        super().__init__(around.archived_offset)
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self._partition = topic_partition.partition
@@ -101,24 +103,13 @@ class SharedLog:
         """Everything before it has been compacted at least once."""
         return self.cleanings[-1][0] if self.cleanings else 0
 
-    def archived_offset(self) -> int:
-        archived = self._around.archived_offset(self.topic_partition)
-        # An offset that this log never had was committed for another one of that name.
-        return archived if 0 <= archived <= self.end_offset else 0
-
     # Appending.
 
     def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
         base = self.end_offset
+        _STAMP(batch, 0, base, header.size_bytes - 12, epoch)
         self._stage(batch, header, base, epoch)
         return base
-
-    def append_copied(self, batch: memoryview, header: BatchHeader) -> None:
-        if header.base_offset < self.end_offset:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition}: a batch with offset {header.base_offset} cannot follow {self.end_offset - 1}"
-            )
-        self._stage(batch, header, header.base_offset, header.leader_epoch)
 
     def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
         if self._refusal is not None:
@@ -134,7 +125,6 @@ class SharedLog:
             turn.gap = True
         elif turn.size >= turn.next_run_at:
             turn.next_run(base, self.settings.index_interval_bytes)
-        _STAMP(batch, 0, base, size - 12, epoch)
         turn.batches.append(batch)
         turn.size += size
         turn.run_ms = max(turn.run_ms, header.max_timestamp_ms)
@@ -291,12 +281,6 @@ class SharedLog:
                 self.queue, self._around.commit_log, self.start_offset, self.written_offset
             )
 
-    def last_epoch(self) -> int:
-        return self.epochs.last_epoch()
-
-    def epoch_end(self, epoch: int) -> EpochEnd | None:
-        return self.epochs.end_of(epoch, self.start_offset, self.end_offset)
-
     # Cutting.
 
     def truncate(self, offset: int) -> None:
@@ -315,6 +299,11 @@ class SharedLog:
 
     def restart_at(self, offset: int) -> None:
         self._flush_staged()
+        if self.end_offset:  # told by itself, so that a start forgets epochs and producers too
+            self._empty_at(0)
+        self._empty_at(offset)
+
+    def _empty_at(self, offset: int) -> None:
         self.start_offset = offset
         self.queue.drop_all(offset)
         self._cut_to(offset)
@@ -327,6 +316,7 @@ class SharedLog:
 
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
+        self.committed_offset = min(self.committed_offset, end_offset)
         self.durable_offset = min(self.durable_offset, end_offset)
         self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
         self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]

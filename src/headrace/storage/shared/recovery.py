@@ -74,7 +74,7 @@ class Opening:
             self._begin_anew_without_files()
         if self._rebuilt or not opened.was_clean:
             self._replay()
-        self._clean = opened.was_clean
+        self._clean = opened.was_clean and point.clean
         for where, state in self._states.items():
             opened.logs[where] = self._open(where, state)
         return opened

@@ -24,11 +24,6 @@ Piece = tuple[QueueFile, int, int]
 """A file, and the numbers of its first entry of some and of the one behind the last."""
 
 
-def deletable_below(log: SharedLog) -> int:
-    """Retention and compaction leave everything from this offset on."""
-    return log.archived_offset() if log.settings.retention_archived else log.written_offset
-
-
 def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> bool:
     """Delete what the topic's settings do not keep; True if there may be more."""
     log.held_bytes = 0
@@ -41,7 +36,7 @@ def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> boo
     if not pieces:
         return False
     file, _, last = pieces[-1]
-    start, end = log.queue.entry((file, last - 1)).next_offset, deletable_below(log)
+    start, end = log.queue.entry((file, last - 1)).next_offset, log.deletable_below()
     is_held = start > end
     if is_held:
         start = _hold(log, pieces, end)

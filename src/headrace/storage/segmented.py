@@ -1,0 +1,194 @@
+"""A folder of segments as a log that is read and goes on with new segments; how it is written: see `partitioned`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from headrace.errors import HeadraceError, OffsetOutOfRange
+from headrace.ports.disk import FileSlice
+from headrace.records.batch import BatchHeader
+from headrace.settings import LogSettings
+from headrace.storage import producers, refusal, search
+from headrace.storage.cuts import Cuts
+from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
+from headrace.storage.reader import Reader
+from headrace.storage.replicated import ReplicatedLog
+from headrace.storage.segment import INDEX, TIME_INDEX, Segment
+from headrace.storage.segments import Segments
+from headrace.storage.snapshots import Snapshots
+from headrace.storage.surroundings import Found, Surroundings
+from headrace.storage.turn import Turn
+from headrace.storage.unsynced import Unsynced
+
+log = logging.getLogger(__name__)
+
+NOTHING: Final = ReadResult((), 0)
+
+
+class SegmentedLog(ReplicatedLog):
+    def __init__(
+        self,
+        around: Surroundings,
+        folder: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        settings: LogSettings,
+        found: Found,
+    ) -> None:
+        super().__init__(around.archived_offset)
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.folder = folder
+        self.offline: HeadraceError | None = None
+        self.start_offset = found.start_offset
+        self.end_offset = self.written_offset = found.end_offset
+        self.durable_offset = found.end_offset if found.durable_offset is None else found.durable_offset
+        self.sync_asked_offset = found.end_offset
+        self.truncations = 0
+        self.cuts = Cuts(around.disk, folder, found.cuts)
+        self.stopped = False
+        self.cleanings = found.cleanings
+        self.began_ms = found.began_ms
+        self.snapshots = Snapshots(around.disk, folder, found.snapshots)
+        self.recovered = found.recovered
+        self._around = around
+        self._disk = around.disk
+        self.segments = Segments(found.segments)
+        self._active = self.segments.active
+        self.size_bytes = sum(segment.size for segment in self.segments)
+        self.held_bytes = 0
+        self._staged: list[memoryview] = []
+        self._turn: Turn | None = None
+        self._refusal: HeadraceError | None = None
+        self._shortage = refusal.Shortage(topic_partition)
+        self._unsynced = Unsynced(around.disk, found.unsynced)
+        self.epochs = found.epochs or EpochHistory(self._disk, folder)
+        self.epochs.rebuild_from(self._epochs_in_log)
+        self._reader = Reader(self.segments, self.epochs, around.check_budget)
+        self._epoch: int | None = None
+        self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"<log {self.topic_partition} {self.start_offset}..{self.end_offset}>"
+
+    @property
+    def cleaned_to(self) -> int:
+        """Everything before it has been compacted at least once."""
+        return self.cleanings[-1][0] if self.cleanings else 0
+
+    @property
+    def active(self) -> Segment:
+        return self._active
+
+    def _refuse(self, error: OSError) -> HeadraceError:
+        return self._shortage.met(self._active.path, error) if refusal.passes(error) else self.fail(error)
+
+    def fail(self, error: OSError) -> HeadraceError:
+        """Take the log offline: what its files hold is not known any more."""
+        self.offline = self._refusal = refusal.failure(self.topic_partition, self._active.path, error)
+        log.error("%s", self.offline)
+        return self.offline
+
+    # Segments.
+
+    def roll(self, base_offset: int | None = None) -> None:
+        """Close the active segment and begin the next. Nothing may be staged."""
+        assert not self._staged
+        old = self._active
+        base = self.end_offset if base_offset is None else base_offset
+        old.load_indexes()
+        old.next_offset = base
+        old.end_indexes()
+        self._write_snapshot(base)
+        new = self._around.new_segment(self.folder, self.settings, base)
+        new.file  # noqa: B018
+        self._unsynced.add(old.stem + INDEX, old.stem + TIME_INDEX, self.folder)
+        self._add(new)
+
+    def _add(self, segment: Segment) -> None:
+        self.segments.add(segment)
+        self._active = segment
+        self._reader.forget()
+        self._turn = None
+
+    def _write_snapshot(self, offset: int) -> None:
+        if self.producers.loaded:  # else nothing was appended since the last one
+            path = self.snapshots.write(offset, self.producers.states, self.segments.bases)
+            self._unsynced.add(path, self.folder)
+
+    def _load_producers(self) -> dict[int, producers.ProducerState]:
+        """From the newest whole snapshot, and the headers behind it."""
+        with refusal.reading(self.topic_partition):
+            from_offset, states = self.snapshots.newest(self.written_offset) or (self.start_offset, {})
+            if from_offset < self.written_offset:
+                now_ms = self._around.clock.wall_ms()
+                producers.replay(states, (header for header, _ in self.segments.sound_headers(from_offset)), now_ms)
+        return states
+
+    def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
+        for header, _ in self.segments.sound_headers(self.start_offset):
+            yield header.leader_epoch, header.base_offset
+
+    def _save_epochs(self) -> None:
+        if self.cuts.named < self.cuts.number:
+            return  # the file's old entries go with the old bytes; a start finds the new ones in the log
+        file = self.epochs.save()
+        if file is not None:
+            file.close()
+            self._unsynced.add(f"{self.folder}/{EPOCHS_FILE}", self.folder)
+
+    def _discard(self, segments: list[Segment]) -> None:
+        paths: list[str] = []
+        for segment in segments:
+            self.size_bytes -= segment.written
+            paths += segment.set_aside()
+            self.snapshots.forget(range(segment.base_offset, segment.base_offset + 1))
+        self._unsynced.add(self.folder)
+        self._around.discarded(paths, self.settings.file_delete_delay_ms)
+
+    def swap_segments(self, first: int, count: int, size: int) -> Segment:
+        """Compaction has put one segment of that size in the place of some."""
+        old = self.segments[first : first + count]
+        base_offset, next_offset = old[0].base_offset, old[-1].next_offset
+        around = self._around
+        replacement = around.old_segment(self.folder, self.settings, base_offset, next_offset, size, cleaned=True)
+        replacement.trust_all()
+        for segment in self.segments.replace(first, count, [replacement]):
+            self.size_bytes -= segment.written
+            segment.close()
+        self.snapshots.forget(range(replacement.base_offset + 1, replacement.next_offset))
+        self.size_bytes += replacement.written
+        self._reader.forget()
+        return replacement
+
+    # Reading.
+
+    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
+        limit = min(limit_offset, self.written_offset)
+        if offset < self.start_offset or offset > self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is not in the log, which holds "
+                f"{self.start_offset} to {self.end_offset - 1}"
+            )
+        if offset >= limit:
+            return NOTHING
+        try:
+            return self._reader.read(offset, max_bytes, limit, self.written_offset, warm=warm)
+        except OSError as error:
+            raise refusal.unreadable(self.topic_partition, error) from error
+
+    def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        return self.segments.headers(from_offset)
+
+    def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
+        with refusal.reading(self.topic_partition):
+            return search.offset_for_time(self.segments, timestamp_ms, self.start_offset, self.written_offset)
+
+    def greatest_timestamp(self) -> TimedOffset | None:
+        with refusal.reading(self.topic_partition):
+            return search.greatest_timestamp(self.segments, self.start_offset, self.written_offset)

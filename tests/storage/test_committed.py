@@ -1,0 +1,82 @@
+"""Nothing at or above the committed offset is compacted, deleted by retention or taken into the key index."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.records import kernel
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.log import Log
+from proving import proves
+from storage.harness import Harness, append, batch, read_all, sim_harness
+
+KEYS, ROUNDS = 10, 9
+COMPACTED = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.0}
+TOO_OLD = {"retention_ms": 1000}
+SMALL = {"segment_bytes": 1024, "index_interval_bytes": 100}
+BOTH = [PARTITIONED, SHARED]
+
+
+def filled(layout: str, **overrides: object) -> tuple[Harness, Log]:
+    """A log with each key several times, of which nobody says that any is committed."""
+    harness = sim_harness(layout)
+    harness.commits = False
+    log = harness.log(**SMALL, **overrides)
+    for n in range(KEYS * ROUNDS):
+        append(log, batch(b"%d" % n + b"." * 50, key=b"k%d" % (n % KEYS), timestamp_ms=harness.clock.wall_ms()))
+        assert not harness.write()
+    harness.advance(5)
+    return harness, log
+
+
+def check(harness: Harness) -> None:
+    """Let some retention checks and the compactions that they begin pass."""
+    assert harness.store is not None
+    for _ in range(4):
+        harness.advance(1.1)
+        for _ in range(300):
+            if not harness.store.compacting:
+                break
+            harness.clock.advance(0.05)
+            harness.settle()
+
+
+def offsets(log: Log) -> list[int]:
+    return [record.offset for _, view in read_all(log) for record in kernel.records(view)]
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("overrides", [COMPACTED, TOO_OLD], ids=["compact", "delete"])
+def test_while_nobody_says_what_is_committed_everything_stays(layout: str, overrides: dict[str, object]) -> None:
+    harness, log = filled(layout, **overrides)
+    check(harness)
+    assert offsets(log) == list(range(KEYS * ROUNDS))
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("committed", [25, 47, 60])
+def test_no_key_is_lost_by_a_truncation_to_the_watermark_after_a_compaction(layout: str, committed: int) -> None:
+    harness, log = filled(layout, **COMPACTED)
+    log.committed_offset = committed
+    check(harness)
+    found = offsets(log)
+    assert len(found) < KEYS * ROUNDS, "nothing was compacted"
+    assert [offset for offset in found if offset >= committed] == list(range(committed, KEYS * ROUNDS))
+    log.truncate(committed)
+    latest = {offset % KEYS: offset for offset in range(committed)}
+    assert set(latest.values()) <= set(offsets(log))
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+def test_retention_stops_at_the_watermark(layout: str) -> None:
+    harness, log = filled(layout, **TOO_OLD)
+    log.committed_offset = 47
+    check(harness)
+    assert 0 < log.start_offset <= 47
+    assert set(range(47, KEYS * ROUNDS)) <= set(offsets(log))
+    log.committed_offset = log.end_offset
+    check(harness)
+    assert log.start_offset == log.end_offset

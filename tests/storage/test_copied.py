@@ -1,0 +1,118 @@
+"""Random histories of a follower's log: copied batches with gaps, truncations, new beginnings, stops, losses of power.
+
+After each the log holds the leader's batches byte for byte.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.records.batch import read_header
+from headrace.storage import verify
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.log import Log
+from headrace.storage.partitioned import PartitionedLog
+from proving import proves
+from storage.folders import contents
+from storage.harness import content, sim_harness
+from storage.log_contract import placed
+
+STEPS = 60
+SEEDS = 8
+
+
+class Follower:
+    def __init__(self, layout: str, chance: random.Random) -> None:
+        self.chance = chance
+        self.harness = sim_harness(layout)
+        self.log: Log = self.harness.log(
+            durability=chance.choice(("disk", "os")), segment_bytes=1024, index_interval_bytes=chance.choice((1, 150))
+        )
+        self.now: list[bytes] = []
+        self.before: list[list[bytes]] = []
+        """What the log held before each truncation that may not be synced."""
+        self.count = self.epoch = 0
+
+    def copy(self) -> None:
+        end, data = self.log.end_offset, b""
+        for _ in range(self.chance.randrange(1, 6)):
+            self.count += 1
+            end += self.chance.choice((0, 0, 1, 9))
+            view = placed(end, b"%d" % self.count + b"." * self.chance.randrange(90), b"", epoch=self.epoch)
+            self.now.append(bytes(view))
+            data += view
+            end += 2
+        assert self.log.append_copied(memoryview(data)) == end
+        assert not self.harness.write()
+
+    def settle(self) -> None:
+        self.harness.settle()
+        self.before.clear()
+
+    def pass_time(self) -> None:
+        self.harness.advance(self.chance.choice((0.1, 61)))
+        self.before.clear()
+
+    def truncate(self) -> None:
+        offset = self.chance.randrange(self.log.start_offset, self.log.end_offset + 1)
+        self.before.append(self.now)
+        self.log.truncate(offset)
+        self.now = [view for view in self.now if read_header(view).next_offset <= offset]
+        self.epoch += 1
+
+    def begin_anew(self) -> None:
+        self.before.append(self.now)
+        self.log.restart_at(self.chance.choice((0, self.log.end_offset, self.log.end_offset + 100)))
+        self.now = []
+        self.epoch = self.chance.choice((0, self.epoch + 1))
+
+    def stop(self) -> None:
+        self.log = self.harness.reopen()
+        self.before.clear()
+        problems = [str(p) for report in verify.reports(self.harness.disk, "/data") for p in report.problems]
+        assert problems == [] or not self.count, problems
+
+    def kill(self) -> None:
+        self.log = self.harness.kill()
+
+    def lose_power(self) -> None:
+        durable = self.log.durable_offset
+        self.log = self.harness.kill(seed=self.chance.randrange(1 << 30))
+        found = [view for _, view in contents(self.log)]
+        assert found in [each[: len(found)] for each in (self.now, *self.before)]
+        safe = [view for view in self.now if read_header(view).next_offset <= durable]
+        assert self.before or found[: len(safe)] == safe
+        if isinstance(self.log, PartitionedLog):
+            assert not any(segment.damage for segment in self.log.segments)
+        self.now = found
+        self.before.clear()
+        self.epoch = max(self.epoch, self.log.last_epoch()) + 1
+
+    def compare(self) -> None:
+        assert [view for _, view in contents(self.log)] == self.now
+        assert self.log.offline is None
+        if self.now:
+            offset = self.chance.randrange(self.log.start_offset, read_header(self.now[-1]).next_offset)
+            due = next(view for view in self.now if read_header(view).last_offset >= offset)
+            found = content(self.log.read(offset, self.chance.choice((1, 5000)), self.log.end_offset))
+            assert found[: len(due)] == due
+            starts: dict[int, int] = {}
+            for header in map(read_header, self.now):
+                starts.setdefault(header.leader_epoch, header.base_offset)
+            assert list(self.log.epoch_starts()) == sorted(starts.items())
+
+
+@proves("F7", "F13", "J6")
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.parametrize("number", range(SEEDS))
+def test_a_follower_holds_the_leaders_batches_byte_for_byte(layout: str, number: int, seed: int) -> None:
+    follower = Follower(layout, random.Random(seed))
+    steps = [follower.copy] * 6 + [follower.settle] * 3 + [follower.pass_time] * 2 + [follower.truncate] * 2
+    steps += [follower.begin_anew, follower.stop, follower.kill, follower.lose_power]
+    for _ in range(STEPS):
+        follower.chance.choice(steps)()
+        follower.compare()
+    follower.stop()
+    follower.compare()

@@ -1,0 +1,172 @@
+"""A truncation and what is appended behind it, over a loss of power: what was before or what is after, never both."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import StorageFull
+from headrace.records import kernel
+from headrace.records.batch import read_header
+from headrace.sim.disk import SimDisk
+from headrace.storage import verify
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.log import EpochEnd
+from headrace.storage.partitioned import PartitionedLog
+from proving import proves
+from storage.harness import Harness, append, batch, read_all, sim_harness, values
+
+SMALL = {"segment_bytes": 1024, "index_interval_bytes": 100, "durability": "disk"}
+BOTH = [PARTITIONED, SHARED]
+
+
+def filled(layout: str, count: int = 40) -> Harness:
+    """Everything is synced, and the checkpoint says so."""
+    harness = sim_harness(layout)
+    log = harness.log(**SMALL)
+    for n in range(count):
+        append(log, batch(b"old %d" % n + b"." * (n % 7) * 20, producer=(5, 0, n)), epoch=n // 10)
+        assert not harness.write()
+    harness.settle()
+    harness.advance(61)
+    assert log.durable_offset == count
+    return harness
+
+
+def is_damaged(harness: Harness) -> bool:
+    log = harness.log()
+    return isinstance(log, PartitionedLog) and any(segment.damage for segment in log.segments)
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("cut", [1, 13, 17, 33, 39])
+def test_a_loss_of_power_leaves_what_was_before_a_truncation_or_what_is_after_it(layout: str, cut: int) -> None:
+    old = values(filled(layout).log())
+    for seed in range(16):
+        harness = filled(layout)
+        log, new = harness.log(), old[:cut]
+        log.truncate(cut)
+        for n in range(seed % 12):
+            append(log, batch(b"new %d" % n, producer=(5, 1, n)), epoch=9)
+            new.append(b"new %d" % n)
+            harness.write()
+            if n == seed % 5:
+                harness.clock.run_soon()
+        durable = log.durable_offset
+        log = harness.kill(seed=seed)
+        found = values(log)
+        assert not is_damaged(harness), (cut, seed)
+        assert found in (old[: len(found)], new[: len(found)]), (cut, seed, found)
+        assert len(found) >= min(durable, cut), (cut, seed)
+        assert durable <= cut or found[:durable] == new[:durable], (cut, seed)
+        append(log, batch(b"next"), epoch=20)
+        harness.write()
+        harness.settle()
+        assert values(harness.reopen()) == [*found, b"next"]
+        assert [str(p) for report in verify.reports(harness.disk, "/data") for p in report.problems] == []
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+def test_a_truncation_is_durable_when_its_log_was_synced(layout: str) -> None:
+    for seed in range(20):
+        harness = filled(layout)
+        harness.log().truncate(17)
+        harness.settle()
+        log = harness.kill(seed=seed)
+        assert (log.end_offset, log.epoch_starts()[-1]) == (17, (1, 10)), seed
+
+
+@pytest.mark.parametrize("layout", BOTH)
+def test_a_loss_of_power_after_a_new_beginning_leaves_the_old_log_or_the_new_one(layout: str) -> None:
+    old = values(filled(layout).log())
+    for start in (3, 40, 1000):
+        for seed in range(12):
+            harness = filled(layout)
+            log = harness.log()
+            log.restart_at(start)
+            assert (log.last_epoch(), log.epoch_end(9)) == (-1, None)
+            for n in range(seed % 6):
+                append(log, batch(b"new %d" % n), epoch=1)
+                harness.write()
+            log = harness.kill(seed=seed)
+            assert not is_damaged(harness)
+            found = [(r.offset, r.value) for _, view in read_all(log) for r in kernel.records(view)]
+            is_old = found == list(enumerate(old))[: len(found)]
+            assert is_old or found == [(start + n, b"new %d" % n) for n in range(len(found))], (start, seed)
+
+
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("clean", [True, False])
+def test_everything_beside_the_batches_is_cut_with_them(layout: str, clean: bool) -> None:
+    harness = filled(layout)
+    log = harness.log()
+    log.truncate(15)
+    for n in range(3):
+        append(log, batch(b"new %d" % n, timestamp_ms=1_600_000_000_000, producer=(5, 1, n)), epoch=7)
+    harness.write()
+    for _ in range(2):
+        assert log.epoch_starts() == [(0, 0), (1, 10), (7, 15)]
+        assert log.epoch_end(3) == EpochEnd(1, 15)
+        assert log.producers.check(read_header(batch(producer=(5, 1, 2)))) == 17
+        assert log.producers.check(read_header(batch(producer=(5, 1, 3)))) is None
+        found = log.greatest_timestamp()
+        assert found is not None
+        assert found.offset < 15
+        log = harness.reopen() if clean else harness.kill()
+
+
+def test_markers_go_once_a_checkpoint_speaks_of_the_truncation() -> None:
+    harness = filled(PARTITIONED)
+    log = harness.log()
+    assert isinstance(log, PartitionedLog)
+    for offset in (30, 20, 10):
+        log.truncate(offset)
+    assert sum(name.endswith(".cut") for name in harness.disk.list(log.folder)) == 3
+    harness.settle()
+    harness.settle()
+    assert not any(name.endswith(".cut") for name in harness.disk.list(log.folder))
+    assert len(values(harness.kill(seed=1))) == 10
+
+
+def test_a_full_disk_refuses_a_truncation_and_changes_nothing() -> None:
+    harness = filled(PARTITIONED)
+    log, before = harness.log(), values(harness.log())
+    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(log, PartitionedLog)
+    harness.disk.fail_open(f"{log.folder}/{17:020d}.1.cut", 28)
+    with pytest.raises(StorageFull):
+        log.truncate(17)
+    assert values(log) == before
+    log.truncate(17)
+    assert values(log) == before[:17]
+
+
+def test_a_time_index_of_before_is_not_believed() -> None:
+    harness = sim_harness(PARTITIONED)
+    log = harness.log(segment_bytes=100_000, index_interval_bytes=100)
+    for n in range(10):
+        append(log, batch(b"%d" % n, timestamp_ms=1000 + n))
+        harness.write()
+    log = harness.reopen()
+    assert isinstance(log, PartitionedLog)
+    path = log.active.times.path
+    whole = _read(harness, path)
+    for n in range(10):
+        append(log, batch(b"%d" % n, timestamp_ms=2000 + n))
+        harness.write()
+    harness.reopen()
+    assert harness.store is not None
+    harness.store.close()
+    file = harness.disk.open(path, writable=True)
+    file.truncate(0)
+    file.pwritev([whole], 0)
+    harness.open()
+    found = harness.log().greatest_timestamp()
+    assert found is not None
+    assert found.timestamp_ms == 2009
+
+
+def _read(harness: Harness, path: str) -> bytes:
+    file = harness.disk.open(path)
+    return file.pread(file.size(), 0)
