@@ -5,13 +5,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.cluster.image import NO_LEADER, PartitionState
 from headrace.cluster.moves import begin_move, can_finish_move, cancel_move, finish_move, goal, lead
 from headrace.errors import InvalidAssignment, InvalidRequest
 from proving import proves
+
+properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ALL = range(10)
 
@@ -121,6 +123,7 @@ def test_a_target_that_cannot_be_is_refused(target: tuple[int, ...]) -> None:
 
 
 @proves("L6")
+@properties
 @given(st.data())
 def test_whatever_happens_a_replica_that_holds_everything_is_kept(data: st.DataObject) -> None:
     """Brokers crash, catch up and take over while moves begin, end and are cancelled. The members of the

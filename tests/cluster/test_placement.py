@@ -3,13 +3,15 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.cluster.evenness import Counts
 from headrace.cluster.placement import Site, spread
 from headrace.errors import InvalidReplication
 from proving import proves
+
+properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_one_broker_takes_everything() -> None:
@@ -24,6 +26,7 @@ def test_leaders_and_replicas_are_even(start: int) -> None:
     assert all(len(set(replicas)) == 3 for replicas in placed)
 
 
+@properties
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 40), st.data())
 def test_any_number_of_partitions_is_even_within_one(
     brokers: int, partitions: int, start: int, data: st.DataObject
@@ -64,6 +67,7 @@ def test_replicas_share_a_host_only_when_hosts_run_out() -> None:
     assert all(len({broker // 2 for broker in replicas}) == 3 for replicas in spread(60, 4, sites))
 
 
+@properties
 @given(
     st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["", "x", "y"])), min_size=1, max_size=9),
     st.integers(0, 40),

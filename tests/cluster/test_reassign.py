@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.placed import Placement, carried_out, image_of, replicas_in
@@ -27,6 +27,8 @@ from headrace.cluster.reassign import (
 from headrace.cluster.ring import Ring
 from headrace.errors import InvalidAssignment, InvalidReplication, InvalidRequest, UnknownPartition
 from proving import proves
+
+properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def counts(image: Image, topic: str | None = None, *, leaders: bool = False) -> list[int]:
@@ -67,6 +69,7 @@ def even(brokers: int, partitions: int, replicas: int = 3) -> Placement:
     return {"t": spread(partitions, replicas, [Site(n) for n in range(1, brokers + 1)])}
 
 
+@properties
 @given(st.data())
 def test_a_rebalanced_cluster_is_even_and_stays_as_it_is(data: st.DataObject) -> None:
     brokers = data.draw(st.integers(1, 6))
@@ -82,6 +85,7 @@ def test_a_rebalanced_cluster_is_even_and_stays_as_it_is(data: st.DataObject) ->
     assert rebalance(begun(image, rebalance(image))) == Reassignment()
 
 
+@properties
 @given(st.data())
 def test_leaders_are_even_over_all_topics_too(data: st.DataObject) -> None:
     brokers = data.draw(st.integers(2, 6))
@@ -89,6 +93,7 @@ def test_leaders_are_even_over_all_topics_too(data: st.DataObject) -> None:
     assert spans(counts(carried_out(image, rebalance(image)), leaders=True)) <= 1
 
 
+@properties
 @given(st.data())
 def test_racks_come_before_evenness(data: st.DataObject) -> None:
     brokers = data.draw(st.integers(2, 7))
@@ -131,6 +136,7 @@ def test_a_broker_that_joins_takes_its_share_and_nothing_else_moves(brokers: int
     assert counts(carried_out(image, plan))[-1] == share
 
 
+@properties
 @given(st.data())
 def test_no_more_moves_than_brokers_have_too_much(data: st.DataObject) -> None:
     brokers = data.draw(st.integers(2, 6))
@@ -174,6 +180,7 @@ def test_a_topic_on_the_ring_moves_one_in_n_when_brokers_come_and_are_drained(br
 
 
 @proves("L3")
+@properties
 @given(st.data())
 def test_a_drained_broker_is_left_with_nothing_and_nothing_else_moves(data: st.DataObject) -> None:
     brokers = data.draw(st.integers(4, 7))
@@ -199,6 +206,18 @@ def test_the_work_of_a_drained_broker_is_shared_by_the_others() -> None:
     assert after[2] == BrokerLoad(3, 36, 0, 12, 0, arriving=0, leaving=36)
     assert {load.replicas_after for load in after if load.broker != 3} == {45}
     assert {load.leaders_after for load in after if load.broker != 3} == {15}
+
+
+@proves("L3")
+def test_a_broker_can_be_drained_in_parts() -> None:
+    image = image_of(range(1, 6), even(5, 60))
+    parts = 0
+    while plan := drain(image, 3, at_most=10).moves:
+        assert len(plan) <= 10
+        image = carried_out(image, Reassignment(plan))
+        parts += 1
+    assert parts == 4
+    assert spans(counts(image)[:2] + counts(image)[3:]) <= 1
 
 
 @proves("L3")

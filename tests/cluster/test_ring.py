@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.cluster.placement import Site
 from headrace.cluster.ring import POINTS, Ring, point
 from headrace.errors import InvalidReplication
 from proving import proves
+
+properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PARTITIONS = 2000
 REPLICAS = 3
@@ -59,6 +61,7 @@ def test_the_order_of_the_brokers_does_not_matter() -> None:
     assert placed([1, 2, 3, 4]) == placed([4, 2, 1, 3])
 
 
+@properties
 @given(
     st.dictionaries(
         st.integers(0, 50),
@@ -94,6 +97,7 @@ def test_about_one_in_n_replicas_moves_when_a_broker_comes_or_goes(brokers: int)
 
 
 @proves("L1")
+@properties
 @given(st.sets(st.integers(0, 100), min_size=3, max_size=12), st.integers(101, 120))
 def test_a_broker_that_comes_takes_and_moves_nothing_else(brokers: set[int], comes: int) -> None:
     sites = [Site(broker) for broker in brokers]

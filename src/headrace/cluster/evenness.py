@@ -63,6 +63,9 @@ class Counts:
     def free(self, topic: str, broker: int) -> list[int]:
         return sorted(self._free[topic][broker])
 
+    def has_free(self, topic: str, broker: int) -> bool:
+        return bool(self._free[topic].get(broker))
+
     def topics(self) -> list[str]:
         return sorted(self._free)
 
@@ -122,7 +125,8 @@ class _Evening:
         counts, shifted = self._counts, False
         for topic in self._topics:
             by_total = sorted(counts.brokers, key=counts.total)
-            for source, destination in product(reversed(by_total), by_total):
+            sources = [broker for broker in reversed(by_total) if counts.has_free(topic, broker)]
+            for source, destination in product(sources, by_total):
                 if counts.total(source) - 2 < counts.total(destination):
                     continue
                 if counts.load(topic, source)[0] > counts.load(topic, destination)[0]:
@@ -145,6 +149,8 @@ class _Evening:
         """
         counts = self._counts
         for topic in (place.topic,) if place.topic else self._topics:
+            if not counts.has_free(topic, place.broker):
+                continue
             began_with = place.began_with if place.topic else counts.load(topic, place.broker)[0]
             for shift in self._shifts(topic, place.broker, chain):
                 longer = (*chain, shift)

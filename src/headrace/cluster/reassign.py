@@ -111,14 +111,20 @@ def rebalance(image: Image, *, default: str = SPREAD, sizes: Sizes | None = None
     return _reassignment(image, draft.goals, sizes)
 
 
-def drain(image: Image, broker: int, *, default: str = SPREAD, sizes: Sizes | None = None) -> Reassignment:
-    """Everything that the broker holds to others, and nothing else. The broker may be down."""
-    draft = _Draft(image, default, image.controls.draining | {broker})
-    held = [where for where, replicas in draft.goals.items() if broker in replicas]
+def drain(
+    image: Image, broker: int, *, default: str = SPREAD, sizes: Sizes | None = None, at_most: int | None = None
+) -> Reassignment:
+    """Everything that the broker holds to others, and nothing else. The broker may be down. `at_most` is for who
+    carries it out in parts: so many partitions, which takes that much less time to plan.
+    """
+    held = [where for where, replicas in _goals(image).items() if broker in replicas][:at_most]
     if not held and broker not in image.brokers:
         raise InvalidRequest(
             f"there is no broker {broker}, and nothing is kept on one; live are {sorted(image.brokers)}"
         )
+    if not held:
+        return Reassignment()
+    draft = _Draft(image, default, image.controls.draining | {broker})
     led = [where for where in held if draft.goals[where][0] == broker and not draft.on_ring[where[0]]]
     draft.away = frozenset({broker})
     draft.count_replicas(())
