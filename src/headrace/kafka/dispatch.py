@@ -34,7 +34,9 @@ from headrace.kafka.api import (
     offset_delete,
     offset_fetch,
     offset_for_leader_epoch,
+    plan_placement,
     produce,
+    replica_positions,
     sync_group,
 )
 from headrace.kafka.connection import Handler, RawApi, raw_api
@@ -76,4 +78,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.DESCRIBE_CLUSTER: describe_cluster.handle,
     api.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.handle,
     api.KEY_QUERY: key_query.handle,
+    api.REPLICA_POSITIONS: replica_positions.handle,
+    api.PLAN_PLACEMENT: plan_placement.handle,
 }

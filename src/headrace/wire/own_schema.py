@@ -4,13 +4,20 @@ KeyQuery, version 0: records of a topic by key, of the partitions named, which t
 partition at most `max_records` and about `max_bytes` come back, as record batches that hold nothing else; the newest
 ones if `newest_first`, else the oldest. `searched` is the `next_offset` (or `first_offset`) of a request that goes on;
 `done` tells that nothing is left. With `max_records` 0 only the positions are answered.
+
+ReplicaPositions, version 0: every replica that the broker asked holds, leader or not, with its offsets; and the offsets
+that an election outside the in-sync set has cost a partition that it leads (`next_offset` -1: nobody knows how many).
+
+PlanPlacement, version 0: `action` is show, rebalance, drain or undrain, the last two of `broker_id`. Answered are the
+brokers that are being drained and the moves that the action means, with the replicas of each before and after. Unless
+`dry_run`, drain and undrain are ordered as well; a rebalance is only planned (AlterPartitionReassignments orders it).
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.wire.api import KEY_QUERY
+from headrace.wire.api import KEY_QUERY, PLAN_PLACEMENT, REPLICA_POSITIONS
 from headrace.wire.schema import STRUCT, Direction, Field, Struct
 
 _DEFAULTS: Final[dict[str, Any]] = {"string": "", "bytes": b"", "bool": False}
@@ -23,6 +30,10 @@ def _field(name: str, kind: str, *, nullable: bool = False) -> Field:
 
 def _array(name: str, of: Struct) -> Field:
     return Field(name, STRUCT, of, True, False, None, (), False)
+
+
+def _numbers(name: str) -> Field:
+    return Field(name, "int32", None, True, False, None, (), False)
 
 
 def _struct(name: str, *fields: Field) -> Struct:
@@ -46,6 +57,31 @@ _ANSWERED = _struct(
     _field("done", "bool"),
     _field("records", "records", nullable=True),
 )
+_REPLICA = _struct(
+    "ReplicaPosition",
+    _field("topic", "string"),
+    _field("partition_index", "int32"),
+    _field("leading", "bool"),
+    _field("leader_epoch", "int32"),
+    _field("log_start_offset", "int64"),
+    _field("high_watermark", "int64"),
+    _field("end_offset", "int64"),
+)
+_LOST = _struct(
+    "LostOffsets",
+    _field("topic", "string"),
+    _field("partition_index", "int32"),
+    _field("leader_epoch", "int32"),
+    _field("first_offset", "int64"),
+    _field("next_offset", "int64"),
+)
+_MOVE = _struct(
+    "PlannedMove",
+    _field("topic", "string"),
+    _field("partition_index", "int32"),
+    _numbers("before"),
+    _numbers("after"),
+)
 STRUCTS: Final[dict[tuple[int, int, Direction], Struct]] = {
     (KEY_QUERY, 0, "request"): _struct(
         "KeyQueryRequest",
@@ -62,5 +98,26 @@ STRUCTS: Final[dict[tuple[int, int, Direction], Struct]] = {
         "KeyQueryResponse",
         _field("throttle_time_ms", "int32"),
         _array("partitions", _ANSWERED),
+    ),
+    (REPLICA_POSITIONS, 0, "request"): _struct("ReplicaPositionsRequest"),
+    (REPLICA_POSITIONS, 0, "response"): _struct(
+        "ReplicaPositionsResponse",
+        _field("throttle_time_ms", "int32"),
+        _array("replicas", _REPLICA),
+        _array("lost", _LOST),
+    ),
+    (PLAN_PLACEMENT, 0, "request"): _struct(
+        "PlanPlacementRequest",
+        _field("action", "string"),
+        _field("broker_id", "int32"),
+        _field("dry_run", "bool"),
+    ),
+    (PLAN_PLACEMENT, 0, "response"): _struct(
+        "PlanPlacementResponse",
+        _field("throttle_time_ms", "int32"),
+        _field("error_code", "int16"),
+        _field("error_message", "string", nullable=True),
+        _numbers("draining"),
+        _array("moves", _MOVE),
     ),
 }
