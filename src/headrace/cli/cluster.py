@@ -1,18 +1,25 @@
-"""`headrace cluster`: the brokers there are, and what each of them carries."""
+"""`headrace cluster`: the brokers there are, what each of them carries, and a cluster on this machine to try it on."""
 
 from __future__ import annotations
 
 import click
 
+from headrace.cli.local.commands import down, kill, start, status, up
+from headrace.cli.local.demo import demo_loss
 from headrace.cli.options import json_option, with_cluster
 from headrace.cli.output import format_bytes, show_json, show_table
+from headrace.cli.rebalance import rebalance
 from headrace.client import admin
 from headrace.client.cluster import Cluster
 
 
 @click.group()
 def cluster() -> None:
-    """Describe the cluster and its brokers."""
+    """Describe a cluster and its brokers; run one on this machine."""
+
+
+for command in (up, status, start, kill, demo_loss, down, rebalance):
+    cluster.add_command(command)
 
 
 @cluster.command()

@@ -1,0 +1,197 @@
+"""The commands that run a cluster on this machine: `headrace cluster up|status|start|kill|down`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from headrace.cli.local import cluster_file, control, planning
+from headrace.cli.local.cluster_file import LocalCluster
+from headrace.cli.local.processes import State
+from headrace.cli.local.status import describe
+from headrace.cli.options import json_option, pairs
+from headrace.cli.output import show_json, show_table
+from headrace.errors import OperatorError
+
+DEFAULT_BASE_PORT: Final = 9092
+PLACES_SHOWN_MAX: Final = 20
+SIGNALS: Final = {
+    "KILL": signal.SIGKILL,
+    "TERM": signal.SIGTERM,
+    "STOP": signal.SIGSTOP,
+    "CONT": signal.SIGCONT,
+}
+
+folder_option = click.option(
+    "--dir",
+    "folder",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path, resolve_path=True),
+    help="The cluster's folder.",
+)
+
+
+@click.command()
+@click.option("--brokers", type=click.IntRange(1, planning.BROKERS_MAX), help="How many; 3 in a new cluster.")
+@click.option("--etcd", type=click.Choice(["0", "1", "3"]), help="etcd nodes; 1 in a new cluster.")
+@folder_option
+@click.option(
+    "--base-port",
+    type=click.IntRange(0, 65_000),
+    help=f"First of the ports, all on loopback: {DEFAULT_BASE_PORT} in a new cluster; 0 finds free ones.",
+)
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A setting of all brokers; repeat.")
+@click.option("--foreground", is_flag=True, help="Stay, and stop the cluster with ctrl-C.")
+@json_option
+def up(
+    brokers: int | None,
+    etcd: str | None,
+    folder: Path,
+    base_port: int | None,
+    assignments: tuple[str, ...],
+    foreground: bool,
+    as_json: bool,
+) -> int:
+    """Start a cluster on this machine, or what is down of one.
+
+    Every process has its folder, config file and log below DIR. All of them
+    listen on 127.0.0.1 only, and go on running when this command has ended.
+    """
+    found = cluster_file.find(folder)
+    control.make(
+        folder,
+        (0 if found else DEFAULT_BASE_PORT) if base_port is None else base_port,
+        brokers or (len(found.brokers) if found else 3),
+        int(etcd) if etcd else (len(found.etcd) if found else 1),
+        pairs(assignments, "--set"),
+    )
+    if not foreground:
+        _start(folder, as_json)
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _start(folder, as_json)
+        click.echo("ctrl-C stops the cluster", err=True)
+        signal.pause()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        control.stop(folder, _progress)
+    return 0
+
+
+def _start(folder: Path, as_json: bool) -> None:
+    started = control.start(folder)
+    cluster = cluster_file.load(folder)
+    control.wait_until_ready(cluster, _progress)
+    _tell(cluster, folder, [node.name for node in started], as_json)
+
+
+def _tell(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool) -> None:
+    rows = _process_rows(cluster)
+    if as_json:
+        show_json({"bootstrap": cluster.bootstrap, "started": started, "processes": rows})
+        return
+    show_table(rows, ("name", "state", "pid", "address", "log"))
+    click.echo(f"\nstarted: {', '.join(started) or 'nothing, all of it was up'}")
+    click.echo(f"bootstrap servers: {cluster.bootstrap}\n\nnext:")
+    several = len(cluster.brokers) > 1
+    for line in (
+        f"export HEADRACE_BOOTSTRAP={cluster.bootstrap}",
+        "headrace topic create orders --partitions 3" + (" --replicas 3" if len(cluster.brokers) > 2 else ""),
+        f"headrace cluster status --dir {folder}",
+        f"headrace cluster kill --dir {folder} {2 if several else 1}",
+        f"headrace cluster up --dir {folder}",
+        f"headrace cluster down --dir {folder}",
+    ):
+        click.echo(f"  {line}")
+
+
+def _process_rows(cluster: LocalCluster) -> list[dict[str, Any]]:
+    rows = []
+    for node in cluster.nodes:
+        state = node.state()
+        pid = node.process.pid if node.process is not None and state is not State.DOWN else None
+        rows.append({"name": node.name, "state": str(state), "pid": pid, "address": node.address, "log": node.log})
+    return rows
+
+
+@click.command()
+@folder_option
+@json_option
+def status(folder: Path, as_json: bool) -> int:
+    """Show which processes run, who is controller, who leads, what is not in sync.
+
+    The exit code is 0 only if every process is up and every partition has a
+    leader and all its replicas in sync.
+    """
+    cluster = cluster_file.load(folder)
+    rows = _process_rows(cluster)
+    health = describe(cluster)
+    healthy = all(row["state"] == "up" for row in rows) and health is not None and health.is_whole
+    if as_json:
+        show_json({"processes": rows, "cluster": None if health is None else health.as_dict(), "healthy": healthy})
+        return 0 if healthy else 1
+    show_table(rows, ("name", "state", "pid", "address", "log"))
+    click.echo()
+    if health is None:
+        click.echo("no broker answers")
+        return 1
+    click.echo(f"cluster {health.cluster_id}, controller {health.controller or 'none'}")
+    show_table(health.brokers, ("broker", "leads", "replicas", "behind"))
+    for title, places in (("without a leader", health.leaderless), ("under-replicated", health.behind)):
+        click.echo(f"{title}: {len(places)} of {health.partition_count} partitions")
+        for place in places[:PLACES_SHOWN_MAX]:
+            click.echo(f"  {place}")
+    return 0 if healthy else 1
+
+
+@click.command()
+@folder_option
+@click.argument("name", metavar="BROKER|etcdN")
+@click.option(
+    "--signal",
+    "signal_name",
+    type=click.Choice(list(SIGNALS)),
+    default="KILL",
+    show_default=True,
+    help="KILL as a crash, TERM as a clean stop, STOP and CONT to pause and go on.",
+)
+def kill(folder: Path, name: str, signal_name: str) -> None:
+    """Send a signal to one broker, by its number, or to one etcd node."""
+    node = control.send(folder, name, SIGNALS[signal_name])
+    assert node.process is not None
+    click.echo(f"SIG{signal_name} to {node.name}, process {node.process.pid}")
+
+
+@click.command()
+@folder_option
+@click.argument("names", nargs=-1, required=True, metavar="BROKER|etcdN...")
+def start(folder: Path, names: tuple[str, ...]) -> None:
+    """Start brokers or etcd nodes that are down, and wait until they are ready."""
+    started = control.start(folder, names)
+    cluster = cluster_file.load(folder)
+    paused = [name for name in names if cluster.node(name).state() is State.PAUSED]
+    if paused:
+        raise OperatorError(f"{paused[0]} is paused; `headrace cluster kill --signal CONT` lets it go on")
+    control.wait_until_ready(cluster, _progress)
+    click.echo(f"started: {', '.join(node.name for node in started) or 'nothing, all of it was up'}")
+
+
+@click.command()
+@folder_option
+def down(folder: Path) -> None:
+    """Stop the brokers cleanly, then etcd. What they have stored stays in DIR."""
+    stopped = control.stop(folder, _progress)
+    click.echo(f"stopped: {', '.join(node.name for node in stopped) or 'nothing, all of it was down'}")
+
+
+def _progress(text: str) -> None:
+    """One line on a terminal, written over by the next; an empty one removes it."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)

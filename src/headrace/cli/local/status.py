@@ -1,0 +1,75 @@
+"""What the brokers that run say of their cluster: controller, leaders, what is not in sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.cli.local import control
+from headrace.cli.local.cluster_file import LocalCluster
+from headrace.cli.local.processes import State
+from headrace.client.topology import NO_LEADER, Topology
+from headrace.errors import HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    cluster_id: str
+    controller: int | None
+    brokers: list[dict[str, Any]]
+    """Of each live broker: how many partitions it leads and holds, and in how many it is behind."""
+    partition_count: int
+    leaderless: list[str]
+    behind: list[str]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.controller is not None and not self.leaderless and not self.behind
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe(cluster: LocalCluster) -> Health | None:
+    """The answer of the first broker that gives one; None if none does."""
+    for node in cluster.brokers:
+        if node.state() is not State.UP:
+            continue
+        try:
+            with control.connect(node.address) as client:
+                return read(client.topology())
+        except HeadraceError:
+            continue
+    return None
+
+
+def read(topology: Topology) -> Health:
+    partitions = [(topic.name, part) for topic in topology.topics.values() for part in topic.partitions]
+    partitions.sort(key=lambda place: (place[0], place[1].index))
+    rows = [
+        {
+            "broker": broker,
+            "leads": sum(part.leader_id == broker for _, part in partitions),
+            "replicas": sum(broker in part.replicas for _, part in partitions),
+            "behind": sum(broker in part.replicas and broker not in part.in_sync for _, part in partitions),
+        }
+        for broker in sorted(topology.brokers)
+    ]
+    controller = topology.controller_id if topology.controller_id in topology.brokers else None
+    return Health(
+        cluster_id=topology.cluster_id,
+        controller=controller,
+        brokers=rows,
+        partition_count=len(partitions),
+        leaderless=[f"{name}-{part.index}" for name, part in partitions if part.leader_id == NO_LEADER],
+        behind=[
+            f"{name}-{part.index}: {_listed(part.in_sync)} of {_listed(part.replicas)} in sync"
+            for name, part in partitions
+            if len(part.in_sync) < len(part.replicas)
+        ],
+    )
+
+
+def _listed(brokers: Sequence[int]) -> str:
+    return ",".join(map(str, brokers)) or "none"

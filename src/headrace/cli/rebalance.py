@@ -1,0 +1,51 @@
+"""`headrace cluster rebalance`: as many replicas and leaderships on every broker as on the others."""
+
+from __future__ import annotations
+
+import click
+
+from headrace.cli.options import json_option, with_cluster
+from headrace.cli.output import format_bytes, show_json, show_table
+from headrace.cli.placement import move_rows
+from headrace.client import admin, placement
+from headrace.client.cluster import Cluster
+from headrace.client.placement import PlacementPlan
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Show what would be moved where, and change nothing.")
+@json_option
+@with_cluster
+def rebalance(cluster: Cluster, dry_run: bool, as_json: bool) -> None:
+    """Move replicas, with their data, until every broker holds and leads as much.
+
+    Topics placed on the ring go where the ring says. `headrace partition list`
+    shows the moves under way.
+    """
+    plan = placement.plan_placement(cluster, "rebalance")
+    show_plan(plan, partition_sizes(cluster), as_json)
+    if plan.moves and not dry_run:
+        placement.order_moves(cluster, {(move.topic, move.partition): move.after for move in plan.moves})
+    if not as_json:
+        click.echo(f"{len(plan.moves)} moves ordered" if plan.moves and not dry_run else "nothing was changed")
+
+
+def partition_sizes(cluster: Cluster) -> dict[tuple[str, int], int]:
+    """Bytes of the largest replica of each partition."""
+    sizes: dict[tuple[str, int], int] = {}
+    for size in admin.describe_log_folders(cluster):
+        where = size.topic, size.partition
+        sizes[where] = max(size.size_bytes, sizes.get(where, 0))
+    return sizes
+
+
+def show_plan(plan: PlacementPlan, sizes: dict[tuple[str, int], int], as_json: bool) -> None:
+    rows = move_rows(plan, sizes)
+    if as_json:
+        show_json({"draining": list(plan.draining), "moves": rows})
+        return
+    if rows:
+        shown = [{**row, "copied": format_bytes(row["copied_bytes"] or 0)} for row in rows]
+        show_table(shown, ("topic", "partition", "from", "to", "copied"))
+    copied = sum(row["copied_bytes"] or 0 for row in rows)
+    click.echo(f"{len(rows)} partitions to move, {format_bytes(copied)} to copy")
