@@ -120,9 +120,9 @@ class Log(Protocol):
         ...
 
     def truncate(self, offset: int) -> None:
-        """Drop everything at and after the offset; a batch that spans it goes whole, and so may a gap before it. Nothing
-        waits for the disk, and appends may follow at once. A loss of power leaves a prefix of what the log held before
-        the cut, or of what it holds after it; from the next sync of the log on only the latter."""
+        """Drop everything at and after the offset; a batch that spans it goes whole, and so may a gap before it.
+        Nothing waits for the disk, and appends may follow at once. A loss of power leaves a prefix of what the log held
+        before the cut, or of what it holds after it; from the next sync of the log on only the latter."""
         ...
 
     def delete_before(self, offset: int, done: Callable[[HeadraceError | None], None] | None = None) -> None:
