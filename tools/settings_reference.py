@@ -1,4 +1,4 @@
-"""Writes docs/SETTINGS.md from the table in headrace.declared; with --check only says whether it is current."""
+"""Writes docs/SETTINGS.md from the tables in headrace.declared; with --check only says whether it is current."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.settings import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, Value
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
 HEAD = """# Settings
 
-Generated from `src/headrace/declared.py` by `make settings`; do not edit.
+Generated from `src/headrace/declared.py` and `declared_broker.py` by `make settings`; do not edit.
 
 A broker setting comes, weakest first, from its default, the config file (`headrace serve --config FILE`, TOML), the
 environment (`HEADRACE_` and the name in capitals, dots as underscores) and the command line (`--set name=value`).

@@ -1,4 +1,4 @@
-"""Every setting of Headrace in its type, read from wherever it is given; `headrace.declared` has the table.
+"""Every setting of Headrace in its type, read from wherever it is given; `headrace.declared` has the tables.
 
 A broker setting comes, weakest first, from its default, the config file (TOML), the environment
 (`HEADRACE_` + the name in capitals, dots as underscores) and the command line (`--set name=value`), by the same name.
@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.declared import BROKER_SETTINGS, FOREVER_MS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
+from headrace.declared import FOREVER_MS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
+from headrace.declared_broker import BROKER_SETTINGS
 from headrace.errors import InvalidConfig, SettingError
 
 __all__ = [
