@@ -300,3 +300,23 @@ def test_only_one_change_is_under_way() -> None:
     group.core.proposed(SetChange(set_of(1, 2), (), (3,), ""))
     with pytest.raises(AssertionError, match="one change at a time"):
         group.core.proposed(SetChange(set_of(1), (), (2, 3), ""))
+
+
+@proves("G10")
+def test_a_follower_that_went_silent_does_not_come_back_by_what_it_told_before() -> None:
+    group = Group(*REPLICAS)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    group.now = 10.5
+    group.moved(3, 10)
+    change = group.wanted()
+    assert change is not None
+    assert change.removed == (2,)
+    group.confirm(1, 3)
+    group.now = group.heard_at[3] = 30.0
+    group.moved(3, 10)
+    assert group.wanted() is None
+    group.moved(2, 10)
+    change = group.wanted()
+    assert change is not None
+    assert change.added == (2,)

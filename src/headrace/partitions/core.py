@@ -235,7 +235,9 @@ class LeaderCore:
                 del members[broker]
                 reasons.append(f"{broker} {why}")
         for broker, progress in self.followers.items():
-            if not self.is_member(broker, progress.incarnation) and self._may_join(broker, progress, now, end, limits):
+            if self.is_member(broker, progress.incarnation) or self._silent(broker, now, heard_at) > limits.lag_seconds:
+                continue
+            if self._may_join(broker, progress, now, end, limits):
                 members[broker] = progress.incarnation
                 reasons.append(f"{broker} has caught up")
         if members == self.members:
@@ -252,7 +254,7 @@ class LeaderCore:
             progress = None
         if progress is not None and progress.has_lost:
             return f"holds less than the watermark, {self.high_watermark}"
-        silent = now - max(heard_at.get(broker, self._began_at), self._began_at)
+        silent = self._silent(broker, now, heard_at)
         if silent > limits.lag_seconds:
             return f"was not heard from in {silent:.1f} s"
         if progress is None:
@@ -262,6 +264,9 @@ class LeaderCore:
             if self._is_slow(progress, behind, limits):
                 return f"was {behind * 1000:.0f} ms behind in {STRIKES_TO_LEAVE} looks in a row"
         return f"was behind for {behind:.1f} s" if behind > limits.lag_seconds else ""
+
+    def _silent(self, broker: int, now: float, heard_at: Mapping[int, float]) -> float:
+        return now - max(heard_at.get(broker, self._began_at), self._began_at)
 
     def _may_join(self, broker: int, progress: Progress, now: float, end: int, limits: LagLimits) -> bool:
         """At or beyond both the watermark and what this epoch began with."""
