@@ -161,6 +161,7 @@ class Scene:
         for number in self.brokers:
             self.disks[number] = SimDisk(self.clock)
             self.disks[number].make_folder(DATA)
+            self.disks[number].sync_folder("/")
             self.start(number)
 
     # Processes.

@@ -134,6 +134,11 @@ class LeaderCore:
     def is_member(self, broker: int, incarnation: str) -> bool:
         return self.members.get(broker) == incarnation
 
+    def counts(self, broker: int, incarnation: str) -> bool:
+        """Whether it is a member, or may be one for all that is known."""
+        proposed = self.proposed_members
+        return self.is_member(broker, incarnation) or (proposed is not None and proposed.get(broker) == incarnation)
+
     # Positions.
 
     def moved(self, position: int) -> bool:

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from headrace.errors import (
     BatchTooLarge,
+    CorruptBatch,
     FencedEpoch,
     HeadraceError,
     InvalidRecord,
@@ -64,6 +65,7 @@ Appended = tuple[int, int, int]
 class Partition:
     __slots__ = (
         "_closed",
+        "_damaged",
         "_grown_from_bytes",
         "_reliability",
         "_tidy_fetches_at",
@@ -92,6 +94,7 @@ class Partition:
         wall_ms: Callable[[], int],
         core: LeaderCore | None = None,
         racks: Mapping[int, str] | None = None,
+        damaged: dict[Partition, int] | None = None,
     ) -> None:
         self.log = log
         self.epoch = epoch
@@ -102,6 +105,7 @@ class Partition:
         self.core = core
         """None unless this broker leads."""
         self.racks = {} if racks is None else racks
+        self._damaged = {} if damaged is None else damaged
         self._reliability = levels.weaker_or_stronger(log.settings)
         self.replicated = False
         """Whether a link wants to hear of what is written."""
@@ -295,10 +299,18 @@ class Partition:
             return NOTHING_READ
         log = self.log
         if log.start_offset <= offset < watermark:
-            return log.read(offset, max_bytes, watermark, warm=warm)
+            try:
+                return log.read(offset, max_bytes, watermark, warm=warm)
+            except CorruptBatch:
+                self.found_damage(offset)
+                raise
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
+
+    def found_damage(self, offset: int) -> None:
+        """What lies at this offset cannot be read: whoever copies from others can mend it."""
+        self._damaged[self] = min(offset, self._damaged.get(self, offset))
 
     @property
     def has_readers(self) -> bool:

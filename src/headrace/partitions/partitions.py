@@ -17,6 +17,7 @@ from headrace.partitions.core import LeaderCore, SetChange
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.partition import Partition
 from headrace.ports.clock import Clock
+from headrace.storage.damage import first_damaged_offset
 from headrace.storage.log import Log, LogStore, TopicPartition
 
 Failures = dict[TopicPartition, HeadraceError]
@@ -63,6 +64,8 @@ class Partitions:
         self.links: Links | None = None
         self.racks: dict[int, str] = {}
         """Where each broker stands, for the policy `racks`; whoever knows the cluster keeps it up to date."""
+        self.damaged: dict[Partition, int] = {}
+        """Replicas with a place that cannot be read, and its offset."""
         self._watermarks = watermarks or {}
         self._replicas: dict[str, dict[int, Partition]] = {}
         self._leading: dict[str, dict[int, Partition]] = {}
@@ -131,10 +134,10 @@ class Partitions:
             revision=revision,
             now=self.clock.now(),
         )
-        partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core, self.racks)
+        partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core, self.racks, self.damaged)
         where = log.topic_partition
         self._leading.setdefault(where.topic, {})[where.partition] = partition
-        self._serve(partition)
+        self._serve(partition, current)
         partition.advance()
         if current is not None:
             current.release_readers()
@@ -146,8 +149,8 @@ class Partitions:
         if current is not None and current.core is None and (current.epoch, current.leader) == (epoch, leader):
             return current
         watermark = self._end_role(log)
-        partition = Partition(log, epoch, leader, watermark, self.clock.wall_ms)
-        self._serve(partition)
+        partition = Partition(log, epoch, leader, watermark, self.clock.wall_ms, damaged=self.damaged)
+        self._serve(partition, current)
         if current is not None:
             current.release_readers()
         return partition
@@ -158,11 +161,15 @@ class Partitions:
         if partition is not None:
             self._end_role(partition.log, error or NotLeader(f"{topic_partition}: not served here any more"))
             partition.release_readers()
+            self.damaged.pop(partition, None)
 
-    def _serve(self, partition: Partition) -> None:
+    def _serve(self, partition: Partition, before: Partition | None) -> None:
         where = partition.topic_partition
         self._replicas.setdefault(where.topic, {})[where.partition] = partition
         self._by_log[partition.log] = self._by_id[partition.log.topic_id, where.partition] = partition
+        known = self.damaged.pop(before, None) if before is not None else first_damaged_offset(partition.log)
+        if known is not None:
+            partition.found_damage(known)
 
     def _end_role(self, log: Log, error: HeadraceError | None = None) -> int:
         """Answer every producer that waits for the log in its old role, before anything of the next one exists; answers

@@ -10,6 +10,7 @@ import logging
 from enum import Enum
 from typing import Final
 
+from headrace.errors import CorruptBatch
 from headrace.partitions.partition import Partition
 from headrace.replication.frames import Position, Subscribe, Truncate
 
@@ -31,7 +32,18 @@ class Stage(Enum):
 class Following:
     """One partition that is copied from its leader in one epoch."""
 
-    __slots__ = ("epoch", "leader_start", "partition", "pause", "retry_at", "stage", "subscription", "told")
+    __slots__ = (
+        "asked_end",
+        "epoch",
+        "leader_start",
+        "mend_from",
+        "partition",
+        "pause",
+        "retry_at",
+        "stage",
+        "subscription",
+        "told",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -41,6 +53,9 @@ class Following:
         self.retry_at = 0.0
         self.pause = RETRY_SECONDS
         self.leader_start = 0
+        self.asked_end = 0
+        self.mend_from: int | None = None
+        """From here on the log is to be copied again, because something there is damaged."""
         self.told: tuple[int, int, int] | None = None
 
     def ask(self, subscription: int) -> Subscribe:
@@ -49,9 +64,15 @@ class Following:
         self.stage = Stage.ASKING
         self.subscription = subscription
         self.told = None
-        last_epoch = log.last_epoch() if log.end_offset > log.start_offset else -1
+        end = log.end_offset
+        if self.mend_from is not None:
+            end = max(log.start_offset, min(end, self.mend_from))
+        self.asked_end = end
+        last_epoch = -1
+        if end > log.start_offset:
+            last_epoch = max((epoch for epoch, start in log.epoch_starts() if start < end), default=-1)
         where = self.partition.topic_partition
-        return Subscribe(subscription, log.topic_id, where.partition, self.epoch, last_epoch, log.end_offset)
+        return Subscribe(subscription, log.topic_id, where.partition, self.epoch, last_epoch, end)
 
     def wait(self, now: float) -> None:
         """It is not served now: ask again later, and then ever later."""
@@ -60,9 +81,32 @@ class Following:
         self.retry_at = now + self.pause
         self.pause = min(2 * self.pause, RETRY_MAX_SECONDS)
 
-    def begin(self) -> None:
+    def begin(self, from_offset: int) -> bool:
+        """The leader begins there. False: the log does not end there, so it has to be asked for again."""
+        held = self.partition.log
+        if self.mend_from is not None and from_offset == self.asked_end:
+            self._cut_damage(from_offset)
+        if held.end_offset != from_offset:
+            return False
         self.stage = Stage.COPYING
         self.pause = RETRY_SECONDS
+        return True
+
+    def _cut_damage(self, from_offset: int) -> None:
+        """Drop what is to be copied again. A cut needs to find its place: if that is damaged too, everything goes."""
+        held, where = self.partition.log, self.partition.topic_partition
+        log.warning(
+            "%s: damaged at offset %d: copied again from offset %d on, up to %d",
+            where, self.mend_from, from_offset, held.end_offset,
+        )  # fmt: skip
+        try:
+            held.truncate(from_offset)
+        except CorruptBatch as error:
+            log.warning("%s: copied again as a whole: %s", where, error)
+            self.mend_from = held.start_offset
+            return
+        self.mend_from = None
+        self.partition.truncated()
 
     def cut(self, told: Truncate) -> bool:
         """Cut what the leader does not have. False: there is nothing to cut, so asking again would change nothing."""

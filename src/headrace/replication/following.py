@@ -95,8 +95,16 @@ class FollowingEnd:
             those.pop(following, None)
         if self._subscriptions.pop(following.subscription, None) is not None and self.link is not None:
             self.link.send([frames.unsubscribe(following.subscription, following.epoch)])
-        if not self._followings:
-            self.close("nothing is followed there any more")
+
+    def mend(self, partition: Partition, offset: int) -> None:
+        """Something at this offset is damaged: copy it again, with all that follows."""
+        following = self._followings.get(partition)
+        if following is None or following.mend_from is not None:
+            return
+        following.mend_from = offset
+        if following.subscription and self.link is not None:
+            self.link.send([frames.unsubscribe(following.subscription, following.epoch)])
+            self._ask(following)
 
     def close(self, reason: str) -> None:
         if self.link is not None:
@@ -211,12 +219,14 @@ class FollowingEnd:
         if following is None:
             return
         partition = following.partition
-        if start.from_offset != partition.log.end_offset:
+        if start.from_offset != following.asked_end:
             raise ProtocolError(
                 f"{partition.topic_partition}: the leader starts at {start.from_offset}, but asked for was "
-                f"{partition.log.end_offset}"
+                f"{following.asked_end}"
             )
-        following.begin()
+        if not following.begin(start.from_offset):
+            self._ask(following)
+            return
         self._shared.partitions.told(partition, start.watermark)
         following.follow_start(start.log_start)
         self._to_tell[following] = None

@@ -77,6 +77,8 @@ class Reason(IntEnum):
     NEW_EPOCH = 3
     NOT_REPLICA = 4
     UNREADABLE = 5
+    IN_SYNC = 6
+    """A member of the in-sync set asks for what it should hold: it has to leave the set first."""
 
 
 class Hello(NamedTuple):

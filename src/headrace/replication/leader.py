@@ -48,6 +48,17 @@ def refusal(asked: Subscribe, partition: Partition | None, broker: int) -> Stop 
     return None
 
 
+def must_leave(asked: Subscribe, core: LeaderCore, broker: int, incarnation: str) -> Stop | None:
+    """A member that holds less than the watermark could be elected, and what is committed would be lost: it gets
+    nothing, and cuts nothing, before it has left the set."""
+    if asked.end >= core.high_watermark:
+        return None
+    if not core.counts(broker, incarnation):
+        return None
+    text = f"broker {broker} is in sync below {core.high_watermark} and asks for {asked.end}: it leaves the set first"
+    return Stop(asked.subscription, asked.epoch, Reason.IN_SYNC, text)
+
+
 def answer(asked: Subscribe, log: Log, watermark: int) -> Answer:
     """Where the follower may begin, or what it must do before it asks again."""
     subscription, epoch = asked.subscription, asked.epoch

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.errors import HeadraceError, ProtocolError
+from headrace.errors import CorruptBatch, HeadraceError, ProtocolError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
@@ -47,7 +47,7 @@ class Leading:
     began: Callable[[LeadingEnd, Stream], None]
     ended: Callable[[LeadingEnd, Stream], None]
     caught_up: Callable[[Partition], None]
-    """A follower outside the in-sync set told its position: it may want to join."""
+    """A follower outside the in-sync set told its position, or one inside has lost something: look at the set."""
     reads: dict[tuple[Partition, int], Piece] = field(default_factory=dict)
     """What was read in this turn, by where it begins: each follower wants the same."""
 
@@ -120,10 +120,16 @@ class LeadingEnd:
             return
         for stream in [stream for stream in self._streams.values() if stream.partition is partition]:
             self._end_stream(stream)
+        core = partition.core
+        stop = leader.must_leave(asked, core, self.broker, self.incarnation)
+        if stop is not None:
+            core.subscribed(self.broker, self.incarnation, asked.end, self._shared.clock.now())
+            self._shared.caught_up(partition)
+            self.link.send([frames.answer(stop)])
+            return
         told = leader.answer(asked, partition.log, partition.high_watermark)
         self.link.send([frames.answer(told)])
         if isinstance(told, Start):
-            core = partition.core
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
             stream = Stream(told, self.broker, partition, core, progress)
             self._streams[stream.subscription] = stream
@@ -266,6 +272,8 @@ class LeadingEnd:
             parts, count, next_offset = leader.whole_batches(found)
         except (HeadraceError, OSError) as error:
             log.error("%s cannot be copied to broker %d: %s", stream.partition.topic_partition, self.broker, error)
+            if isinstance(error, CorruptBatch):
+                stream.partition.found_damage(stream.sent)
             self.stop(stream, Reason.UNREADABLE, str(error))
             return None
         if next_offset <= stream.sent:

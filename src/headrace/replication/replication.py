@@ -130,8 +130,6 @@ class Replication:
             partition, end = followed
             partition.replicated = False
             end.unfollow(partition)
-            if end.is_idle:
-                self._leaders.pop(end.broker, None)
 
     def close(self) -> None:
         self._closed = True
@@ -255,11 +253,24 @@ class Replication:
         now = self._clock.now()
         self._leading.budget.refill(now)
         for following in list(self._leaders.values()):
-            following.tick(now)
+            if following.is_idle:
+                del self._leaders[following.broker]
+                following.close("nothing is followed there any more")
+            else:
+                following.tick(now)
+        self._mend()
         for leading in list(self._accepted):
             leading.link.tick(now)
             leading.pump()
         self._look()
+
+    def _mend(self) -> None:
+        """Followers with a damaged place copy it again. A leader's stays as it is: it is not served."""
+        for partition, offset in list(self._partitions.damaged.items()):
+            followed = self._followed.get(partition.topic_partition)
+            if followed is not None and followed[0] is partition:
+                del self._partitions.damaged[partition]
+                followed[1].mend(partition, offset)
 
     def _look(self) -> None:
         """Look at a part of the led partitions, so that each gets its look once in a while."""

@@ -1,0 +1,89 @@
+"""Damage on one replica: never served, never elected in the middle of mending, and copied again from a healthy one."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import CorruptBatch
+from headrace.ports.disk import read_whole
+from proving import proves
+from replication.scene import Broker, Scene
+
+
+def damaged(layout: str) -> tuple[Scene, Broker]:
+    """Three replicas of 40 records; the second broker is started again, and its disk has a wrong byte in the middle."""
+    scene = Scene(layout=layout, topic={"segment_bytes": 2000, "durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50))
+    scene.settle()
+    scene.run(70)
+    scene.alive[2].store.close()
+    scene.kill(2)
+    disk = scene.disks[2]
+    folder = "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0"
+    for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
+        position = read_whole(disk, path).find(b"20" * 50)
+        if position >= 0:
+            disk.flip(path, position)
+    scene.start(2)
+    key = scene.keys[0]
+    key.members[2], key.revision = scene.alive[2].incarnation, key.revision + 1
+    for number in scene.alive:
+        scene.tell(number)
+    scene.until_copying()
+    return scene, scene.alive[2]
+
+
+def read_all(broker: Broker) -> None:
+    partition = broker.partition()
+    offset = 0
+    while offset < partition.high_watermark:
+        partition.read(offset, 1, warm=True)
+        offset += 1
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_follower_copies_again_what_it_finds_damaged(layout: str) -> None:
+    scene, broker = damaged(layout)
+    with pytest.raises(CorruptBatch):
+        read_all(broker)
+    scene.run(0.5)
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    assert [change.removed for change in scene.changes] == [(2,), ()]
+    read_all(broker)
+    scene.settle()
+    assert len(broker.values()) == 40
+
+
+def test_a_member_cuts_nothing_before_it_has_left_the_set() -> None:
+    """Were it elected meanwhile, what is committed behind the damage would be lost."""
+    scene, broker = damaged("partitioned")
+    scene.held = []
+    with pytest.raises(CorruptBatch):
+        read_all(broker)
+    scene.run(5)
+    assert broker.log().end_offset == 40
+    waiting = scene.produce(b"more")
+    scene.run(1)
+    assert waiting.waiting
+    scene.release_answers()
+    scene.until_answered(waiting)
+    scene.settle()
+    assert len(broker.values()) == 41
+
+
+def test_a_leader_with_damage_is_mended_once_it_follows() -> None:
+    scene, broker = damaged("partitioned")
+    scene.elect(2, (1, 2, 3))
+    scene.until_answered(scene.produce(b"more"))
+    with pytest.raises(CorruptBatch):
+        read_all(broker)
+    scene.run(5)
+    assert broker.log().end_offset == 41
+    scene.elect(1, (1, 2, 3))
+    scene.until("its leaving the set", lambda: any(change.removed == (2,) for change in scene.changes))
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
+    read_all(broker)
