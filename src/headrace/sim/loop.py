@@ -39,6 +39,24 @@ class Stalled(Exception):
     """Somebody waits, and nothing is left that could happen."""
 
 
+class _Soon(asyncio.Handle):
+    __slots__ = ("owner",)
+    owner: Owner | None
+
+    def __call__(self) -> None:
+        if not self._cancelled and (self.owner is None or self.owner.admits(self)):
+            self._run()
+
+
+class _Timed(asyncio.TimerHandle):
+    __slots__ = ("owner",)
+    owner: Owner | None
+
+    def __call__(self) -> None:
+        if not self._cancelled and (self.owner is None or self.owner.admits(self)):
+            self._run()
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, clock: VirtualClock | None = None, seed: int = 0, jitter_seconds: float = 0.0) -> None:
         super().__init__()
@@ -53,17 +71,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
         context = copy_context() if context is None else context
-        handle = asyncio.Handle(callback, args, self, context)
-        self.clock.call_soon(lambda: self._run(handle, context))
+        handle = _Soon(callback, args, self, context)
+        handle.owner = context.get(OWNER)
+        self.clock.call_soon(handle)
         return handle
 
     def call_at(
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
         context = copy_context() if context is None else context
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _Timed(when, callback, args, self, context)
+        handle.owner = context.get(OWNER)
         late = self._random.random() * self._jitter_seconds if self._jitter_seconds else 0.0
-        self.clock.call_at(when + late, lambda: self._run(handle, context))
+        self.clock.call_at(when + late, handle)
         return handle
 
     def create_task(
@@ -83,13 +103,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
-
-    def _run(self, handle: asyncio.Handle, context: Context) -> None:
-        if handle.cancelled():
-            return
-        owner = context.get(OWNER)
-        if owner is None or owner.admits(lambda: self._run(handle, context)):
-            handle._run()
 
     def _run_once(self) -> None:
         if not self.clock.turn():

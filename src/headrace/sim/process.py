@@ -26,6 +26,8 @@ class Process:
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
         self.loop = loop
+        self.now = loop.clock.now
+        self.wall_ms = loop.clock.wall_ms
         self.paused = False
         self.dead = False
         self.context = Context()
@@ -35,12 +37,6 @@ class Process:
         self._tidy_tasks_at = TIDY_TASKS_LEAST
 
     # The clock.
-
-    def wall_ms(self) -> int:
-        return self.loop.clock.wall_ms()
-
-    def now(self) -> float:
-        return self.loop.clock.now()
 
     def call_later(self, delay_seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(max(0.0, delay_seconds), call, context=self.context)
