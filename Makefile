@@ -7,7 +7,7 @@ SEED ?= 1
 SEEDS ?= 1-2000
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
-KERNELS := $(foreach name,kernel decoding encoding,$(wildcard src/headrace/records/$(name).p*))
+KERNELS := $(foreach name,kernel decoding encoding key_hashing,$(wildcard src/headrace/records/$(name).p*))
 
 .DEFAULT_GOAL := help
 .PHONY: help serve demo test check prove sim bench settings inventory format clean

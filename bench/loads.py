@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import processes
 from contestants import CACHE, HOST, Missing, Running
@@ -107,7 +108,16 @@ def _command(broker: Running, mode: str, topic: Topic, count: int = 0, window: i
     return (*program(broker.recipe.load), *(str(word) for word in words))
 
 
-def await_quiet(broker: Running) -> None:
+class Measured(Protocol):
+    """A broker under load, whoever has started it."""
+
+    @property
+    def port(self) -> int: ...
+
+    def cpu_seconds(self) -> float: ...
+
+
+def await_quiet(broker: Measured) -> None:
     """Waits until the broker has done what earlier steps left it to do: compiling, deleting, collecting garbage."""
     deadline = time.monotonic() + QUIET_TIMEOUT_S
     used_s = broker.cpu_seconds()

@@ -13,14 +13,15 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import processes
-from contestants import CACHE, HOST, Missing, Running
-from loads import Invalid, await_quiet
+from contestants import CACHE, HOST, Missing
+from loads import Invalid, Measured, await_quiet
 
 from headrace.client.cluster import Cluster
 from headrace.client.refusal import check
@@ -92,18 +93,26 @@ def program() -> str:
     return str(binary)
 
 
-def create(broker: Running, topics: TopicSet) -> None:
+def create(
+    broker: Measured,
+    topics: TopicSet,
+    replicas: Sequence[int] = (),
+    configs: Mapping[str, str] | None = None,
+) -> None:
+    """The topics on one broker, or on these, of which the first leads."""
     names = topics.names()
+    configs = configs or {"durability": topics.durability}
     with Cluster(f"{HOST}:{broker.port}", timeout_ms=CREATE_TIMEOUT_MS) as cluster:
         for first in range(0, len(names), TOPICS_A_REQUEST):
             wanted = [
                 Message(
-                    name=name,
-                    num_partitions=1,
-                    replication_factor=1,
-                    configs=[Message(name="durability", value=topics.durability)],
+                    name=topic,
+                    num_partitions=-1 if replicas else 1,
+                    replication_factor=-1 if replicas else 1,
+                    assignments=[Message(partition_index=0, broker_ids=list(replicas))] if replicas else [],
+                    configs=[Message(name=name, value=value) for name, value in configs.items()],
                 )
-                for name in names[first : first + TOPICS_A_REQUEST]
+                for topic in names[first : first + TOPICS_A_REQUEST]
             ]
             request = Message(topics=wanted, timeout_ms=CREATE_TIMEOUT_MS)
             answer = cluster.controller().call(apis.CREATE_TOPICS, request, CREATE_TIMEOUT_MS)
@@ -133,7 +142,7 @@ def write_plan(path: Path, topics: TopicSet, shape: Shape) -> Path:
 class TopicLoad:
     """One run of the program, connected to one broker; use as a context manager."""
 
-    def __init__(self, broker: Running, plan: Path, topics: TopicSet, shape: Shape) -> None:
+    def __init__(self, broker: Measured, plan: Path, topics: TopicSet, shape: Shape) -> None:
         self._broker = broker
         words = (
             *(HOST, broker.port, plan, PRODUCERS, shape.topics_per_request, shape.window()),
