@@ -247,19 +247,18 @@ def in_transactions(
 ) -> Iterator[Batch]:
     """As few transactions as their bounds allow; after a conflict, `most` of 1 lets the others through."""
     held: list[Decision] = []
+    relied: frozenset[int] = frozenset()
+    actions = 0
     for decision in decisions:
-        if held and (len(held) == most or not _fits([*held, decision], fence)):
+        all_relied, more = relied | decision.relies_on, 1 + len(decision.clears)
+        compares = len(fence) + len(held) + 1 + len(all_relied)
+        if held and (len(held) == most or compares > ACTIONS_MAX or actions + more > ACTIONS_MAX):
             yield _batch(image, held, fence)
-            held = []
+            held, actions, all_relied = [], 0, decision.relies_on
         held.append(decision)
+        relied, actions = all_relied, actions + more
     if held:
         yield _batch(image, held, fence)
-
-
-def _fits(decisions: Sequence[Decision], fence: tuple[Compare, ...]) -> bool:
-    relied = frozenset[int]().union(*(decision.relies_on for decision in decisions))
-    actions = sum(1 + len(decision.clears) for decision in decisions)
-    return len(fence) + len(decisions) + len(relied) <= ACTIONS_MAX and actions <= ACTIONS_MAX
 
 
 def _batch(image: Image, decisions: Sequence[Decision], fence: tuple[Compare, ...]) -> Batch:
