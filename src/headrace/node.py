@@ -194,7 +194,8 @@ class Node:
         )
 
     def _end_offset(self, topic: str, index: int) -> int | None:
-        partition = self.participant.partitions.find(topic, index)
+        """As far as it is known here: a follower's watermark is a little behind its leader's."""
+        partition = self.participant.partitions.find_replica(topic, index)
         return partition.high_watermark if partition is not None else None
 
     def _why_not_ready(self) -> str | None:

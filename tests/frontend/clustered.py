@@ -20,7 +20,7 @@ from frontend.raw import Raw
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
-LEASE_MS = 1500
+LEASE_MS = 2000
 OFFSETS_PARTITIONS = 6
 
 
@@ -67,6 +67,16 @@ class SharedCluster:
         raw = Raw(self.broker(number).host_port)
         self._raws.append(raw)
         return raw
+
+    def begin_test(self) -> None:
+        """On a machine with much else to do a broker may lose its registration for a moment."""
+        wait_for("three brokers", lambda: all(len(self._brokers(number)) == 3 for number in (1, 2, 3)))
+
+    def _brokers(self, asked_of: int) -> list[Any]:
+        raw = Raw(self.broker(asked_of).host_port)
+        found: list[Any] = raw.call(apis.DESCRIBE_CLUSTER, 1, endpoint_type=1).brokers
+        raw.close()
+        return found
 
     def end_test(self) -> None:
         for raw in self._raws:

@@ -42,5 +42,6 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedC
 @pytest.fixture
 def cluster(shared_cluster: SharedCluster) -> Iterator[SharedCluster]:
     """Three brokers, all alive when the test begins."""
+    shared_cluster.begin_test()
     yield shared_cluster
     shared_cluster.end_test()
