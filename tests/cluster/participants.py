@@ -44,7 +44,12 @@ class Machine:
         self.network: MemoryHost
         self.participant: Participant
 
-    async def start(self, **settings: object) -> Participant:
+    async def start(self, **settings: object) -> None:
+        participant = self.make(**settings)
+        await self.process.run(participant.start())
+
+    def make(self, **settings: object) -> Participant:
+        """A new process on the disk; nothing of it runs yet."""
         cluster = self.cluster
         self.process = Process(cluster.loop, self.host)
         cluster.processes.append(self.process)
@@ -63,7 +68,6 @@ class Machine:
             listen=Address(self.host, 0),
             boot=self.boot,
         )
-        await self.process.run(self.participant.start())
         return self.participant
 
     def kill(self) -> None:

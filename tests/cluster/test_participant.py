@@ -283,6 +283,28 @@ async def carried(machine: Machine, plan: Callable[[Image], Plan]) -> None:
     await machine.process.run(machine.participant.tasks.run(plan))
 
 
+def test_a_broker_that_has_not_joined_copies_nothing() -> None:
+    """What the incarnation file says of the process before must stay true until it tells of this one."""
+
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create()
+        await cluster.produce(b"a")
+        await cluster.until(lambda: all_hold(cluster, [b"a"]))
+        late = next(machine for machine in cluster.machines.values() if machine is not cluster.leader())
+        await late.stop()
+        await cluster.produce(b"b")
+        participant = late.make()
+        await late.process.run(participant.open())
+        await asyncio.sleep(5)
+        assert late.held() == [b"a"]
+        await late.process.run(participant.join({}))
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"b"]))
+
+    run(3, body)
+
+
 @proves("G15")
 def test_a_preferred_leader_is_elected_again_by_order() -> None:
     async def body(cluster: Cluster) -> None:

@@ -60,6 +60,7 @@ class Assignment:
         self._held: dict[TopicPartition, tuple[bytes, PartitionState, int]] = {}
         """Topic's id, state and leader as they were last put into effect."""
         self._image: Image | None = None
+        self._joined = False
 
     def settings_of(self, image: Image, topic: Topic) -> LogSettings:
         settings = log_settings(self._defaults(image), topic.overrides)
@@ -77,10 +78,19 @@ class Assignment:
         return logs
 
     def start(self, image: Image) -> None:
-        """Serve what the image says; the store is open."""
+        """Hold what the image says; the store is open. Every replica stands by until `join`."""
         self._image = image
         for topic in image.topics.values():
             self._serve(image, topic, altered=True)
+
+    def join(self) -> None:
+        """Take the roles that the image says. Not before the incarnation file tells of this process: from here on logs
+        may change.
+        """
+        assert self._image is not None
+        self._joined = True
+        for topic in self._image.topics.values():
+            self._serve(self._image, topic, altered=False)
 
     def follow(self, old: Image, new: Image) -> None:
         """An image listener."""
@@ -126,7 +136,9 @@ class Assignment:
             if self._broker not in state.replicas:
                 continue
             where = TopicPartition(topic.name, state.index)
-            leader = leader_of(state, image.brokers, self._broker, self._incarnation)
+            leader = NO_LEADER
+            if self._joined:
+                leader = leader_of(state, image.brokers, self._broker, self._incarnation)
             held = self._held.get(where)
             if held is not None and settings is not None:
                 self._alter(where, settings)

@@ -1,8 +1,8 @@
 """One broker's part in a cluster, without any front end: its logs, its replicas, its registration, and its candidacy.
 
 All ports come from outside, so that the real broker (`node`) and the simulator run the same. `open` brings up the
-store, the view of the cluster and the replicas, which lead nothing yet; `join` registers, and the controller then says
-what this process leads. `leave` hands leaderships over while everything still runs; `close` takes down. A cluster of
+store, the view of the cluster and the replicas, which stand by; `join` registers, and the controller then says what
+this process leads. `leave` hands leaderships over while everything still runs; `close` takes down. A cluster of
 one goes the same road: it elects itself and carries itself over.
 """
 
@@ -213,6 +213,7 @@ class Participant:
             raise
         self._joined = True
         self._built.push_async_callback(member.close)
+        self.assignment.join()
         self.view.listen(member.follow)
         self.in_sync = InSyncSets(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
         self.replication.on_change = self.in_sync.want
