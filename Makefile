@@ -5,12 +5,13 @@ ARGS ?=
 # `make test` draws the same every time, so that it says something of the change; `make prove` draws anew.
 SEED ?= 1
 SEEDS ?= 1-2000
+PACKAGES := etcd kcat node npm strace java
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach name,kernel decoding encoding key_hashing,$(wildcard src/headrace/records/$(name).p*))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test check prove sim bench settings inventory format clean
+.PHONY: help serve demo packages test check prove sim bench settings inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -39,13 +40,18 @@ demo: $(VENV)/.runtime
 $(VENV)/.runtime: pyproject.toml setup.py constraints.txt tools/setup.sh $(KERNELS)
 	@tools/setup.sh runtime
 
-$(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh tests/clients/kafkajs/package.json $(VENV)/.runtime
+$(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh $(VENV)/.runtime
 	@tools/setup.sh tests
 
+packages:
+	@tools/packages.py $(PACKAGES)
+
+.work/node/.installed: tests/clients/kafkajs/package.json
+	@tools/setup.sh node
+
 test:
-	@tools/packages.py etcd kcat node npm strace java
-	@$(MAKE) --no-print-directory $(VENV)/.tests
-	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory --jobs 2 packages $(VENV)/.tests
+	@$(MAKE) --no-print-directory .work/node/.installed
 	@mkdir -p .work && rm -f .work/proven*.json
 	$(BIN)/python tools/side_by_side.py --proven .work/proven.json -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
 	@$(BIN)/python tools/inventory.py compare
@@ -57,8 +63,8 @@ check: $(VENV)/.tests
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/test_tidy.py
 
-prove: $(VENV)/.tests
-	@tools/packages.py etcd kcat node npm strace java
+prove: packages $(VENV)/.tests
+	@$(MAKE) --no-print-directory .work/node/.installed
 	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the virtual environment: `setup.sh runtime` for a broker, `setup.sh tests` for everything else on top.
-# Leaves a stamp in .venv, so that make comes here only when something changed.
+# Makes the virtual environment: `setup.sh runtime` for a broker, `setup.sh tests` for everything else on top;
+# `setup.sh node` installs the Node clients. Leaves a stamp, so that make comes here only when something changed.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -52,16 +52,21 @@ tests() {
     say 'installing what the tests need'
     say 'installing PySpark, about 450 MB'
     install --no-build-isolation --editable '.[dev,spark,etcd]'
+    touch $venv/.tests
+}
+
+node() {
     say 'installing the Node clients'
     mkdir -p .work/node
     cp tests/clients/kafkajs/package.json .work/node/package.json
     (cd .work/node && npm install --silent --no-package-lock --no-audit --no-fund --ignore-scripts) ||
         stop 'npm could not install the packages named in tests/clients/kafkajs/package.json'
-    touch $venv/.tests
+    touch .work/node/.installed
 }
 
 case "${1:-}" in
 runtime) runtime ;;
 tests) tests ;;
-*) stop 'say runtime or tests' ;;
+node) node ;;
+*) stop 'say runtime, tests or node' ;;
 esac

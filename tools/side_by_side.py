@@ -1,9 +1,9 @@
-"""Runs the tests in two processes side by side: those that start Spark; and all others, then some of the broker's once
-more on the other layout of its data folder.
+"""Runs everything that `make test` is made of in two lanes side by side, each taking the next part when it is free.
 
-Spark's tests wait for its processes most of the time and so do the others for theirs, so two cores do both in little
-more time than one takes. What the second process says is shown as it comes, what Spark's says when it has ended. Other
-arguments go to all; if they name a file, that alone is run. What all have proven is put together in one file.
+Tests wait for other processes most of the time, so two lanes keep two cores busy. The parts: tests that start Spark;
+the checks; all other tests, those of clusters apart; some of the broker's once more on the other layout of its data.
+A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
+file, that alone is run. What all have proven is put together in one file.
 
     side_by_side.py --proven FILE [arguments of pytest]
 """
@@ -13,12 +13,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
-SPARK_TESTS = "tests/spark"
+LANES = 2
+SPARK_TESTS = ("tests/spark",)
+CLUSTER_TESTS = (
+    *("tests/cluster", "tests/replication", "tests/sim"),
+    *(f"tests/faults/test_{name}.py" for name in ("cluster_chaos", "etcd_gone")),
+    *(f"tests/frontend/test_{name}.py" for name in ("cluster_clients", "cluster_faults", "cluster_orders")),
+    *(f"tests/frontend/test_{name}.py" for name in ("cluster_routing", "cluster_tls", "archived_elsewhere")),
+)
 BROKER_TESTS = (
     "tests/clients/test_matrix.py",
     *(f"tests/faults/test_{name}.py" for name in ("kill", "full_disk", "live_fuzz", "start", "compacted_restart")),
@@ -27,39 +36,79 @@ BROKER_TESTS = (
 """Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
+STOPPED = -1
+
+
+class Lanes:
+    """Works on a queue of parts; when one fails in a way that makes the others pointless, none is begun any more."""
+
+    def __init__(self, commands: dict[str, list[str]], decisive: str) -> None:
+        self.codes: dict[str, int] = {}
+        self._waiting = deque(commands.items())
+        self._decisive = decisive
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._work) for _ in range(LANES)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            self._stop()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._stopping or not self._waiting:
+                    return
+                name, command = self._waiting.popleft()
+                log = WORK / f"tests-{name}.log"
+                print(f"{name} begins; what it says is in {log.relative_to(ROOT)}", flush=True)
+                began = time.monotonic()
+                with log.open("w") as output:
+                    process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+                self._running[name] = process
+            code = process.wait()
+            with self._lock:
+                del self._running[name]
+                self.codes[name] = STOPPED if self._stopping else code
+                print(log.read_text(), f"{name}: {time.monotonic() - began:.0f} s", sep="", flush=True)
+            if code and name == self._decisive:
+                self._stop()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            for process in self._running.values():
+                process.terminate()
 
 
 def run(proven: Path, arguments: list[str]) -> int:
     began = time.monotonic()
+    apart = [f"--ignore={path}" for path in (*SPARK_TESTS, *CLUSTER_TESTS)]
     parts = {
-        "spark": [SPARK_TESTS],
-        "others": ["tests", f"--ignore={SPARK_TESTS}"],
+        "spark": [*SPARK_TESTS],
+        "others": ["tests", *apart],
+        "clusters": [*CLUSTER_TESTS],
         "shared": [*BROKER_TESTS, "--layout", "shared"],
     }
     files = {name: WORK / f"proven-{name}.json" for name in parts}
     pytest = [sys.executable, "-m", "pytest", *arguments]
     if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments):
         return subprocess.run([*pytest, "--proven", str(proven)], cwd=ROOT, check=False).returncode
-    commands = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
     for file in files.values():  # a part that does not come to its end would be spoken for by the last run's
         file.unlink(missing_ok=True)
-    shown = WORK / "spark-tests.log"
-    with shown.open("w") as output:
-        spark = subprocess.Popen(commands["spark"], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        others = subprocess.run(commands["others"], cwd=ROOT, check=False).returncode
-        print("the broker's tests on the layout `shared`:", flush=True)
-        shared = subprocess.run(commands["shared"], cwd=ROOT, check=False).returncode
-        print(f"tests that start Spark, run beside the others (also in {shown.relative_to(ROOT)}):", flush=True)
-        spark.wait()
-    finally:
-        if spark.poll() is None:
-            spark.terminate()
-            spark.wait()
-    sys.stdout.write(shown.read_text())
+    tests = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
+    # The longest first, so that the lanes end together; the checks early, because they fail early.
+    lanes = Lanes({"spark": tests.pop("spark"), "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
+    lanes.run()
     print(f"all together: {time.monotonic() - began:.0f} s")
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))
-    codes = [others, shared, spark.returncode]
+    codes = list(lanes.codes.values())
     return next((code for code in codes if code not in (0, NOTHING_COLLECTED)), min(codes))
 
 
