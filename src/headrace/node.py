@@ -48,6 +48,7 @@ from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
 from headrace.storage.log import TICK_SECONDS, TopicPartition
 from headrace.system import descriptors
+from headrace.system.boot import boot_id
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
@@ -57,7 +58,6 @@ log = logging.getLogger(__name__)
 STOP_SECONDS: Final = 30.0
 LOAD_SECONDS: Final = 10.0
 GC_ALLOCATIONS: Final = 50_000
-BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
 class Node:
@@ -98,7 +98,7 @@ class Node:
             listen=listen,
             advertise=advertise,
             tls=listeners.replication_tls(settings),
-            boot=_boot_id(),
+            boot=boot_id(),
             archived_offset=self._archived_offset,
             open_segments_max=self._descriptors.segments,
             sync_files_max=self._descriptors.sync_files,
@@ -292,15 +292,6 @@ class Node:
 
     def addresses(self) -> dict[str, Address]:
         return dict(self.server.addresses)
-
-
-def _boot_id() -> str:
-    """Drawn by the kernel when it starts: while it is the same, what was in the page cache still is."""
-    try:
-        with open(BOOT_ID, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def run(settings: BrokerSettings) -> int:
