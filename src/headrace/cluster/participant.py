@@ -281,6 +281,8 @@ class Participant:
 
     def _follow_peers(self, old: Image, new: Image) -> None:
         if old is new or old.brokers is not new.brokers:
+            # Where a broker stands is remembered while its registration is away.
+            self.partitions.racks.update({broker.id: broker.rack for broker in new.brokers.values()})
             self.replication.peers(
                 {
                     broker.id: (Address(broker.replication.host, broker.replication.port), broker.incarnation)

@@ -110,16 +110,19 @@ class _Load:
     def wait(self) -> None:
         if self._waiting or self.reading or self._done:
             return
-        if self.partition.reached(self._end, ALL_IN_SYNC):
+        if self.partition.high_watermark >= self._end:
             self.reading = True
             self._read()
-        else:
+        elif not self.partition.reached(self._end, ALL_IN_SYNC):
             self._waiting = True
             self.partition.wait(self._end, ALL_IN_SYNC, self)
 
     def passed(self) -> None:
-        self._waiting, self.reading = False, True
-        self._call_soon(self._read)
+        """With a weaker reliability the watermark may not be there yet: then the next `follow` sees it."""
+        self._waiting = False
+        if self.partition.high_watermark >= self._end:
+            self.reading = True
+            self._call_soon(self._read)
 
     def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
         """Too few replicas, for now, or another role: the next `follow` sees which."""
