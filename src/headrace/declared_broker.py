@@ -80,6 +80,15 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "bytes",
         0,
     ),
+    Setting(
+        "replica.round.max.ms",
+        "int",
+        0,
+        "a follower that takes longer for several rounds leaves the in-sync set, and returns after many quick ones; "
+        "0 is off",
+        "ms",
+        0,
+    ),
     Setting("replica.link.timeout.ms", "int", 3000, "silence after which a link between brokers is closed", "ms", 100),
     Setting("tls.certificate", "str", "", "PEM file with the certificate chain for tls:// listeners"),
     Setting("tls.key", "str", "", "PEM file with the private key for tls:// listeners"),

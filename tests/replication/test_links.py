@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from headrace.errors import NotLeader
@@ -19,13 +21,17 @@ from replication.scene import CLUSTER, Scene
 class Peer:
     """A broker that is only a link, and says what the test wants."""
 
-    def __init__(self, scene: Scene, to: int, broker: int = 9, cluster: str = CLUSTER) -> None:
+    def __init__(self, scene: Scene, to: int | None, broker: int = 9, cluster: str = CLUSTER) -> None:
         self.scene = scene
         self.hello = Hello(cluster, broker, f"run-{broker}")
         self.frames: list[tuple[int, bytes]] = []
         self.reason = ""
         self.channel: Channel
-        scene.network.host(f"b{broker}").connect(scene.alive[to].address, self)
+        host = scene.network.host(f"b{broker}")
+        if to is None:
+            self.address = host.listen(Address(f"b{broker}", 0), lambda: self).address
+        else:
+            host.connect(scene.alive[to].address, self)
         scene.run(0.1)
 
     def opened(self, channel: Channel) -> None:
@@ -103,7 +109,7 @@ def test_a_position_beyond_what_was_sent_ends_the_link() -> None:
         b"\x00\x00\x00\x02\x63\x00",
         b"\x00\x00\x00\x05\x02\x00\x00\x00\x01",
         b"\x00\x00\x00\x08\x09" + bytes(7),
-        frames.append_head(frames.Append(1, 0, 0, 0), 0),
+        frames.append_head(frames.Append(1, 0, 0, 0, 0), 0),
         frames.hello(Hello(CLUSTER, 9, "run-9")),
     ],
 )
@@ -332,3 +338,72 @@ def test_start_is_answered_once_per_subscription() -> None:
     scene.produce(b"b")
     scene.run(1)
     assert peer.kinds() == [Kind.HELLO, Kind.START, Kind.APPEND]
+
+
+def with_leading_peer() -> tuple[Scene, Peer, int]:
+    """A follower with an empty log whose leader is a peer in the test's hand; and its subscription."""
+    scene = Scene(brokers=(1,))
+    peer = Peer(scene, None)
+    broker = scene.alive[1]
+    broker.replication.peers({9: (peer.address, "run-9")})
+    broker.replication.follow(broker.partitions.follow(broker.log(), 3, 9), 9, 3)
+    scene.run(0.1)
+    kind, body = peer.frames[-1]
+    asked = frames.read_subscribe(memoryview(body), Frame(kind, 0, len(body)))
+    assert asked == Subscribe(asked.subscription, bytes(16), 0, 3, -1, 0)
+    peer.send(frames.answer(Start(asked.subscription, 3, 0, 0, 0)))
+    return scene, peer, asked.subscription
+
+
+def appended(subscription: int, from_offset: int, *made: bytearray, epoch: int = 3) -> bytes:
+    data = b"".join(made)
+    return frames.append_head(frames.Append(subscription, epoch, from_offset, 9, 0), len(data)) + data
+
+
+def at(offset: int, epoch: int = 3) -> bytearray:
+    made = batch(b"value")
+    struct.pack_into(">q", made, 0, offset)
+    struct.pack_into(">i", made, 12, epoch)
+    return made
+
+
+def test_a_follower_takes_records_in_one_unbroken_stream_only() -> None:
+    """Offsets may have gaps where a log was compacted, so a lost frame must not look like one."""
+    scene, peer, number = with_leading_peer()
+    held = scene.alive[1].log()
+    peer.send(appended(number, 0, at(0), at(1)))
+    assert (held.end_offset, scene.alive[1].partition().high_watermark) == (2, 2)
+    peer.send(appended(number + 1, 2, at(2)))
+    peer.send(appended(number, 2, at(2), epoch=2))
+    assert held.end_offset == 2
+    assert not peer.reason
+    peer.send(appended(number, 2, at(4)))
+    assert held.end_offset == 5
+    peer.send(appended(number, 7, at(7)))
+    assert peer.reason
+    assert held.end_offset == 5
+
+
+@pytest.mark.parametrize("wrong", [at(0)[:-1], at(0)[:30], at(0) + b"x", bytearray(61)])
+def test_what_is_not_a_row_of_whole_batches_is_not_written(wrong: bytearray) -> None:
+    scene, peer, number = with_leading_peer()
+    peer.send(appended(number, 0, wrong))
+    assert peer.reason
+    assert scene.alive[1].log().end_offset == 0
+
+
+def test_batches_of_an_older_epoch_do_not_follow_newer_ones() -> None:
+    scene, peer, number = with_leading_peer()
+    peer.send(appended(number, 0, at(0, epoch=3)))
+    peer.send(appended(number, 1, at(1, epoch=2)))
+    assert scene.alive[1].log().end_offset == 1
+
+
+def test_a_leader_that_starts_elsewhere_than_asked_is_not_believed() -> None:
+    scene, peer, number = with_leading_peer()
+    broker = scene.alive[1]
+    broker.replication.follow(broker.partitions.follow(broker.log(), 4, 9), 9, 4)
+    scene.run(0.1)
+    peer.send(frames.answer(Start(number + 1, 4, 5, 5, 0)))
+    assert peer.reason
+    assert broker.log().end_offset == 0

@@ -184,6 +184,7 @@ class Participant:
             catchup_bytes_per_second=self.settings["replica.catchup.bytes.per.second"],
             link_timeout_ms=self.settings["replica.link.timeout.ms"],
             lag_time_max_ms=self.settings["replica.lag.time.max.ms"],
+            round_max_ms=self.settings["replica.round.max.ms"],
         )
 
     async def join(self, listeners: Mapping[str, Endpoint], http: Endpoint | None = None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headrace.errors import CorruptBatch, HeadraceError, ProtocolError
+from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord, ProtocolError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.clock import Clock
@@ -117,8 +117,7 @@ class FollowingEnd:
         if self.link is not None and self.link.is_ready:
             if now - self._ready_at > RECONNECT_MAX_SECONDS:  # it stands; one that breaks at once keeps its pauses
                 self._pause = RECONNECT_SECONDS
-            for following in [waiting for waiting in self._waiting if now >= waiting.retry_at]:
-                self._ask(following)
+            self._ask(*[waiting for waiting in self._waiting if now >= waiting.retry_at])
             if self._late:
                 self._to_tell.update(self._late)
                 self._late = {}
@@ -131,14 +130,17 @@ class FollowingEnd:
             self.connects += 1
             self.link = self._shared.connect(self._address, self)
 
-    def _ask(self, following: Following) -> None:
+    def _ask(self, *followings: Following) -> None:
         assert self.link is not None
-        self._waiting.pop(following, None)
-        self._subscriptions.pop(following.subscription, None)
-        self._last_subscription += 1
-        asked = following.ask(self._last_subscription)
-        self._subscriptions[asked.subscription] = following
-        self.link.send([frames.subscribe(asked)])
+        asked: list[bytes] = []
+        for following in followings:
+            self._waiting.pop(following, None)
+            self._subscriptions.pop(following.subscription, None)
+            self._last_subscription += 1
+            self._subscriptions[self._last_subscription] = following
+            asked.append(frames.subscribe(following.ask(self._last_subscription)))
+        if asked:
+            self.link.send([b"".join(asked)])
 
     def _wait(self, following: Following) -> None:
         self._subscriptions.pop(following.subscription, None)
@@ -154,8 +156,7 @@ class FollowingEnd:
                 f"broker {hello.broker} answers at the address of broker {self.broker}, {self._address}"
             )
         self._ready_at = self._shared.clock.now()
-        for following in list(self._waiting):
-            self._ask(following)
+        self._ask(*self._waiting)
 
     def gone(self, reason: str) -> None:
         log.info("link to leader broker %d ended: %s", self.broker, reason)
@@ -237,7 +238,7 @@ class FollowingEnd:
         try:
             changed = change()
         except (HeadraceError, OSError) as error:
-            log.error("%s cannot be cut to what its leader has: %s; tried again later", where, error)
+            log.error("%s cannot be cut to what its leader has: %s; tried again later", where, str(error))
             changed = False
         if changed:
             self._ask(following)
@@ -245,14 +246,17 @@ class FollowingEnd:
             self._wait(following)
 
     def _append(self, data: memoryview, frame: Frame) -> None:
-        subscription, epoch, watermark, log_start = frames.read_append(data, frame)
+        subscription, epoch, from_offset, watermark, log_start = frames.read_append(data, frame)
         following = self._current(subscription, epoch, Stage.COPYING)
         if following is None:
             return
         partition = following.partition
+        end = partition.log.end_offset
+        if from_offset != end:
+            raise ProtocolError(f"{partition.topic_partition}: records from offset {from_offset} on, but {end} is next")
         try:
             partition.log.append_copied(data[frame.body + frames.APPEND_BYTES : frame.end])
-        except CorruptBatch as error:
+        except (CorruptBatch, InvalidRecord) as error:
             raise ProtocolError(f"{partition.topic_partition}: {error}") from None
         except HeadraceError as error:
             self._give_up(following, error)
@@ -264,7 +268,7 @@ class FollowingEnd:
 
     def _give_up(self, following: Following, error: HeadraceError) -> None:
         """This partition cannot be copied now; the others go on."""
-        log.error("%s is not copied for now: %s", following.partition.topic_partition, error)
+        log.error("%s is not copied for now: %s", following.partition.topic_partition, str(error))
         if self.link is not None:
             self.link.send([frames.unsubscribe(following.subscription, following.epoch)])
         self._wait(following)

@@ -11,7 +11,8 @@ numbers are big-endian. A frame is the length of what follows (uint32), its kind
     5 RESET        subscription, epoch, log start int64
     6 STOP         subscription, epoch, reason uint8, then a uint16 length and UTF-8
     7 UNSUBSCRIBE  subscription, epoch
-    8 APPEND       subscription, epoch, watermark int64, log start int64, then whole record batches to the frame's end
+    8 APPEND       subscription, epoch, from int64, watermark int64, log start int64, then whole record batches to the
+                   frame's end
     9 POSITIONS    entries of subscription, epoch, received int64, written int64, flushed int64
    10 WATERMARKS   entries of subscription, epoch, watermark int64, log start int64
    11 PING         nothing
@@ -48,10 +49,10 @@ _TRUNCATE = struct.Struct(">Iiiq")
 _RESET = struct.Struct(">Iiq")
 _STOP = struct.Struct(">IiBH")
 _UNSUBSCRIBE = struct.Struct(">Ii")
-_APPEND = struct.Struct(">Iiqq")
+_APPEND = struct.Struct(">Iiqqq")
 _POSITION = struct.Struct(">Iiqqq")
 _WATERMARK = struct.Struct(">Iiqq")
-_APPEND_HEAD = struct.Struct(">IBIiqq")
+_APPEND_HEAD = struct.Struct(">IBIiqqq")
 APPEND_BYTES: Final = _APPEND.size
 
 
@@ -127,8 +128,11 @@ class Stop(NamedTuple):
 
 
 class Append(NamedTuple):
+    """`from_offset` is where the last one ended: offsets may have gaps, so that a lost frame could look like one."""
+
     subscription: int
     epoch: int
+    from_offset: int
     watermark: int
     log_start: int
 

@@ -74,6 +74,7 @@ class LeadingEnd:
         self._live: dict[Stream, None] = {}
         self._slow: dict[Stream, None] = {}
         self._pumping = False
+        self._answers: list[bytes] = []
 
     # End.
 
@@ -116,7 +117,7 @@ class LeadingEnd:
         stop = leader.refusal(asked, partition, self.broker)
         if stop is not None or partition is None or partition.core is None:
             assert stop is not None
-            self.link.send([frames.answer(stop)])
+            self._answers.append(frames.answer(stop))
             return
         for stream in [stream for stream in self._streams.values() if stream.partition is partition]:
             self._end_stream(stream)
@@ -125,10 +126,10 @@ class LeadingEnd:
         if stop is not None:
             core.subscribed(self.broker, self.incarnation, asked.end, self._shared.clock.now())
             self._shared.caught_up(partition)
-            self.link.send([frames.answer(stop)])
+            self._answers.append(frames.answer(stop))
             return
         told = leader.answer(asked, partition.log, partition.high_watermark)
-        self.link.send([frames.answer(told)])
+        self._answers.append(frames.answer(told))
         if isinstance(told, Start):
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
             stream = Stream(told, self.broker, partition, core, progress)
@@ -189,7 +190,12 @@ class LeadingEnd:
 
     def pump(self, *, with_others: bool = False) -> None:
         """Send what the window takes; `with_others`: other links send the same next."""
-        if self._pumping or not (self._live or self._slow):
+        if self._pumping:
+            return
+        if self._answers:  # a START goes before the records of its stream
+            answers, self._answers = self._answers, []
+            self.link.send([b"".join(answers)])
+        if not (self._live or self._slow):
             return
         self._pumping = True  # sending may come back here, drained
         try:
@@ -253,7 +259,7 @@ class LeadingEnd:
                 return 0
             reads[key] = piece
         stream.news()
-        told = Append(stream.subscription, stream.epoch, stream.told_watermark, stream.told_start)
+        told = Append(stream.subscription, stream.epoch, stream.sent, stream.told_watermark, stream.told_start)
         out.append(frames.append_head(told, piece.count))
         out.extend(piece.parts)
         stream.went(piece.next_offset, piece.count)
