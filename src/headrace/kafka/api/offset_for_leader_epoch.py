@@ -1,6 +1,8 @@
 """OffsetForLeaderEpoch, versions 2 to 4. 3: replica id; 4: compact encoding.
 
-Tells where an epoch ended, so that a consumer can see whether what it read still stands (KIP-320).
+Tells where an epoch ended, so that a consumer can see whether what it read still stands (KIP-320). That is a question
+about the log, not about the watermark: a new leader holds everything that was ever read, while its own watermark may be
+behind for a moment, and a consumer that were told so would go back.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
         partition = routing.answering(request.services, topic, asked.partition)
         partition.check_epoch(asked.current_leader_epoch)
         if asked.leader_epoch == partition.epoch:
-            epoch, end = partition.epoch, partition.high_watermark
+            epoch, end = partition.epoch, partition.log.end_offset
         else:
             found = partition.log.epoch_end(asked.leader_epoch)
             if found is not None:
-                epoch, end = found.epoch, min(found.end_offset, partition.high_watermark)
+                epoch, end = found.epoch, found.end_offset
     except HeadraceError as error:
         code = error.kafka_code
     return Message(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end)
