@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cluster import keys
 from headrace.cluster.controller import Context, Decision, Rules, decide, in_transactions
-from headrace.cluster.controls import PREFERRED, UNCLEAN, Controls, Order, ReplicaEnd
+from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Controls, Order, ReplicaEnd
 from headrace.cluster.image import LEAVING, NO_LEADER, Broker, Image, Lost, PartitionState, Previous, Topic
 from headrace.ports.coordination import Compare, Delete, Put
 from proving import proves
@@ -64,7 +64,7 @@ def image_of(
     topic = Topic("t", TOPIC_ID, tuple(states))
     controls = Controls(
         ends={("t", 0): ends} if ends else {},
-        orders={("t", 0): Order(order, 9)} if order else {},
+        orders={("t", 0): Order(order, 9, broker=1)} if order else {},
         draining=draining,
     )
     return Image(
@@ -196,6 +196,11 @@ CASES = {
     "a preferred leader that leaves is not elected": Case(
         led(2, 4, (1, 2)), [broker(1, state=LEAVING), TWO], 2, 4, (2,), order=PREFERRED
     ),
+    "a leader resigns: another leads, and the set is without it": Case(
+        led(1, 4, (1, 2, 3)), [ONE, TWO, THREE], 2, 5, (2, 3), order=RESIGN
+    ),
+    "a leader resigns and nobody else is in sync": Case(led(1, 4, (1,)), [ONE, TWO, THREE], 1, 4, (1,), order=RESIGN),
+    "a leader resigned that leads no more": Case(led(2, 4, (1, 2)), [ONE, TWO], 2, 4, (1, 2), order=RESIGN),
     "moved: the target is in sync, its first replica leads": Case(
         led(1, 4, (1, 2, 3), (1, 2, 3), target=(2, 3), adding=(3,)), [ONE, TWO, THREE], 2, 5, (2, 3)
     ),

@@ -324,6 +324,29 @@ def test_a_preferred_leader_is_elected_again_by_order() -> None:
     run(3, body)
 
 
+@proves("G14")
+def test_a_leader_whose_disk_failed_has_another_lead() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(durability="disk")
+        await cluster.produce(b"a")
+        first = cluster.leader()
+        assert first is not None
+        first.disk.fail_sync(f"/data/t/t-0/{0:020d}.log")
+        await cluster.produce(b"b")
+        assert cluster.leader() is not first
+        assert first.number not in cluster.state().isr
+        await asyncio.sleep(30)
+        assert first.number not in cluster.state().isr
+        first.kill()
+        await first.start()
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, cluster[1].held()))
+        assert set(cluster[1].held()) == {b"a", b"b"}
+
+    run(3, body)
+
+
 @proves("G15")
 def test_leaderships_go_back_to_preferred_leaders_from_time_to_time() -> None:
     async def body(cluster: Cluster) -> None:

@@ -156,6 +156,8 @@ class Assignment:
         opened = self._store.get(where) or self._create(image, topic, where)
         if opened is None:
             return
+        if opened.offline is not None and leader != self._broker:
+            leader = NO_LEADER  # nothing can be copied into it
         before = self._partitions.find_replica(topic.name, state.index)
         if leader == self._broker:
             partition = self._partitions.lead(

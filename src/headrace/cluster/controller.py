@@ -7,8 +7,8 @@ Rules, in this order, for each partition:
   member in the order of the assignment leads, in a new epoch; if there is none, nobody does;
 - without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
   leads. An operator's order, or the topic's setting, lets those that are alive be enough. What was lost is in the key;
-- a move whose target is in sync ends; an order for the preferred leader is carried out; a draining broker's replicas
-  begin to move.
+- a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
+  resign if another member can lead; a draining broker's replicas begin to move.
 
 A decision holds only for the image that it was made on: `in_transactions` makes each write compare the revision of the
 partition's key, the registrations that it relies on and the fence of the controller's term.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.controls import PREFERRED, UNCLEAN, Order, ReplicaEnd
+from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Order, ReplicaEnd
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, PartitionState, Topic, encode_partition
 from headrace.cluster.judging import Judgement, judge
 from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead
@@ -123,6 +123,8 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
     judged = judge(state, image.brokers, rules.durability, context.is_gone)
     where = topic.name, state.index
     order = image.controls.orders.get(where)
+    if order is not None and order.kind == RESIGN and order.broker == state.leader:
+        judged = replace(judged, leaving=judged.leaving | {order.broker})
     after = _led(state, judged)
     clears: list[str] = []
     if after.leader == NO_LEADER and not judged.present:

@@ -15,6 +15,7 @@ from headrace.ports.coordination import Event
 
 PREFERRED: Final = "preferred"
 UNCLEAN: Final = "unclean"
+RESIGN: Final = "resign"
 OWN: Final = frozenset(("controller", "election", "ends", "orders", "draining"))
 
 Where = tuple[str, int]
@@ -45,10 +46,12 @@ class ReplicaEnd:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An election that an operator asks for."""
+    """An election that somebody asks for: an operator, or a leader that cannot go on."""
 
     kind: str
     revision: int
+    broker: int = -1
+    """Who resigns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def with_event(controls: Controls, event: Event, path: list[str]) -> Controls:
             known = _changed(controls.ends.get(where, {}), int(broker), end)
             return replace(controls, ends=_changed(controls.ends, where, known or None))
         case ["orders", topic, index]:
-            order = None if value is None else Order(str(value["kind"]), event.mod_revision)
+            order = None if value is None else Order(str(value["kind"]), event.mod_revision, value.get("broker", -1))
             return replace(controls, orders=_changed(controls.orders, (topic, int(index)), order))
         case ["draining", broker]:
             draining = controls.draining - {int(broker)}

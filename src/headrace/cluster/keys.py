@@ -12,7 +12,8 @@ partitions/<topic>/<n>    {"id": hex of the topic, "leader", "leader_epoch", "is
                               "adding": [ids]
 ends/<topic>/<n>/<id>     {"id": hex of the topic, "incarnation", "last_epoch", "start", "end", "watermark"}: what a
                               replica holds while its partition has no leader; gone with its broker's lease
-orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an operator asks for
+orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an operator asks for; or {"kind":
+                              "resign", "broker"}, by a leader whose log is offline
 draining/<broker>         {}: the broker takes no new replicas, and those that it has are moved away
 config/cluster            {name: text}
 config/brokers/<id>       {name: text}

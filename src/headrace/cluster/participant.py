@@ -304,6 +304,7 @@ class Participant:
         self.watermarks.tick()
         if self.controlling is not None:
             self.controlling.tick()
+            self.reports.tick()
 
     # Going down.
 

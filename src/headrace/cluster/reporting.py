@@ -1,8 +1,11 @@
-"""Reports of what this broker's replicas hold, written while their partition has no leader.
+"""What this broker tells the controller of its replicas: what they hold while nobody leads, and that it cannot lead.
 
 They are the keys `ends/<topic>/<n>/<broker>`. The controller elects from them and deletes them. A report goes with the
 broker's lease and names its incarnation; its write compares the partition's key, so that none arrives late, after the
 election that it was for.
+
+A leader whose log is offline (its disk failed) asks for another by the key `orders/<topic>/<n>`, as long as there is
+another member of the in-sync set that could lead.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.controls import ReplicaEnd, encode_end
-from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
+from headrace.cluster.controls import RESIGN, ReplicaEnd, encode_end
+from headrace.cluster.image import LIVE, NO_LEADER, Image, PartitionState, Topic
 from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.view import ClusterView
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 REPORTS_A_STEP: Final = 60
 RETRY_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 1.0
+"""How often logs are looked at for those that are offline."""
 
 
 class EndReports:
@@ -50,6 +55,7 @@ class EndReports:
         self._failed = failed
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
+        self._look_at = clock.now()
         self._bell = Bell()
         self._task: asyncio.Task[None] | None = None
 
@@ -74,8 +80,17 @@ class EndReports:
                 await pause(self._clock, RETRY_SECONDS)
                 self._bell.ring()
 
+    def tick(self) -> None:
+        """Call it from time to time: a log may have gone offline."""
+        now = self._clock.now()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        if any(partition.log.offline is not None for partition in self._partitions if partition.leading):
+            self._bell.ring()
+
     async def _report(self) -> None:
-        missing = self._missing(self._view.image)
+        missing = [*self._missing(self._view.image), *self._resignations(self._view.image)]
         for first in range(0, len(missing), REPORTS_A_STEP):
             part = missing[first : first + REPORTS_A_STEP]
             if not await self._write(part) and len(part) > 1:
@@ -108,6 +123,22 @@ class EndReports:
                     missing.append(self._as_change(image, topic, state, report))
         return missing
 
+    def _resignations(self, image: Image) -> list[tuple[Compare, Put]]:
+        own = self._membership.broker.id
+        orders = []
+        for partition in self._partitions:
+            where = partition.topic_partition
+            if not partition.leading or partition.log.offline is None:
+                continue
+            state = image.partition(where.topic, where.partition)
+            if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:
+                continue
+            if any(_can_lead(image, state, member) for member in state.isr if member != own):
+                key = keys.order_key(image.prefix, where.topic, where.partition)
+                same = unchanged(keys.partition_key(image.prefix, where.topic, where.partition), state.revision)
+                orders.append((same, Put(key, keys.encode({"kind": RESIGN, "broker": own}))))
+        return orders
+
     def _report_of(self, topic: Topic, state: PartitionState) -> ReplicaEnd | None:
         """What to report, if it is not reported already; None also while the log is still in an earlier role."""
         partition = self._partitions.find_replica(topic.name, state.index)
@@ -134,3 +165,8 @@ class EndReports:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failed(error)
+
+
+def _can_lead(image: Image, state: PartitionState, member: int) -> bool:
+    broker = image.brokers.get(member)
+    return broker is not None and broker.incarnation == state.incarnations.get(member) and broker.state == LIVE
