@@ -41,6 +41,16 @@ def test_an_older_duplicate_is_told_as_one(harness: Harness) -> None:
         send(harness, log, 1)
 
 
+def test_what_came_before_the_first_batch_of_a_producer_is_not_told_as_written(harness: Harness) -> None:
+    """Its first batch was refused while replicas were missing, the next one taken: the first is not here."""
+    log = harness.log()
+    send(harness, log, 1)
+    send(harness, log, 2)
+    with pytest.raises(OutOfOrderSequence, match="sent sequence 0, but the log holds it from 1 on"):
+        send(harness, log, 0)
+    assert log.end_offset == 2
+
+
 @proves("J10")
 def test_a_gap_is_refused(harness: Harness) -> None:
     log = harness.log()

@@ -85,10 +85,7 @@ class ProducerTable:
             if batch.first == first and batch.last == last:
                 return batch.base_offset
         if (state.batches[0].first - last - 1) % SEQUENCES < SEQUENCES // 2:
-            raise DuplicateSequence(
-                f"producer {header.producer_id} sent sequence {first} again, which is older than its last "
-                f"{len(state.batches)} batches: it was written, but its offset is not known any more"
-            )
+            raise _older(header, state)
         raise OutOfOrderSequence(
             f"producer {header.producer_id} sent sequence {first}, but {expected} comes next: a batch is missing"
         )
@@ -139,6 +136,22 @@ def replay(states: dict[int, ProducerState], headers: Iterable[BatchHeader], now
         if header.producer_id >= 0:
             old = states.get(header.producer_id)
             states[header.producer_id] = _after(old, header, header.base_offset, now_ms)
+
+
+def _older(header: BatchHeader, state: ProducerState) -> DuplicateSequence | OutOfOrderSequence:
+    """A producer has at most five batches on their way, so behind five newer ones it must have been answered. Behind
+    fewer it may never have come: a log that has not heard of a producer takes whichever of its batches comes first.
+    """
+    first, known = header.base_sequence, len(state.batches)
+    if known == KEPT_BATCHES:
+        return DuplicateSequence(
+            f"producer {header.producer_id} sent sequence {first} again, which is older than its last {known} "
+            "batches: it was written, but its offset is not known any more"
+        )
+    return OutOfOrderSequence(
+        f"producer {header.producer_id} sent sequence {first}, but the log holds it from {state.batches[0].first} on: "
+        "whether what comes before was written is not known"
+    )
 
 
 def _check_new_epoch(header: BatchHeader, state: ProducerState) -> None:
