@@ -53,6 +53,25 @@ def test_a_cluster_of_one_elects_itself_and_leads_again_after_a_restart() -> Non
     run(1, body)
 
 
+def test_a_cluster_of_one_that_was_paused_beyond_its_lease_goes_on_as_it_was() -> None:
+    async def body(cluster: Cluster) -> None:
+        machine = cluster[1]
+        await machine.start()
+        await cluster.create(replicas=1)
+        await cluster.produce(b"a")
+        before = cluster.state()
+        machine.process.pause()
+        await asyncio.sleep(60)
+        machine.process.resume()
+        assert await cluster.produce(b"b", tries=1) == 1
+        await cluster.until(lambda: machine.participant.standing)
+        await asyncio.sleep(10)
+        assert cluster.state() == before
+        assert await cluster.produce(b"c", tries=1) == 2
+
+    run(1, body)
+
+
 @proves("G1", "G2", "G16")
 def test_replicas_are_equal() -> None:
     async def body(cluster: Cluster) -> None:
