@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from brokers import wait_for
 from frontend.clustered import SharedCluster
 from frontend.raw import Raw, batch_of
@@ -99,6 +101,7 @@ def test_readers_go_on_at_a_follower_where_the_topic_lets_them(cluster: SharedCl
     assert [cluster.raw(1).fetch(name, 0).high_watermark for name in (topic, strict)] == [2, 2]
 
 
+@pytest.mark.long
 @proves("L2", "G5")
 def test_without_coordination_records_flow_and_changes_of_metadata_are_refused(
     cluster: SharedCluster, topic: str
