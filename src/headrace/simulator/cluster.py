@@ -66,7 +66,7 @@ class Cluster:
         ]
         self.faults = Faults(
             seed, self.clock, self.network, self.store, self.machines, trace,
-            self.all_in_sync, self.leader_of_some, self.controller,
+            self.all_in_sync, self.some_partition, self.leader_of, self.controller,
         )  # fmt: skip
         self.producers: list[Producer] = []
         self.failure: BaseException | None = None
@@ -158,9 +158,13 @@ class Cluster:
         found = self.store.get(keys.controller_key(keys.cluster_prefix(CLUSTER)))
         return None if found is None else self.machine(int(keys.decode(found.key, found.value)["broker"]))
 
-    def leader_of_some(self, chance: random.Random) -> Machine | None:
-        states = [state for topic in self.image().topics.values() for state in topic.partitions]
-        return self.machine(chance.choice(states).leader) if states else None
+    def some_partition(self, chance: random.Random) -> TopicPartition | None:
+        known = self.history.partitions()
+        return chance.choice(known) if known else None
+
+    def leader_of(self, where: TopicPartition) -> Machine | None:
+        state = self.image().partition(where.topic, where.partition)
+        return None if state is None else self.machine(state.leader)
 
     def all_in_sync(self) -> bool:
         """Whether every partition has all its replicas in sync, in the lives that they live now."""

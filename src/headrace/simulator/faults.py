@@ -20,14 +20,18 @@ from headrace.sim.network import MemoryNetwork
 from headrace.simulator.history import Trace
 from headrace.simulator.load import CLIENT
 from headrace.simulator.machine import Machine
+from headrace.storage.log import TopicPartition
 
 SPARE: Final = "spare"
 ANY: Final = "any"
 BURST_SECONDS: Final = 0.02
+NEXT_LEADER_SECONDS: Final = 4.0
+LOOK_SECONDS: Final = 0.005
 
 KINDS: Final = (
     "kill",
     "kill leader",
+    "kill two leaders",
     "kill controller",
     "lose power",
     "lose all power",
@@ -61,7 +65,8 @@ class Faults:
         machines: list[Machine],
         trace: Trace,
         all_in_sync: Callable[[], bool],
-        leader_of_some: Callable[[random.Random], Machine | None],
+        some_partition: Callable[[random.Random], TopicPartition | None],
+        leader_of: Callable[[TopicPartition], Machine | None],
         controller: Callable[[], Machine | None],
     ) -> None:
         self.random = random.Random(f"{seed} faults")
@@ -74,7 +79,8 @@ class Faults:
         self._machines = machines
         self._trace = trace
         self._all_in_sync = all_in_sync
-        self._leader_of_some = leader_of_some
+        self._some_partition = some_partition
+        self._leader_of = leader_of
         self._controller = controller
         self._kinds = self._choose()
         self._mean_seconds = self.random.choice((0.2, 0.5, 1.0, 2.0))
@@ -140,6 +146,8 @@ class Faults:
     def _apply(self, kind: str, seconds: float) -> str | None:
         """Do it; answers to whom, None if there was nobody."""
         match kind.split():
+            case ["kill", "two", "leaders"]:
+                return self._kill_two_leaders(seconds)
             case ["kill" | "pause" as what, *who]:
                 machine = self._whom(who)
                 if machine is None or not machine.up:
@@ -162,7 +170,8 @@ class Faults:
 
     def _whom(self, who: list[str]) -> Machine | None:
         if who == ["leader"]:
-            return self._leader_of_some(self.random)
+            where = self._some_partition(self.random)
+            return None if where is None else self._leader_of(where)
         return self._controller() if who == ["controller"] else self._machine()
 
     # Machines.
@@ -172,6 +181,29 @@ class Faults:
         machine.kill()
         self._until(seconds, machine.start)
         return machine.name
+
+    def _kill_two_leaders(self, seconds: float) -> str | None:
+        """The next leader dies soon after it was elected, before it has told all that it knows."""
+        where = self._some_partition(self.random)
+        first = None if where is None else self._leader_of(where)
+        if where is None or first is None or not first.up:
+            return None
+        patience, delay = self._clock.now() + NEXT_LEADER_SECONDS, self.random.uniform(0, 0.1)
+
+        def look() -> None:
+            second = self._leader_of(where)
+            if second is not None and second is not first and second.up:
+                self._clock.call_later(delay, partial(self._kill_while_running, second, seconds))
+            elif self._running and self._clock.now() < patience:
+                self._clock.call_later(LOOK_SECONDS, look)
+
+        self._kill(first, seconds + NEXT_LEADER_SECONDS)
+        look()
+        return f"{first.name} and who follows in {where}"
+
+    def _kill_while_running(self, machine: Machine, seconds: float) -> None:
+        if self._running:
+            self._kill(machine, seconds)
 
     def _lose_power(self, seconds: float) -> str | None:
         if self.regime == SPARE and not self._all_in_sync():

@@ -114,6 +114,9 @@ class Producer:
         self._waiting: list[tuple[Batch, int, bytes]] = []
         """Sent or to be sent, not answered: batch, count of records, bytes."""
         self._sent = 0
+        self._known = False
+        """Whether its first batch was answered. A log that has not heard of it takes any batch as the first one, so
+        a second one must not overtake it."""
         self._turn = 0
         self._number = 0
         self._sequence = 0
@@ -177,7 +180,7 @@ class Producer:
     def _send(self) -> None:
         while self._leader is not None and self._sent < len(self._waiting):
             entry = self._waiting[self._sent]
-            if entry[0][1] >= self._waiting[0][0][1] + self._in_flight:
+            if entry[0][1] >= self._waiting[0][0][1] + (self._in_flight if self._known else 1):
                 return
             self._sent += 1
             self._submit(self._leader, self._turn, entry)
@@ -210,6 +213,7 @@ class Producer:
         if entry not in self._waiting:
             return
         if what is None:
+            self._known = True
             at = self._waiting.index(entry)
             del self._waiting[at]
             if at < self._sent:
@@ -224,6 +228,7 @@ class Producer:
         """What was acknowledged is lost, as the topic's level allows: go on as another producer."""
         self._id += 1_000_000
         self._sequence = 0
+        self._known = False
         waiting, self._waiting = self._waiting, []
         for (_, number), count, _built in waiting:
             batch = (self._id, number)

@@ -44,7 +44,7 @@ def draw(seed: int) -> Scenario:
     lease_ms = chance.choice((600, 1000, 2000))
     settings: dict[str, object] = {
         "broker.lease.ms": lease_ms,
-        "replica.lag.time.max.ms": chance.choice((300, 1000, 3000)),
+        "replica.lag.time.max.ms": chance.choice((1000, 3000)),
         "replica.link.timeout.ms": chance.choice((300, 1000)),
         "replica.window.bytes": 1 << 16,
         "checkpoint.ms": chance.choice((300, 60_000)),
