@@ -302,6 +302,20 @@ async def carried(machine: Machine, plan: Callable[[Image], Plan]) -> None:
     await machine.process.run(machine.participant.tasks.run(plan))
 
 
+def test_a_registration_whose_answers_are_lost_is_made_in_the_end() -> None:
+    async def body(cluster: Cluster) -> None:
+        machine = cluster[1]
+        participant = machine.make()
+        await machine.process.run(participant.open())
+        cluster.store.answers_lost = 1.0
+        cluster.loop.call_later(3, setattr, cluster.store, "answers_lost", 0.0)
+        await machine.process.run(participant.join({}))
+        assert participant.standing
+        assert cluster.image().brokers[1].incarnation == participant.incarnation
+
+    run(1, body)
+
+
 def test_a_broker_that_has_not_joined_copies_nothing() -> None:
     """What the incarnation file says of the process before must stay true until it tells of this one."""
 

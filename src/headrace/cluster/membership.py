@@ -100,10 +100,17 @@ class Membership:
     async def start(self) -> None:
         """Registered when this returns. Another live broker of the same number is an OperatorError."""
         give_up = self._clock.now() + 2 * self.lease_seconds
-        while not await self._register():
-            rival = await self._coordination.get(self._key)
-            if rival is not None and self._clock.now() >= give_up:
-                raise OperatorError(_taken(self.broker.id, self._key, rival))
+        while True:
+            try:
+                if await self._register():
+                    break
+                rival = await self._coordination.get(self._key)
+                if rival is not None and self._clock.now() >= give_up:
+                    raise OperatorError(_taken(self.broker.id, self._key, rival))
+            except CoordinationError:
+                # It may have been made all the same: whoever gives up now leaves a registration that lapses.
+                if self._clock.now() >= give_up:
+                    raise
             await pause(self._clock, REGISTER_PAUSE_SECONDS)
         self._task = asyncio.get_running_loop().create_task(self._renew())
         self._task.add_done_callback(self._ended)
