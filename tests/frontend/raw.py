@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.records import kernel
+from headrace.records.batch import batches
 from headrace.wire import api as apis
 from headrace.wire.codec import decode_response, encode_request
 from headrace.wire.header import read_response_header, write_request
@@ -129,6 +130,11 @@ class Raw:
         """The answer for the one partition."""
         self.send_fetch(topic, offset, **more)
         return self.receive(apis.FETCH, 12)[1].responses[0].partitions[0]
+
+
+def values(records: bytes | memoryview) -> list[bytes | None]:
+    """Of all records in what a fetch has answered."""
+    return [record.value for _, view in batches(memoryview(records)) for record in kernel.records(view)]
 
 
 def batch_of(values: Iterable[bytes], **producer: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from brokers import Broker
-from frontend.raw import Raw, batch_of
+from frontend.raw import Raw, batch_of, values
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.wire import api as apis
@@ -15,10 +15,6 @@ from headrace.wire.message import Message
 from proving import proves
 
 Connect = Callable[[Broker], Raw]
-
-
-def values(records: bytes | memoryview) -> list[bytes | None]:
-    return [record.value for _, view in batches(memoryview(records)) for record in kernel.records(view)]
 
 
 @proves("G5", "L4")
