@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import read_whole
+from headrace.sim.disk import SimDisk
 from proving import proves
 from replication.scene import Broker, Scene
 
@@ -21,11 +22,7 @@ def damaged(layout: str) -> tuple[Scene, Broker]:
     scene.alive[2].store.close()
     scene.kill(2)
     disk = scene.disks[2]
-    folder = "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0"
-    for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
-        position = read_whole(disk, path).find(b"20" * 50)
-        if position >= 0:
-            disk.flip(path, position)
+    flip(disk, "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0")
     scene.start(2)
     key = scene.keys[0]
     key.members[2], key.revision = scene.alive[2].incarnation, key.revision + 1
@@ -33,6 +30,14 @@ def damaged(layout: str) -> tuple[Scene, Broker]:
         scene.tell(number)
     scene.until_copying()
     return scene, scene.alive[2]
+
+
+def flip(disk: SimDisk, folder: str) -> None:
+    """A wrong byte in the record with offset 20."""
+    for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
+        position = read_whole(disk, path).find(b"20" * 50)
+        if position >= 0:
+            disk.flip(path, position)
 
 
 def read_all(broker: Broker) -> None:
@@ -87,3 +92,23 @@ def test_a_leader_with_damage_is_mended_once_it_follows() -> None:
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
     scene.settle()
     read_all(broker)
+
+
+def test_nothing_is_cut_where_the_leader_is_damaged_too() -> None:
+    scene, broker = damaged("partitioned")
+    disk = scene.disks[1]
+    scene.alive[1].store.close()
+    scene.kill(1)
+    flip(disk, "/data/orders/orders-0")
+    scene.start(1)
+    scene.elect(1, (1, 2, 3))
+    with pytest.raises(CorruptBatch):
+        read_all(broker)
+    scene.run(10)
+    assert broker.log().end_offset == 40
+    scene.elect(3, (1, 2, 3))
+    scene.until("mending", lambda: not any(each.partitions.damaged for each in scene.alive.values()))
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
+    for each in scene.alive.values():
+        read_all(each)

@@ -218,6 +218,7 @@ class Participant:
         self.view.listen(member.follow)
         self.in_sync = InSyncSets(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
         self.replication.on_change = self.in_sync.want
+        self.replication.on_failure = self._failed
         self.reports = EndReports(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
         prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
         self.controlling = Controlling(

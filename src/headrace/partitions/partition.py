@@ -312,6 +312,10 @@ class Partition:
         """What lies at this offset cannot be read: whoever copies from others can mend it."""
         self._damaged[self] = min(offset, self._damaged.get(self, offset))
 
+    def mended(self) -> None:
+        """What was damaged is cut and will be copied again."""
+        self._damaged.pop(self, None)
+
     @property
     def has_readers(self) -> bool:
         return bool(self._waiting_fetches)

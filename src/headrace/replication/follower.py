@@ -107,6 +107,7 @@ class Following:
             return
         self.mend_from = None
         self.partition.truncated()
+        self.partition.mended()
 
     def cut(self, told: Truncate) -> bool:
         """Cut what the leader does not have. False: there is nothing to cut, so asking again would change nothing."""

@@ -67,10 +67,13 @@ class FollowingEnd:
     # What is followed.
 
     def reach(self, address: Address | None, incarnation: str) -> None:
-        """Where the leader is now; None: nowhere."""
+        """Where the leader is now; None: it is not known to be anywhere, but a link that works may stay."""
         if (address, incarnation) == (self._address, self._incarnation):
             return
-        has_moved = address != self._address
+        if address is None:
+            self._address, self._incarnation = None, ""
+            return
+        has_moved = self._address is not None and address != self._address
         self._address, self._incarnation = address, incarnation
         self._pause, self._connect_at = RECONNECT_SECONDS, 0.0
         peer = self.link.peer if self.link is not None else None

@@ -129,6 +129,8 @@ class LeadingEnd:
             self._answers.append(frames.answer(stop))
             return
         told = leader.answer(asked, partition.log, partition.high_watermark)
+        if isinstance(told, Start):
+            told = self._readable(told, partition) or told
         self._answers.append(frames.answer(told))
         if isinstance(told, Start):
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
@@ -137,6 +139,19 @@ class LeadingEnd:
             partition.replicated = True
             self._shared.began(self, stream)
             self.mark(stream)
+
+    def _readable(self, start: Start, partition: Partition) -> Stop | None:
+        """Why there is nothing to copy from there. A follower that mends a damaged log cuts it when it hears START, so
+        that must not be said by a leader that is damaged at the same place."""
+        held = partition.log
+        try:
+            held.read(start.from_offset, 1, held.written_offset)
+        except (HeadraceError, OSError) as error:
+            log.error("%s cannot be copied to broker %d: %s", partition.topic_partition, self.broker, str(error))
+            if isinstance(error, CorruptBatch):
+                partition.found_damage(start.from_offset)
+            return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))
+        return None
 
     def _end_stream(self, stream: Stream) -> None:
         del self._streams[stream.subscription]
@@ -277,7 +292,7 @@ class LeadingEnd:
                 return None
             parts, count, next_offset = leader.whole_batches(found)
         except (HeadraceError, OSError) as error:
-            log.error("%s cannot be copied to broker %d: %s", stream.partition.topic_partition, self.broker, error)
+            log.error("%s cannot be copied to broker %d: %s", stream.partition.topic_partition, self.broker, str(error))
             if isinstance(error, CorruptBatch):
                 stream.partition.found_damage(stream.sent)
             self.stop(stream, Reason.UNREADABLE, str(error))

@@ -8,7 +8,7 @@ closed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from headrace.errors import HeadraceError, ProtocolError
@@ -45,8 +45,17 @@ class End(Protocol):
 class Link:
     """See `ports.network.Session`."""
 
-    def __init__(self, end: End, ours: Hello, clock: Clock, timeout_ms: int, append_max_bytes: int) -> None:
+    def __init__(
+        self,
+        end: End,
+        ours: Hello,
+        clock: Clock,
+        timeout_ms: int,
+        append_max_bytes: int,
+        failed: Callable[[BaseException], None],
+    ) -> None:
         self._end = end
+        self._failed = failed
         self._ours = ours
         self._clock = clock
         self._timeout_seconds = timeout_ms / 1000
@@ -85,7 +94,11 @@ class Link:
         except Exception as error:  # the boundary to the peer: what was staged before it must still be written
             log.exception("a frame from %s failed", self._who())
             self._break(f"a frame failed: {error!r}")
-        self._end.end_turn()
+        try:
+            self._end.end_turn()
+        except Exception as error:  # the views that were staged die with this call, so this ends the broker
+            self._failed(error)
+            raise
         return len(data) if self._dead else used
 
     def _take_frames(self, data: memoryview) -> int:

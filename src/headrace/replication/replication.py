@@ -75,9 +75,13 @@ class Replication:
         self._limits = LagLimits(settings.lag_time_max_ms / 1000, settings.round_max_ms / 1000)
         self._listener: Listener | None = None
         self._closed = False
-        self.on_change: Callable[[Partition, SetChange], None] = lambda _partition, _change: None
+        self.on_change: Callable[[Partition, SetChange], None] = lambda partition, _change: partitions.refused(
+            partition
+        )
         """The leader wants its in-sync set changed; `Partitions.proposed` was called. Whoever writes it answers by
         `Partitions.confirmed` or `refused`."""
+        self.on_failure: Callable[[BaseException], None] = lambda _error: None
+        """A turn could not be ended: what was staged is lost, and the broker must stop."""
         budget = Budget(settings.catchup_bytes_per_second, clock.now())
         self._leading = Leading(
             partitions, disk, clock, budget, settings.window_bytes,
@@ -158,7 +162,10 @@ class Replication:
 
     def _link(self, end: LeadingEnd | FollowingEnd) -> Link:
         settings = self._settings
-        return Link(end, self._ours, self._clock, settings.link_timeout_ms, settings.append_max_bytes)
+        return Link(
+            end, self._ours, self._clock, settings.link_timeout_ms, settings.append_max_bytes,
+            lambda error: self.on_failure(error),
+        )  # fmt: skip
 
     def _arrived(self, end: LeadingEnd, hello: Hello) -> None:
         """A follower has said who it is; it has one link at a time, the last one."""
@@ -269,7 +276,6 @@ class Replication:
         for partition, offset in list(self._partitions.damaged.items()):
             followed = self._followed.get(partition.topic_partition)
             if followed is not None and followed[0] is partition:
-                del self._partitions.damaged[partition]
                 followed[1].mend(partition, offset)
 
     def _look(self) -> None:
