@@ -47,6 +47,10 @@ def test_a_dead_process_loses_its_files_and_locks_and_nothing_that_it_wrote() ->
     again = disk.open("/index", writable=True)
     assert again.pread(4, 0) == b"mine"
     again.truncate(8)
+    read_only = again.map(8, writable=False, populate=False)
+    disk.release()
+    disk.open("/index", writable=True).truncate(4)
+    assert len(read_only) == 8
 
 
 def test_a_power_cut_keeps_what_was_synced_and_a_random_part_of_the_rest() -> None:

@@ -80,6 +80,7 @@ class SimFile:
         node = self._file()
         if size > len(node.content) or size == 0:
             raise ValueError("mapping is larger than the file")
+        node.exported = True
         if not writable:
             return memoryview(node.content)[:size].toreadonly()
         node.mapped = True

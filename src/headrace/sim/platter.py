@@ -46,6 +46,9 @@ class FileNode:
     changes_taken: int = 0
     changed_ms: int = 0
     mapped: bool = False
+    """Whether memory that was mapped for writing may have changed it."""
+    exported: bool = False
+    """Whether a process has mapped it at all."""
     cold: bool = False
 
     def change(self, change: Write | Resize) -> None:
@@ -68,8 +71,9 @@ class FileNode:
 
     def let_go(self) -> None:
         """The process that had it open is dead: what it has mapped is its own from now on."""
-        if self.mapped:
+        if self.exported:
             self.content = bytearray(self.content)
+            self.exported = False
 
     def crash(self, chance: random.Random) -> None:
         image = self.safe
@@ -87,7 +91,7 @@ class FileNode:
         self.content = bytearray(image)
         self.changes_taken += len(self.changes)
         self.changes.clear()
-        self.mapped = False
+        self.mapped = self.exported = False
 
 
 def _mix(old: bytearray, new: bytearray, chance: random.Random) -> bytearray:
