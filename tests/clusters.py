@@ -19,12 +19,15 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
 from brokers import Broker, wait_for
 from etcd_nodes import EtcdNode, EtcdNodes, KeptPort
+from headrace.client import admin
+from headrace.client.cluster import Cluster, Retry
+from headrace.errors import HeadraceError
 
 ISOLATED_HOST_BITS: Final = 198 << 24 | 18 << 16  # 198.18.0.0/15 is set apart for tests of networks.
 KAFKA_PORT: Final = 9092
@@ -32,22 +35,27 @@ REPLICATION_PORT: Final = 9192
 SYNC_DEADLINE_S: Final = 90.0
 
 
-def in_sync(bootstrap: str, topics: Mapping[str, int]) -> bool:
-    """Whether every partition of the topics has a leader and all its replicas in sync."""
-    from headrace.client.cluster import Cluster, Retry
-    from headrace.errors import HeadraceError
+def in_sync(addresses: Iterable[str], topics: Mapping[str, int]) -> bool:
+    """Whether all brokers say the same: every partition of the topics has a leader and all its replicas in sync. One
+    that was cut off may for a while know no better than that nothing has changed.
+    """
+    views = [_view(address, topics) for address in addresses]
+    return views[0] is not None and all(view == views[0] for view in views)
 
-    with Cluster(bootstrap, timeout_ms=2000, retry=Retry(within_ms=0)) as client:
+
+def _view(address: str, topics: Mapping[str, int]) -> dict[tuple[str, int], tuple[int, int]] | None:
+    """Leader and epoch of every partition, as one broker knows them; None if it knows of one that is not in sync."""
+    with Cluster(address, timeout_ms=2000, retry=Retry(within_ms=0)) as client:
         try:
             found = client.topology(list(topics)).topics
         except HeadraceError:
-            return False
-    return all(
-        name in found
-        and len(found[name].partitions) == count
-        and all(part.leader_id >= 0 and len(part.in_sync) == len(part.replicas) for part in found[name].partitions)
-        for name, count in topics.items()
-    )
+            return None
+    parts = {(name, part.index): part for name in topics if name in found for part in found[name].partitions}
+    if len(parts) != sum(topics.values()):
+        return None
+    if any(part.leader_id < 0 or len(part.in_sync) < len(part.replicas) for part in parts.values()):
+        return None
+    return {place: (part.leader_id, part.leader_epoch) for place, part in parts.items()}
 
 
 class BrokerCluster:
@@ -96,10 +104,21 @@ class BrokerCluster:
     def resume(self, number: int) -> None:
         os.kill(self.brokers[number].pid, signal.SIGCONT)
 
+    def create_topic(
+        self, name: str, partitions: int, replicas: int, timeout_s: float = 60.0, **config: object
+    ) -> None:
+        """Settings are named with underscores for dots."""
+        timeout_ms = int(timeout_s * 1000)
+        settings = {key.replace("_", "."): str(value) for key, value in config.items()}
+        with Cluster(self.bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms)) as client:
+            admin.create_topic(
+                client, name, partitions=partitions, replicas=replicas, configs=settings, timeout_ms=timeout_ms
+            )
+
     def wait_in_sync(self, topics: Mapping[str, int]) -> None:
         wait_for(
             f"all replicas of {', '.join(topics)} in sync",
-            lambda: in_sync(self.bootstrap, topics),
+            lambda: in_sync(self.bootstrap.split(","), topics),
             SYNC_DEADLINE_S,
             0.2,
         )
@@ -193,9 +212,16 @@ class Network:
     def mend(self, member: str) -> None:
         self._do("link", "set", self._members[member], "up")
 
-    def slow(self, member: str, *how: str) -> bool:
-        """`slow("b1", "delay", "20ms")`; False if this kernel has no netem."""
-        return run("tc", "qdisc", "replace", "dev", self._members[member], "root", "netem", *how)
+    def can_slow(self) -> bool:
+        """Whether this kernel has netem."""
+        member = next(iter(self._members))
+        can = run("tc", "qdisc", "replace", "dev", self._members[member], "root", "netem", "delay", "1ms")
+        self.unslow(member)
+        return can
+
+    def slow(self, member: str, *how: str) -> None:
+        """As `slow("b1", "delay", "20ms")`, in the words of netem."""
+        assert run("tc", "qdisc", "replace", "dev", self._members[member], "root", "netem", *how)
 
     def unslow(self, member: str) -> None:
         run("tc", "qdisc", "del", "dev", self._members[member], "root")

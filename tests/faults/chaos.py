@@ -27,6 +27,7 @@ from headrace.system.disk import SystemDisk
 RECORDS_AFTER: Final = 200
 RECOVER_DEADLINE_S: Final = 120.0
 TWO_AT_ONCE: Final = 0.3
+SLOW: Final = ("delay", "30ms", "10ms", "loss", "2%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Chaos:
         self._cluster = cluster
         self._acknowledged = acknowledged
         self._rng = random.Random(seed)
+        self._slows = isinstance(cluster, NamespacedCluster) and cluster.network.can_slow()
+        if not self._slows:
+            self.left_out.add("slow links: they need namespaces, and a kernel with netem")
 
     def faults(self) -> list[Fault]:
         found = []
@@ -74,10 +78,13 @@ class Chaos:
         ]
         if isinstance(cluster, NamespacedCluster):
             network = cluster.network
-            found += [
-                Fault("broker cut off", part, lambda: network.cut(part), lambda: network.mend(part)),
-                Fault("broker on a slow link", part, lambda: self._slow(part), lambda: network.unslow(part)),
-            ]
+            found.append(Fault("broker cut off", part, lambda: network.cut(part), lambda: network.mend(part)))
+            if self._slows:
+                found.append(
+                    Fault(
+                        "broker on a slow link", part, lambda: network.slow(part, *SLOW), lambda: network.unslow(part)
+                    )
+                )
         return found
 
     def _of_etcd(self, place: int) -> list[Fault]:
@@ -92,11 +99,6 @@ class Chaos:
                 Fault("etcd node cut off", part, lambda: network.cut(part), lambda: network.mend(part), etcd=True)
             )
         return found
-
-    def _slow(self, part: str) -> None:
-        assert isinstance(self._cluster, NamespacedCluster)
-        if not self._cluster.network.slow(part, "delay", "30ms", "10ms", "loss", "2%"):
-            self.left_out.add("slow links: this kernel has no netem")
 
     def draw(self) -> list[Fault]:
         first = self._rng.choice(self.faults())

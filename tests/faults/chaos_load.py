@@ -11,12 +11,12 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 
 from headrace.client import fetch, offsets
 from headrace.client.cluster import Cluster, Retry
-from headrace.errors import HeadraceError
-from headrace.records import kernel
+from headrace.errors import CorruptBatch, HeadraceError
+from headrace.records import batch, kernel
 
 DEADLINE_S: Final = 120.0
 BACKOFF_MS: Final = 50
@@ -25,6 +25,15 @@ TURN_S: Final = 0.02
 NOT_SEEN: Final = -1
 FAILURES_KEPT: Final = 20
 
+# Errors that tell of records which a broker should not have sent, or has not any more.
+DAMAGE: Final = (
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._LOG_TRUNCATION,
+    KafkaError.INVALID_MSG,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError._AUTO_OFFSET_RESET,
+)
 _PRODUCER_SHIFT: Final = 40
 
 CLIENT: Final = {
@@ -61,6 +70,9 @@ class Failures:
             self.count += 1
             if len(self.found) < FAILURES_KEPT:
                 self.found.append(what)
+
+    def told(self) -> str:
+        return "\n".join([f"{self.count} failures:", *self.found, ""])
 
 
 class ChaosProducer:
@@ -132,11 +144,14 @@ class ChaosProducer:
         left = self._producer.flush(DEADLINE_S)
         if left:
             self._failures.add(f"producer {self.number}: {left} records were never answered")
+        del self._producer  # It would go on looking for brokers when these, and their network, are gone.
 
     def abandon(self) -> None:
         self._stopping.set()
         self._thread.join()
-        self._producer.purge()
+        if hasattr(self, "_producer"):
+            self._producer.purge()
+            del self._producer
 
 
 class Seen:
@@ -193,7 +208,7 @@ class GroupMember:
             for message in self._consumer.consume(500, 0.2):
                 error = message.error()
                 if error is not None:
-                    if error.fatal():
+                    if error.fatal() or error.code() in DAMAGE:
                         self._failures.add(f"a group member: {error}")
                     continue
                 partition, offset = message.partition() or 0, message.offset() or 0
@@ -213,13 +228,16 @@ def connect(bootstrap: str) -> Cluster:
 
 
 class WatermarkWatcher:
-    """Asks for the end of every partition, again and again: no answer may be below an earlier one."""
+    """Asks for the end of every partition, again and again: no answer may be below an earlier one of the same epoch or
+    an older one. A leader that was replaced and does not know it yet is not asked (KIP-320).
+    """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, failures: Failures) -> None:
         self.answers = 0
         self._bootstrap = bootstrap
         self._topic = topic
         self._highest = [0] * partitions
+        self._epochs = [-1] * partitions
         self._failures = failures
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -234,12 +252,57 @@ class WatermarkWatcher:
     def _ask(self, cluster: Cluster, partition: int) -> None:
         try:
             found = offsets.list_offsets(cluster, self._topic, {partition: offsets.LATEST})[partition].offset
+            epoch = cluster.partition(self._topic, partition).leader_epoch
         except HeadraceError:
             return
+        if epoch < self._epochs[partition]:
+            cluster.forget()
+            return
+        self._epochs[partition] = epoch
         self.answers += 1
         if found < self._highest[partition]:
             self._failures.add(f"the end of {partition} went from {self._highest[partition]} back to {found}")
         self._highest[partition] = max(found, self._highest[partition])
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+
+class RawReader:
+    """Follows one partition by itself, batch by batch: no offset may be left out, and no byte be damaged."""
+
+    def __init__(self, bootstrap: str, topic: str, partition: int, seen: Seen, failures: Failures) -> None:
+        self.next_offset = 0
+        self._bootstrap = bootstrap
+        self._place = topic, partition
+        self._seen = seen
+        self._failures = failures
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        limits = fetch.FetchLimits(max_wait_ms=200)
+        with connect(self._bootstrap) as cluster:
+            while not self._stopping.is_set():
+                try:
+                    position = fetch.Position(*self._place, self.next_offset)
+                    (found,) = fetch.fetch(cluster, [position], limits)
+                    self._take(found)
+                except HeadraceError as error:
+                    if isinstance(error, CorruptBatch) or not error.mapping.retriable:
+                        self._failures.add(f"reading {self._place} at {self.next_offset}: {error}")
+                        return
+
+    def _take(self, found: fetch.Fetched) -> None:
+        for header, data in found.whole_batches():
+            batch.check(data)
+            if header.base_offset > self.next_offset:
+                self._failures.add(f"{self._place}: asked for {self.next_offset}, was given {header.base_offset}")
+            for record in kernel.records(data):
+                self._seen.add(self._place[1], record.offset, code_of(record.value or b""))
+            self.next_offset = header.next_offset
 
     def stop(self) -> None:
         self._stopping.set()
@@ -253,8 +316,8 @@ def read_all(bootstrap: str, topic: str, partition: int) -> array[int]:
         end = offsets.list_offsets(cluster, topic, {partition: offsets.LATEST})[partition].offset
         while len(codes) < end:
             (found,) = fetch.fetch(cluster, [fetch.Position(topic, partition, len(codes))])
-            for _, batch in found.whole_batches():
-                for record in kernel.records(batch):
+            for _, data in found.whole_batches():
+                for record in kernel.records(data):
                     if record.offset >= len(codes):
                         assert record.offset == len(codes), f"{partition}: no offset {len(codes)}"
                         codes.append(code_of(record.value or b""))
@@ -293,6 +356,10 @@ class ChaosLoad:
             ChaosProducer(bootstrap, topic, partitions, number, each, self.failures) for number in range(producers)
         ]
         self.members = [GroupMember(bootstrap, topic, self.seen, self.failures) for _ in range(2)]
+        self.read_raw = Seen(partitions, self.failures)
+        self.readers = [
+            RawReader(bootstrap, topic, partition, self.read_raw, self.failures) for partition in range(partitions)
+        ]
         self.watcher = WatermarkWatcher(bootstrap, topic, partitions, self.failures)
 
     @property
@@ -302,9 +369,7 @@ class ChaosLoad:
     def abandon(self) -> None:
         for producer in self.producers:
             producer.abandon()
-        for member in self.members:
-            member.stop()
-        self.watcher.stop()
+        self._stop_readers()
 
     def finish(self, wait_for: Callable[..., Any]) -> dict[str, Any]:
         """With all brokers back: wait for everything on its way, then hold what was acknowledged and seen against
@@ -317,13 +382,12 @@ class ChaosLoad:
             for difference in differences(codes, [producer.offsets[partition] for producer in self.producers]):
                 self.failures.add(f"partition {partition}: {difference}")
         if not self.failures.count:
-            wait_for("group members at the end", lambda: self._all_seen(logs), DEADLINE_S)
-        for member in self.members:
-            member.stop()
-        self.watcher.stop()
-        for partition, codes in enumerate(logs):
-            if self.seen.codes[partition] != codes:
-                self.failures.add(f"{partition}: group members have seen other records than there are")
+            wait_for("readers at the end", lambda: self._all_seen(logs), DEADLINE_S)
+        self._stop_readers()
+        for who, seen in (("group members have", self.seen), ("a reader has", self.read_raw)):
+            for partition, codes in enumerate(logs):
+                if seen.codes[partition] != codes:
+                    self.failures.add(f"partition {partition}: {who} seen other records than there are")
         return {
             "records_acknowledged": self.acknowledged,
             "records_in_the_log": sum(map(len, logs)),
@@ -332,7 +396,16 @@ class ChaosLoad:
             "longest_time_without_an_acknowledgement_s": round(max(p.longest_gap_s for p in self.producers), 1),
         }
 
+    def _stop_readers(self) -> None:
+        for member in self.members:
+            member.stop()
+        for reader in self.readers:
+            reader.stop()
+        self.watcher.stop()
+
     def _all_seen(self, logs: list[array[int]]) -> bool:
         return all(
-            len(seen) >= len(codes) and NOT_SEEN not in seen for seen, codes in zip(self.seen.codes, logs, strict=True)
+            len(codes) >= len(log) and NOT_SEEN not in codes
+            for seen in (self.seen, self.read_raw)
+            for codes, log in zip(seen.codes, logs, strict=True)
         )

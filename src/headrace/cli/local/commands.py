@@ -107,6 +107,7 @@ def _tell(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool
         f"headrace cluster status --dir {folder}",
         f"headrace cluster kill --dir {folder} {2 if several else 1}",
         f"headrace cluster up --dir {folder}",
+        f"headrace cluster demo-loss --dir {folder}",
         f"headrace cluster down --dir {folder}",
     ):
         click.echo(f"  {line}")
