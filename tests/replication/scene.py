@@ -80,7 +80,7 @@ class Broker:
         self.scene = scene
         self.disk = disk
         self.clock = BrokerClock(scene.clock)
-        disk.serve(self.clock)
+        disk.serve(self.clock, scene.sync_seconds)
         self.store: Store = (SharedStore if scene.layout == "shared" else PartitionedStore)(disk, self.clock, DATA)
         self.store.open({where: (topic_id, scene.settings) for where, topic_id in scene.topics.items()})
         self.watermarks = Watermarks(disk, self.clock, DATA, lambda: self.partitions.watermarks())
@@ -144,6 +144,7 @@ class Scene:
     topic: dict[str, object] = field(default_factory=dict)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     delay_seconds: tuple[float, float] = (0.0001, 0.001)
+    sync_seconds: Callable[[], float] | None = None
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()

@@ -35,6 +35,7 @@ class History:
                 "min_insync_replicas": 2,
                 "segment_bytes": chance.choice((2000, 1 << 20)),
             },
+            sync_seconds=lambda: chance.choice((0.0, 0.005, 0.2)),
             replication=ReplicationSettings(
                 window_bytes=chance.choice((1 << 12, 1 << 20)), lag_time_max_ms=2000, link_timeout_ms=1000
             ),
