@@ -3,7 +3,7 @@
 A real cluster on this machine (3 brokers, 1 etcd), one partition with three replicas. One producer sends a record at a
 time with acks=-1, again at once when it is refused. The leader is killed (SIGKILL) or stopped (SIGTERM), and the time
 from the signal to the first acknowledgement by another broker is taken. Then the broker is started again, and the next
-leader goes when all are in sync. `broker.lease.ms` is the knob: a killed broker is gone when its lease ends (etcd grants
+leader goes when all are in sync. `broker.lease.ms` is the knob: a killed broker is gone when its lease ends (etcd has
 none below one and a half of its election timeout, 2 s here); one that stops hands its leadership over first. Every
 acknowledged record is read back and compared.
 """
