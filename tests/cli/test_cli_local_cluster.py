@@ -105,14 +105,3 @@ def test_a_broker_that_cannot_start_shows_the_end_of_its_log(alone: Run, tmp_pat
     )  # fmt: skip
     assert "broker1 has ended while it started" in done.stderr
     assert "no.such.setting" in done.stderr
-
-
-@proves("J7")
-def test_a_broker_killed_under_load_loses_nothing(local: Callable[..., str]) -> None:
-    local("up", *ALONE)
-    verdict = json.loads(local("demo-loss", "--seconds", "1.5", "--down", "0", "--rate", "2000", "--json"))
-    assert verdict["whole"] is True
-    assert verdict["acknowledged"] == verdict["read"] == verdict["sent"] > 0
-    assert [kill["broker"] for kill in verdict["kills"]] == [1] * len(verdict["kills"])
-    assert verdict["kills"]
-    local("down")

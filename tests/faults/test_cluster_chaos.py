@@ -67,6 +67,7 @@ def a_few(chaos: Chaos) -> None:
     """Every kind that needs no network of its own, brokers in turn."""
     chaos.strike([chaos.named("broker killed", "b1"), chaos.named("etcd node killed", "e1")], 2.5)
     chaos.strike([chaos.named("broker paused", "b2")], 3.0)
+    chaos.strike([chaos.named("all etcd nodes killed", "etcd")], 2.0)
     chaos.strike([chaos.named("broker stopped cleanly", "b3"), chaos.named("etcd node paused", "e2")], 1.0)
 
 

@@ -84,11 +84,6 @@ def attempt(call: Callable[[], None]) -> bool:
 
 
 @proves("G3", "G14")
-def test_brokers_go_on_without_etcd(tmp_path: Path) -> None:
-    with BrokerCluster(tmp_path, etcd=1, settings=SETTINGS) as cluster:
-        run_without_etcd(cluster, 2 * LEASE_MS / 1000)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_brokers_go_on_for_a_minute_without_etcd(tmp_path: Path, proof_report: Callable[..., None]) -> None:
