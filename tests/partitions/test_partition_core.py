@@ -254,6 +254,37 @@ def test_a_follower_that_is_silent_or_behind_for_too_long_leaves() -> None:
     assert "2 was not heard from in 10.5 s" in change.reason
 
 
+def test_a_follower_that_only_begins_again_and_again_has_not_caught_up() -> None:
+    """It cannot write, or its link breaks each time: to tell an old position once more is no progress."""
+    group = Group(*REPLICAS)
+    for broker in REPLICAS:
+        group.moved(broker, 50)
+    left: SetChange | None = None
+    while left is None and group.now < 30:
+        group.now += 2.0
+        for broker in (LEADER, 3):
+            group.moved(broker, 100)
+        group.core.unsubscribed(2, group.followers[2])
+        group.subscribe(2, 50)
+        group.moved(2, 50)
+        left = group.wanted()
+    assert left is not None
+    assert left.removed == (2,)
+    assert group.now == 12.0
+
+
+def test_a_follower_whose_link_breaks_often_but_who_goes_on_stays() -> None:
+    group = Group(*REPLICAS)
+    for nth in range(20):
+        group.now = 2.0 * nth
+        group.moved(LEADER, 10 * nth + 10)
+        group.moved(3, 10 * nth + 10)
+        group.core.unsubscribed(2, group.followers[2])
+        group.subscribe(2, 10 * nth)
+        group.moved(2, 10 * nth)
+        assert group.wanted() is None
+
+
 def test_a_follower_that_keeps_up_at_a_distance_stays() -> None:
     """Under load it never holds all that the leader has at this moment, but soon what the leader had just now."""
     group = Group(*REPLICAS)

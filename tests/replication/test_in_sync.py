@@ -164,3 +164,43 @@ def test_watermarks_are_known_again_after_a_restart(clean: bool) -> None:
         scene.network.cut("b1", f"b{number}")
     partition = scene.elect(1, (1, 2, 3))
     assert partition.high_watermark == 10
+
+
+@proves("G10")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_follower_whose_disk_is_full_leaves_and_returns_when_there_is_room(layout: str) -> None:
+    scene = Scene(layout=layout)
+    scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"a"))
+    scene.settle()
+    disk = scene.disks[2]
+    capacity, disk.capacity_bytes = disk.capacity_bytes, 0
+    waiting = scene.produce(b"b", timeout_ms=60_000)
+    scene.until("the shrink", lambda: members(scene) == [1, 3], 15)
+    scene.until_answered(waiting)
+    assert waiting.offset == 1
+    disk.capacity_bytes = capacity
+    scene.until("the return", lambda: members(scene) == [1, 2, 3])
+    scene.settle()
+
+
+@proves("G10")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_follower_whose_log_is_offline_leaves_and_asks_no_more(layout: str) -> None:
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"a"))
+    scene.settle()
+    folder = "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0"
+    for name in scene.disks[2].list(folder):
+        if name.endswith(".log"):
+            scene.disks[2].fail_sync(f"{folder}/{name}")
+    waiting = scene.produce(b"b", timeout_ms=60_000)
+    scene.until("the shrink", lambda: members(scene) == [1, 3], 15)
+    scene.until_answered(waiting)
+    assert scene.alive[2].log().offline is not None
+    assert [end.broker for end, _ in scene.alive[1].replication._streams[scene.alive[1].partition()]] == [3]
+    for _ in range(5):
+        scene.until_answered(scene.produce(b"c"))
+        scene.run(5)
+    assert members(scene) == [1, 3]

@@ -19,6 +19,7 @@ REFUSED_PAUSE_SECONDS: Final = 1.0
 STRIKES_TO_LEAVE: Final = 3
 STRIKES_TO_STAY_OUT: Final = 20
 UNKNOWN: Final = -1
+NEVER_REACHED: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Progress:
         self.queued = self.sent = self.received = self.written = self.flushed = UNKNOWN
         self.caught_up_at = self.heard_at = now
         """When it last held all that the leader had; when it last told its position."""
-        self.end_then = 0
+        self.end_then = NEVER_REACHED
         """Where the leader's log ended when it last told its position."""
         self.has_lost = False
         """It began below the watermark, which no member of the set may."""
@@ -154,6 +155,7 @@ class LeaderCore:
         progress = self.followers[broker] = Progress(incarnation, now)
         if before is not None and before.incarnation == incarnation:
             progress.caught_up_at = before.caught_up_at
+            progress.end_then, progress.heard_at = before.end_then, before.heard_at
             progress.strikes = before.strikes
         progress.has_lost = from_offset < self.high_watermark
         self._recount()

@@ -137,6 +137,9 @@ class FollowingEnd:
         assert self.link is not None
         asked: list[bytes] = []
         for following in followings:
+            if following.partition.log.offline is not None:  # it takes nothing until this broker is started again
+                self._wait(following)
+                continue
             self._waiting.pop(following, None)
             self._subscriptions.pop(following.subscription, None)
             self._last_subscription += 1
@@ -290,9 +293,13 @@ class FollowingEnd:
     def durable(self, partition: Partition) -> None:
         """A sync of its log has come back."""
         following = self._followings.get(partition)
-        if following is not None and following.stage is Stage.COPYING:
-            self._to_tell[following] = None
-            self._shared.soon(self)
+        if following is None or following.stage is not Stage.COPYING:
+            return
+        if partition.log.offline is not None:
+            self._give_up(following, partition.log.offline)
+            return
+        self._to_tell[following] = None
+        self._shared.soon(self)
 
     def tell(self, *, early: bool) -> None:
         """One frame with the positions of all partitions that have changed."""
