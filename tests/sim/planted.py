@@ -1,0 +1,250 @@
+"""Bugs that a replicated log can have, planted one at a time in the code that the simulator runs.
+
+Each is a patch of a few lines in the place where the real code decides; `planted(name)` is in force as long as its
+context lasts. The simulator has to find each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from headrace.cluster import controller, controlling, judging
+from headrace.cluster.controller import Batch
+from headrace.cluster.image import NO_LEADER, Image, PartitionState
+from headrace.cluster.judging import Judgement
+from headrace.cluster.tasks import Step
+from headrace.partitions.core import LeaderCore, Progress
+from headrace.partitions.partition import Partition
+from headrace.replication import leader
+from headrace.replication.follower import Following
+from headrace.replication.frames import Answer, Reset, Start, Subscribe
+from headrace.storage.log import Log
+
+Plant = Callable[[ExitStack], None]
+PLANTS: dict[str, Plant] = {}
+
+
+def plant(what: Plant) -> Plant:
+    PLANTS[what.__name__] = what
+    return what
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        PLANTS[name](stack)
+        yield
+
+
+def swap(stack: ExitStack, owner: Any, name: str, value: object) -> None:
+    stack.enter_context(patch.object(owner, name, value))
+
+
+@plant
+def acknowledge_before_the_sync(stack: ExitStack) -> None:
+    """A topic with durability disk counts what is written, here and at the followers."""
+    init = LeaderCore.__init__
+
+    def built(self: LeaderCore, *args: Any, **named: Any) -> None:
+        init(self, *args, **{**named, "flushed_counts": False})
+
+    swap(stack, LeaderCore, "__init__", built)
+    swap(stack, Partition, "local_position", lambda self: self.log.written_offset)
+    swap(stack, Following, "may_wait", lambda self: False)
+
+
+@plant
+def start_without_comparing_epochs(stack: ExitStack) -> None:
+    """A follower whose log is not longer than the leader's begins to copy at its own end."""
+    answer = leader.answer
+
+    def told(asked: Subscribe, log: Log, watermark: int) -> Answer:
+        if log.start_offset <= asked.end <= log.end_offset:
+            return Start(asked.subscription, asked.epoch, asked.end, watermark, log.start_offset)
+        return answer(asked, log, watermark)
+
+    swap(stack, leader, "answer", told)
+
+
+@plant
+def watermark_ignores_a_member(stack: ExitStack) -> None:
+    """The last member of the set is not waited for."""
+    recount = LeaderCore._recount
+
+    def counted(self: LeaderCore) -> None:
+        recount(self)
+        if self.counted is not None:
+            self.counted = self.counted[:-1]
+
+    swap(stack, LeaderCore, "_recount", counted)
+
+
+@plant
+def elect_outside_the_set(stack: ExitStack) -> None:
+    """The first replica that is alive leads, in sync or not."""
+    decide, led = controller._decide, controller._led
+    images: list[Image] = []
+
+    def deciding(image: Image, *args: Any) -> Any:
+        images[:] = [image]
+        return decide(image, *args)
+
+    def elected(state: PartitionState, judged: Judgement) -> PartitionState:
+        after = led(state, judged)
+        brokers = images[0].brokers
+        if state.leader in brokers and state.leader in after.isr:
+            return after
+        best = next((broker for broker in state.replicas if broker in brokers), NO_LEADER)
+        if best in (NO_LEADER, after.leader):
+            return after
+        members = {**after.incarnations, best: brokers[best].incarnation}
+        epoch = state.leader_epoch + 1
+        return replace(after, leader=best, leader_epoch=epoch, isr=tuple(members), incarnations=members)
+
+    swap(stack, controller, "_decide", deciding)
+    swap(stack, controller, "_led", elected)
+
+
+@plant
+def truncate_to_the_watermark(stack: ExitStack) -> None:
+    """A follower drops all that it does not know to be committed before it asks, as Kafka did before KIP-101."""
+    ask = Following.ask
+
+    def asked(self: Following, subscription: int) -> Subscribe:
+        held = self.partition.log
+        if self.partition.high_watermark < held.end_offset:
+            held.truncate(self.partition.high_watermark)
+            self.partition.truncated()
+        return ask(self, subscription)
+
+    swap(stack, Following, "ask", asked)
+
+
+@plant
+def join_below_the_epoch_start(stack: ExitStack) -> None:
+    """A follower that has the leader's watermark is in sync, whatever the epoch began with."""
+
+    def may_join(self: LeaderCore, broker: int, progress: Progress, *_: Any) -> bool:
+        position = progress.flushed if self.flushed_counts else progress.written
+        return broker in self.replicas and position >= min(self.high_watermark, self.epoch_start)
+
+    swap(stack, LeaderCore, "_may_join", may_join)
+
+
+@plant
+def keep_positions_from_before_a_cut(stack: ExitStack) -> None:
+    """What a follower told in an earlier subscription still counts."""
+    subscribed = LeaderCore.subscribed
+
+    def kept(self: LeaderCore, broker: int, *args: Any) -> Progress:
+        before = self.followers.get(broker)
+        progress = subscribed(self, broker, *args)
+        if before is not None:
+            progress.received, progress.written, progress.flushed = before.received, before.written, before.flushed
+            progress.has_lost = False
+        return progress
+
+    heard = LeaderCore.heard
+
+    def higher(self: LeaderCore, progress: Progress, received: int, written: int, flushed: int, *rest: Any) -> bool:
+        received, written = max(received, progress.received), max(written, progress.written)
+        return heard(self, progress, received, written, max(flushed, progress.flushed), *rest)
+
+    swap(stack, LeaderCore, "subscribed", kept)
+    swap(stack, LeaderCore, "heard", higher)
+
+
+@plant
+def ignore_the_incarnation(stack: ExitStack) -> None:
+    """A broker that returns is the member that it was, whatever its machine has lost."""
+    swap(stack, judging, "carries_over", lambda broker, known, durability: True)
+
+
+@plant
+def use_the_proposed_set_alone(stack: ExitStack) -> None:
+    """While a change of the set is not answered, the watermark needs the new set only."""
+    recount = LeaderCore._recount
+
+    def counted(self: LeaderCore) -> None:
+        members, proposed = self.members, self.proposed_members
+        if proposed is not None:
+            self.members, self.proposed_members = dict(proposed), None
+        recount(self)
+        self.members, self.proposed_members = members, proposed
+
+    swap(stack, LeaderCore, "_recount", counted)
+
+
+@plant
+def control_without_fence(stack: ExitStack) -> None:
+    """The controller's writes compare nothing: not its term, not the keys that they replace."""
+    in_transactions = controller.in_transactions
+
+    def unfenced(*args: Any, **named: Any) -> Iterator[Batch]:
+        for batch in in_transactions(*args, **named):
+            yield Batch(Step((), batch.step.actions), batch.decisions)
+
+    swap(stack, controlling, "in_transactions", unfenced)
+
+
+@plant
+def acknowledge_a_duplicate_at_once(stack: ExitStack) -> None:
+    """A batch that is sent again is answered though the first one is not committed."""
+    append, reached = Partition.append, Partition.reached
+    duplicates: set[int] = set()
+
+    def appended(self: Partition, *args: Any) -> Any:
+        end = self.log.end_offset
+        found = append(self, *args)
+        duplicates.clear()
+        if self.log.end_offset == end:
+            duplicates.add(found[1])
+        return found
+
+    def is_reached(self: Partition, needed: int, acks: int) -> bool:
+        return needed in duplicates or reached(self, needed, acks)
+
+    swap(stack, Partition, "append", appended)
+    swap(stack, Partition, "reached", is_reached)
+
+
+@plant
+def read_beyond_the_watermark(stack: ExitStack) -> None:
+    """Consumers see what is written, committed or not."""
+
+    def read(self: Partition, offset: int, max_bytes: int, *, warm: bool = False) -> Any:
+        return self.log.read(offset, max_bytes, self.log.written_offset, warm=warm)
+
+    swap(stack, Partition, "read", read)
+
+
+@plant
+def keep_the_epoch_of_a_returned_leader(stack: ExitStack) -> None:
+    """A leader that restarted goes on in the epoch that it had."""
+    led = controller._led
+
+    def same_epoch(state: PartitionState, judged: Judgement) -> PartitionState:
+        after = led(state, judged)
+        if after.leader == state.leader:
+            return replace(after, leader_epoch=state.leader_epoch)
+        return after
+
+    swap(stack, controller, "_led", same_epoch)
+
+
+@plant
+def begin_anew_instead_of_cutting(stack: ExitStack) -> None:
+    """A follower that differs drops everything and counts as a member while it copies."""
+    answer = leader.answer
+
+    def told(asked: Subscribe, log: Log, watermark: int) -> Answer:
+        found = answer(asked, log, watermark)
+        if isinstance(found, Start) or asked.last_epoch < 0:
+            return found
+        return Reset(asked.subscription, asked.epoch, log.start_offset)
+
+    swap(stack, leader, "answer", told)
