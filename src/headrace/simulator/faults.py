@@ -95,6 +95,8 @@ class Faults:
         kinds = self.random.sample(KINDS, self.random.randint(1, 8))
         if self.regime == ANY:
             return [*kinds, self.random.choice(("lose power", "lose all power"))]
+        if self.random.random() < 0.4:
+            kinds.append("lose power")
         return [kind for kind in kinds if kind != "lose all power"] or ["kill"]
 
     def start(self) -> None:

@@ -47,6 +47,7 @@ def draw(seed: int) -> Scenario:
         "replica.lag.time.max.ms": chance.choice((1000, 3000)),
         "replica.link.timeout.ms": chance.choice((300, 1000)),
         "replica.window.bytes": 1 << 16,
+        "replica.catchup.bytes.per.second": chance.choice((5000, 50 << 20)),
         "checkpoint.ms": chance.choice((300, 60_000)),
         "commitlog.file.bytes": 1 << 16,
     }
