@@ -116,6 +116,29 @@ def test_a_broker_is_emptied_and_filled_again_by_plans_that_are_shown_first(thre
     wait_for("replicas on every broker", lambda: len(three.ask("broker", "describe", "3")["replicas"]) == 2)
 
 
+@pytest.mark.long
+@proves("F9")
+def test_an_unclean_election_is_an_order_and_its_cost_is_shown(three: Local) -> None:
+    """KIP-966: the last replica standing dies, and an operator lets one lead that has less."""
+    three.order("topic", "create", "strict", "--replicas", "2", "--config", "min.insync.replicas=1")
+    first, second = three.partition("strict", 0)["replicas"]
+    three.cluster("kill", str(second))
+    wait_for("the last replica standing", lambda: three.partition("strict", 0)["in_sync"] == [first])
+    run_command("produce", "strict", bootstrap=three.bootstrap, stdin="a\nb\nc\n")
+    three.cluster("kill", str(first))
+    wait_for("no leader", lambda: three.partition("strict", 0)["leader"] is None)
+    three.cluster("start", str(second))
+    assert three.partition("strict", 0)["leader"] is None
+    assert "name TOPIC" in three.order("partition", "elect", "--unclean", exit_code=2).stderr
+    three.order("partition", "elect", "--unclean", "strict", "0")
+    row = three.partition("strict", 0)
+    assert (row["leader"], row["lost"][0]) == (second, 0)
+    assert " LOST" in three.order("partition", "list", "--topic", "strict").stdout
+    three.cluster("start", str(first))
+    wait_for("both replicas", lambda: sorted(three.partition("strict", 0)["in_sync"]) == sorted([first, second]))
+    three.order("topic", "delete", "strict")
+
+
 @proves("G14", "J5")
 def test_a_killed_broker_loses_nothing_and_comes_back(three: Local) -> None:
     verdict = json.loads(three.cluster("demo-loss", "--seconds", "4", "--down", "0.5", "--json").stdout)

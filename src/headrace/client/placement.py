@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Literal
 
 from headrace.client.cluster import Cluster
-from headrace.client.refusal import Refusal, check
+from headrace.client.refusal import BrokerUnreachable, Refusal, check
 from headrace.errors import Code
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -81,15 +80,14 @@ class MoveUnderWay:
 
 
 def positions(cluster: Cluster) -> Positions:
-    """Of the replicas of all live brokers."""
-
-    def ask(broker_id: int) -> Message:
-        return cluster.connection(broker_id).call(apis.REPLICA_POSITIONS, Message())
-
+    """Of the replicas of all brokers that answer: one that died a moment ago counts as live until its lease ends."""
     replicas: list[ReplicaPosition] = []
     lost: dict[Where, Lost] = {}
     for broker_id in sorted(cluster.retry(lambda: cluster.topology([])).brokers):
-        answer = cluster.retry(partial(ask, broker_id))
+        try:
+            answer = cluster.connection(broker_id).call(apis.REPLICA_POSITIONS, Message())
+        except BrokerUnreachable:
+            continue
         for row in answer.replicas:
             replicas.append(
                 ReplicaPosition(
