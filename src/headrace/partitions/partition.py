@@ -137,9 +137,9 @@ class Partition:
         """Stage what a producer sent, which must be exactly one batch."""
         log, core = self.log, self.core
         if core is None:
-            raise self._closed or self._not_leading()
+            raise self._not_leading() if self._closed is None else self._closed.with_traceback(None)
         if log.offline is not None:
-            raise log.offline
+            raise log.offline.with_traceback(None)  # one that is raised again keeps every frame, with its buffers
         if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
             self._check_enough(core)
         header = check_produced(records)
