@@ -46,6 +46,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @proves("G2")
 @pytest.mark.parametrize("name", PLANTS)
 def test_every_planted_bug_is_found(name: str, proof_report) -> None:  # type: ignore[no-untyped-def]
