@@ -112,3 +112,16 @@ def test_nothing_is_cut_where_the_leader_is_damaged_too() -> None:
     scene.settle()
     for each in scene.alive.values():
         read_all(each)
+
+
+def test_damage_that_is_found_while_the_link_is_opened_again_is_mended() -> None:
+    scene, broker = damaged("partitioned")
+    scene.run(1)
+    scene.network.reset("b1", "b2")
+    scene.until("the end of the link", lambda: broker.replication._leaders[1].link is None)
+    with pytest.raises(CorruptBatch):
+        read_all(broker)
+    scene.until("mending", lambda: not broker.partitions.damaged)
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
+    read_all(broker)

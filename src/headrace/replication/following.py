@@ -105,7 +105,7 @@ class FollowingEnd:
         if following is None or following.mend_from is not None:
             return
         following.mend_from = offset
-        if following.subscription and self.link is not None:
+        if following.stage is not Stage.WAITING and self.link is not None:
             self.link.send([frames.unsubscribe(following.subscription, following.epoch)])
             self._ask(following)
 
