@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from headrace.errors import StorageFull
@@ -9,14 +11,18 @@ from headrace.records import kernel
 from headrace.records.batch import read_header
 from headrace.sim.disk import SimDisk
 from headrace.storage import verify
+from headrace.storage.epochs import ENTRY as EPOCH_ENTRY
+from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.log import EpochEnd
+from headrace.storage.log import EpochEnd, Log
 from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.shared.queuefile import QUEUE
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness, values
 
 SMALL = {"segment_bytes": 1024, "index_interval_bytes": 100, "durability": "disk"}
 BOTH = [PARTITIONED, SHARED]
+FOLDER = "/data/orders/orders-0"
 
 
 def filled(layout: str, count: int = 40) -> Harness:
@@ -94,6 +100,103 @@ def test_a_loss_of_power_after_a_new_beginning_leaves_the_old_log_or_the_new_one
             found = [(r.offset, r.value) for _, view in read_all(log) for r in kernel.records(view)]
             is_old = found == list(enumerate(old))[: len(found)]
             assert is_old or found == [(start + n, b"new %d" % n) for n in range(len(found))], (start, seed)
+
+
+def started_anew(harness: Harness) -> Iterator[Log]:
+    """The log as it is, after a stop, after a kill, and built from its batches alone after a stop and after a kill."""
+    yield harness.log()
+    yield harness.reopen()
+    yield harness.kill()
+    derived = EPOCHS_FILE if harness.layout == PARTITIONED else QUEUE
+    for is_clean in (True, False):
+        assert harness.store is not None
+        if is_clean:
+            harness.store.close()
+        else:
+            harness.store.abandon()
+        for name in harness.disk.list(FOLDER):
+            if name.endswith(derived):
+                harness.disk.remove(f"{FOLDER}/{name}")
+        harness.open()
+        yield harness.log()
+
+
+@proves("F13", "L5")
+@pytest.mark.parametrize("layout", BOTH)
+def test_a_log_that_is_cut_where_it_starts_inside_a_batch_knows_no_epoch_of_before(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log(**SMALL)
+    append(log, batch(b"0", b"1"), epoch=0)
+    append(log, batch(b"2"), epoch=2)
+    harness.write()
+    log.delete_before(1)
+    log.truncate(1)
+    for log in started_anew(harness):
+        assert (log.start_offset, log.end_offset, log.last_epoch()) == (1, 1, -1)
+        assert [log.epoch_end(epoch) for epoch in range(4)] == [None] * 4
+    append(log, batch(b"new", b"newer"), epoch=4)
+    harness.write()
+    for log in started_anew(harness):
+        assert log.epoch_starts() == [(4, 1)]
+        assert [log.epoch_end(epoch) for epoch in range(6)] == [None] * 4 + [EpochEnd(4, 3)] * 2
+
+
+@proves("F13", "L5")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("start", [9, 10, 11, 20, 25, 40])
+def test_epochs_of_which_something_is_held_end_where_they_did_however_a_log_starts(layout: str, start: int) -> None:
+    """Of an epoch that ended before, a log may know nothing more, but never that it reaches above the start."""
+    harness = filled(layout)
+    harness.log().delete_before(start)
+    harness.settle()
+    harness.advance(61)
+    first = start // 10
+    for log in started_anew(harness):
+        ends = [log.epoch_end(epoch) for epoch in range(5)]
+        assert ends[first:] == [EpochEnd(epoch, 10 * epoch + 10) for epoch in range(first, 4)] + [ends[3]]
+        assert all(end is None or end.end_offset == start for end in ends[:first])
+
+
+@proves("F13", "J6")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("entry", range(5))
+def test_a_lost_or_damaged_epochs_file_is_made_again_and_costs_no_batch(
+    layout: str, is_clean: bool, entry: int
+) -> None:
+    """The file has four entries; with the fifth number it is lost as a whole."""
+    harness = filled(layout)
+    right, starts = values(harness.log()), list(harness.log().epoch_starts())
+    assert starts == [(0, 0), (1, 10), (2, 20), (3, 30)]
+    assert harness.store is not None
+    assert isinstance(harness.disk, SimDisk)
+    if is_clean:
+        harness.store.close()
+    else:
+        harness.store.abandon()
+    path = f"{FOLDER}/{EPOCHS_FILE}"
+    if entry < len(starts):
+        harness.disk.flip(path, entry * EPOCH_ENTRY.size + 3)
+    else:
+        harness.disk.remove(path)
+    harness.open()
+    for start_again in (harness.log, harness.kill, harness.reopen):
+        log = start_again()
+        assert values(log) == right
+        assert log.epoch_starts() == starts
+        assert log.epoch_end(1) == EpochEnd(1, 20)
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+def test_what_a_start_makes_of_a_new_beginning_lasts_over_the_next_loss_of_power(layout: str) -> None:
+    for seed in range(40):
+        harness = filled(layout, 12)
+        harness.log().restart_at(100)
+        log = harness.kill(seed=seed)
+        found = (log.start_offset, log.end_offset, list(log.epoch_starts()))
+        log = harness.kill(seed=seed + 1000)
+        assert (log.start_offset, log.end_offset, list(log.epoch_starts())) == found, seed
 
 
 @pytest.mark.parametrize("layout", BOTH)

@@ -28,7 +28,7 @@ _BODY = struct.Struct(">IQ")
 class EpochHistory:
     """Epochs in memory, loaded at first use; `save` writes what is new."""
 
-    __slots__ = ("_changed", "_disk", "_entries", "_from_log", "_path", "_saved")
+    __slots__ = ("_changed", "_disk", "_entries", "_from_log", "_path", "_saved", "was_rebuilt")
 
     def __init__(self, disk: Disk, folder: str, *, fresh: bool = False) -> None:
         self._disk = disk
@@ -37,21 +37,28 @@ class EpochHistory:
         self._entries: list[tuple[int, int]] | None = [] if fresh else None
         self._saved = 0
         self._changed = False
+        self.was_rebuilt = False
+        """Whether the file was missing or not whole, so that the log tells its epochs and not the file."""
 
     @property
     def entries(self) -> list[tuple[int, int]]:
         if self._entries is None:
             self._entries, wrong = read_entries(self._disk, self._path)
             self._saved = len(self._entries)
-            if wrong:
-                log.error("%s %s: rebuilt from the log", self._path, wrong)
-                self._changed = True
-                for epoch, offset in self._from_log():
-                    self.begin(epoch, offset)
+            if wrong or not self._entries:
+                self._rebuild(wrong)
         return self._entries
 
+    def _rebuild(self, wrong: str) -> None:
+        """Without a file nothing is wrong if the log has no batches either."""
+        self._changed, self.was_rebuilt = bool(wrong), True
+        for epoch, offset in self._from_log():
+            self.begin(epoch, offset)
+        if self._changed:
+            log.error("%s %s: rebuilt from the log", self._path, wrong or "is missing or empty")
+
     def rebuild_from(self, from_log: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        """Where to find epoch and base offset of every batch, if the file is not whole when it is loaded."""
+        """Where to find epoch and base offset of every batch, if the file is missing or not whole when it is loaded."""
         self._from_log = from_log
 
     def last_epoch(self) -> int:

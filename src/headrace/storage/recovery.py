@@ -16,7 +16,7 @@ holds behind it is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
@@ -31,6 +31,7 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segment import DELETED, GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
+from headrace.storage.segments import Segments
 from headrace.storage.surroundings import Found, Surroundings
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ def _nothing_there(
         found.epochs = EpochHistory(around.disk, folder)
         found.epochs.truncate(_told_from(untold))
         _save(found.epochs)
+        found.recovered = True  # the epochs must be safe before a checkpoint tells of the truncations
     elif base:
         log.error("%s: the segments that the checkpoint tells of are gone; the log goes on at offset %d", folder, base)
     found.segments = [around.new_segment(folder, settings, base)]
@@ -216,6 +218,7 @@ class _Recovery:
         # The segment that was cut must be looked at, though nothing of it may be above the recovery point.
         while first > 0 and segments[first].base_offset > min(self._safe_to, self._told_from - 1):
             first -= 1
+        self._epochs.rebuild_from(lambda: self._epochs_in(segments[:first]))
         self._epochs.truncate(self._told_from)
         for at in range(first, len(segments)):
             segment = segments[at]
@@ -237,6 +240,18 @@ class _Recovery:
         if first > 0:
             self._load_indexes(segments[first - 1])
         self._found.unsynced += _perhaps_unsynced(self._folder, self._found.snapshots, segments[max(0, first - 1) :])
+
+    def _epochs_in(self, segments: list[Segment]) -> Iterator[tuple[int, int]]:
+        """Of the segments that need no check, from the last epoch on that the file still tells."""
+        known = self._epochs.entries[-1][1] if self._epochs.entries else 0
+        for segment in segments:
+            if segment.next_offset <= known:
+                continue
+            try:
+                for header, _ in Segments([segment]).sound_headers(segment.base_offset):
+                    yield header.leader_epoch, header.base_offset
+            except CorruptBatch as error:
+                log.error("%s: %s", self._topic_partition, error)
 
     def _load_indexes(self, segment: Segment) -> None:
         """The segment may have been closed just before the crash, its indexes not yet synced."""
@@ -308,8 +323,10 @@ class _Recovery:
         segment.drop_tail()
 
     def _synced_epoch_at(self, offset: int) -> int | None:
-        """The epochs file was synced with the batches, so below the recovery point it is right."""
-        return self._epochs.epoch_at(offset) if offset < min(self._safe_to, self._told_from) else None
+        """The epochs file was synced with the batches, so below the recovery point it is right if it is whole."""
+        if self._epochs.was_rebuilt or offset >= min(self._safe_to, self._told_from):
+            return None
+        return self._epochs.epoch_at(offset)
 
     def _cut(self, segment: Segment, torn: Broken) -> None:
         lost = segment.size - torn.position
