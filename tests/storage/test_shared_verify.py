@@ -196,6 +196,17 @@ def test_damage_is_named_with_file_byte_partition_and_offset(shared: Harness) ->
     assert any(f"{third.path} at byte {third.position}, offset 3: " in line for line in lines)
 
 
+def test_a_log_that_never_held_anything_is_no_problem(shared: Harness) -> None:
+    """A checkpoint may know of a log before the commit log does; after a kill nothing there tells of it at all."""
+    shared.log()
+    shared.advance(61)
+    assert problems(shared) == []
+    shared.kill()
+    assert problems(shared) == []
+    stop(shared)
+    assert problems(shared) == []
+
+
 def test_a_removed_commit_file_is_missed(stopped: Harness) -> None:
     disk_of(stopped).remove(commit_files(stopped)[-2])
     assert any("missing" in problem.what for problem in problems(stopped))

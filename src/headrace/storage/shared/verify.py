@@ -217,7 +217,7 @@ class _PartitionCheck:
         if point is None:
             return
         path = self.segments[-1].path if self.segments else each.path
-        if not each.state.known:
+        if not each.state.known and point.end_offset:  # a log that never held anything need not be told of
             self._add(path, f"nothing of {each.topic_partition} is in the commit log")
         elif is_clean and point.end_offset != each.end_offset:
             what = f"log ends at offset {each.end_offset}, but ended at {point.end_offset} at the clean stop"
