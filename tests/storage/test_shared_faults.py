@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from headrace.errors import HeadraceError, StorageFailed
+from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
 from headrace.records import kernel
 from headrace.sim.disk import SimDisk
@@ -15,7 +15,8 @@ from headrace.storage.keys.query import Found, Wanted
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
-from storage.harness import Harness, append, batch, values
+from proving import proves
+from storage.harness import TOPIC, Harness, append, batch, content, values
 
 
 def store_of(harness: Harness) -> SharedStore:
@@ -186,6 +187,84 @@ def test_a_start_without_metadata_keeps_the_commit_log_and_says_how_to_have_it_a
     shared.expected |= expected
     shared.open()
     assert values(shared.log()) == kept
+
+
+OTHER = TopicPartition("payments", 0)
+
+
+def old_life(harness: Harness) -> tuple[Log, Log]:
+    """A log with epochs 0 to 5, and another partition's."""
+    harness.file_bytes = 1 << 20
+    log, other = harness.log(durability="os"), harness.log(OTHER, durability="os")
+    for n in range(6):
+        append(log, batch(b"old%d" % n, producer=(7, 0, n)), epoch=n)
+    assert not harness.write()
+    return log, other
+
+
+def go_on(harness: Harness, log: Log, other: Log) -> None:
+    """What a leader wrote in an earlier epoch than the last of the old life; and another partition in the same turn."""
+    append(log, batch(b"new"), epoch=3)
+    append(other, batch(b"other"))
+    assert not harness.write()
+
+
+def check_new_life(harness: Harness) -> None:
+    log = harness.kill()
+    assert values(harness.log(OTHER)) == [b"other"]
+    assert (log.start_offset, log.end_offset, values(log)) == (100, 101, [b"new"])
+    assert list(log.epoch_starts()) == [(3, 100)]
+    assert isinstance(log, SharedLog)
+    log.producers.load()
+    assert not log.producers.states
+
+
+@proves("J6", "L5")
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_log_created_again_may_begin_anew_in_an_earlier_epoch(shared: Harness, checkpointed: bool) -> None:
+    _, other = old_life(shared)
+    if checkpointed:
+        shared.advance(61)
+    store_of(shared).delete(TOPIC)
+    del shared.expected[TOPIC]
+    log = shared.log(durability="os")
+    log.restart_at(100)
+    go_on(shared, log, other)
+    check_new_life(shared)
+
+
+@proves("J6", "L5")
+@pytest.mark.parametrize("rolls", [False, True])
+def test_a_log_that_begins_anew_without_room_says_so_when_there_is_some(shared: Harness, rolls: bool) -> None:
+    log, other = old_life(shared)
+    shared.settle()
+    shared.advance(61)
+    commit_log = store_of(shared).commit_log
+    sim_disk(shared).fail_write(commit_log.path(0), errno.ENOSPC)
+    log.restart_at(100)
+    if rolls:
+        commit_log.file_bytes = commit_log.end
+    go_on(shared, log, other)
+    assert commit_log.number == int(rolls)
+    check_new_life(shared)
+
+
+@proves("J6", "L5")
+def test_a_batch_that_cannot_be_true_is_damage_of_its_own_partition_alone(
+    shared: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, other = old_life(shared)
+    go_on(shared, log, other)
+    append(log, batch(b"after"), epoch=6)
+    assert not shared.write()
+    log = shared.kill()
+    assert values(shared.log(OTHER)) == [b"other"]
+    assert "orders-0: offsets 6 to 6 are missing" in caplog.text
+    assert "leader epoch falls from 5 to 3" in caplog.text
+    assert log.end_offset == 8
+    with pytest.raises(CorruptBatch):
+        log.read(6, 1 << 20, 8)
+    assert kernel.records(content(log.read(7, 1 << 20, 8)))[0].value == b"after"
 
 
 def tombstone(key: bytes) -> memoryview:

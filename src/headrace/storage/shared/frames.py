@@ -11,7 +11,8 @@ A header of 48 bytes, big-endian, then the payload:
                  `first`, that was truncated before
     R  replace   whatever the partition holds from first to next is now these batches, perhaps with gaps, perhaps none
     B  bounds    the partition now holds first to next and nothing else; no payload. So a truncation, a raised start
-                 and a new beginning are told. Every file begins with the bounds of all partitions, so that what a
+                 and a new beginning are told; before the last come the bounds 0 to 0, so that what was known of
+                 epochs and producers is forgotten. Every file begins with the bounds of all partitions, so that what a
                  removed file told of them is not missed
     S  synced    `first` is a position of the commit log: everything below it had been synced when this was written.
                  At the beginning of a file `next` is the position where the file before it ended; else 0

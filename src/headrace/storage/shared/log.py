@@ -7,9 +7,9 @@
 
 `append` stages; the store writes the staged batches of all logs as one frame each, with one call, or takes them all
 back. All files here can be derived from the commit log, so they are synced by checkpoints only: the sync of the commit
-log alone makes batches durable. A truncation, a raised start and a new beginning are a frame that tells the log's
-bounds; where there is no room for it, it is written with the next batch, and until then a crash may bring back what was
-cut.
+log alone makes batches durable. A truncation and a raised start are a frame that tells the log's bounds, a new
+beginning is two: that nothing is left, then the new bounds. Where there is no room for them, they are written with the
+next batch, and until then a crash may bring back what was cut.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class SharedLog(ReplicatedLog):
         self.cleanings = found.cleanings
         self.held_bytes = 0
         self.bounds_untold = False
-        """Whether a frame with the log's bounds is still to be written."""
+        """Whether a frame with the log's bounds is still to be written..."""
+        self.begun_anew = False
+        """...and before it one that says that nothing of what was there counts, its epochs and producers neither."""
         self.frame_bytes = 0
         """What the next write of the log takes, headers of frames included; told by `prepare`."""
         self.before_cut: Callable[[], None] = lambda: None
@@ -159,7 +161,7 @@ class SharedLog(ReplicatedLog):
     def prepare(self) -> HeadraceError | None:
         """Make sure that what was staged can be written and found; or take it back and answer why."""
         turn = self._turn
-        self.frame_bytes = FRAME_BYTES if self.bounds_untold else 0
+        self.frame_bytes = FRAME_BYTES * len(self.bounds_frames()) if self.bounds_untold else 0
         if not turn.batches:
             return self.told()
         self.frame_bytes += FRAME_BYTES + turn.size
@@ -183,8 +185,9 @@ class SharedLog(ReplicatedLog):
         """Put the log's frames into a write; answers how many bytes of them come before the batches."""
         count = 0
         if self.bounds_untold:
-            parts.append(self.bounds_frame())
-            count = FRAME_BYTES
+            bounds = self.bounds_frames()
+            parts += bounds
+            count = FRAME_BYTES * len(bounds)
         turn = self._turn
         if turn.batches:
             kind = frames.REPLACE if turn.gap else frames.APPEND
@@ -195,13 +198,15 @@ class SharedLog(ReplicatedLog):
             count += FRAME_BYTES
         return count
 
-    def bounds_frame(self) -> bytes:
-        start = min(self.start_offset, self.written_offset)
-        return frames.pack(frames.BOUNDS, 0, self.topic_id, self._partition, start, self.written_offset)
+    def bounds_frames(self) -> list[bytes]:
+        bounds = [(min(self.start_offset, self.written_offset), self.written_offset)]
+        if self.begun_anew and self.written_offset:
+            bounds.insert(0, (0, 0))
+        return [frames.pack(frames.BOUNDS, 0, self.topic_id, self._partition, *each) for each in bounds]
 
     def wrote(self, number: int, byte: int) -> None:
         """The frames are in the commit log, the batches from this byte on."""
-        self.bounds_untold = False
+        self.bounds_untold = self.begun_anew = False
         turn = self._turn
         if turn.batches:
             if turn.single:
@@ -299,13 +304,10 @@ class SharedLog(ReplicatedLog):
 
     def restart_at(self, offset: int) -> None:
         self._flush_staged()
-        if self.end_offset:  # told by itself, so that a start forgets epochs and producers too
-            self._empty_at(0)
-        self._empty_at(offset)
-
-    def _empty_at(self, offset: int) -> None:
+        self.begun_anew = True
         self.start_offset = offset
         self.queue.drop_all(offset)
+        self._forget_from(0)
         self._cut_to(offset)
 
     def _flush_staged(self) -> None:
@@ -316,22 +318,26 @@ class SharedLog(ReplicatedLog):
 
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
-        self.committed_offset = min(self.committed_offset, end_offset)
-        self.durable_offset = min(self.durable_offset, end_offset)
-        self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
-        self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self._forget_from(end_offset)
         self.truncations += 1
         self._epoch = None
         self._reader.forget()
-        self._reader.checked.cut(end_offset)
-        self.epochs.truncate(end_offset)
         self.beside.save_epochs()
-        self.beside.remove_snapshots_above(end_offset)
         self.producers.forget()
         self._tell_bounds()
         self._around.sync_soon(self)
         self._around.checkpoint_soon(None)
         self._around.emptied()
+
+    def _forget_from(self, offset: int) -> None:
+        """Nothing that was known of this offset and what follows counts any more."""
+        self.committed_offset = min(self.committed_offset, offset)
+        self.durable_offset = min(self.durable_offset, offset)
+        self.sync_asked_offset = min(self.sync_asked_offset, offset)
+        self.cleanings = [(min(cleaned_to, offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self._reader.checked.cut(offset)
+        self.epochs.truncate(offset)
+        self.beside.remove_snapshots_above(offset)
 
     def _tell_bounds(self) -> None:
         self.bounds_untold = True

@@ -27,7 +27,7 @@ from headrace.storage.shared.frames import BOUNDS, FRAME_BYTES, REPLACE, SYNCED,
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import DAMAGED, OpenQueues
 from headrace.storage.shared.replay import Replay, State
-from headrace.storage.shared.scanning import BrokenBytes, read_batches
+from headrace.storage.shared.scanning import BrokenBytes, Unsound, read_batches
 
 INTERVAL_BYTES: Final = 4096
 OPEN_QUEUES_MAX: Final = 1 << 20
@@ -258,10 +258,10 @@ class _Survey(Replay):
             return torn
         if self._thorough and frame.kind != BOUNDS:
             found = read_batches(self._scanner.payload(frame), frame, INTERVAL_BYTES, -1)
-            if isinstance(found, str):
+            if isinstance(found, Unsound):
                 start = frame.byte - FRAME_BYTES
                 whose = f"partition {frame.partition} of topic {frame.topic_id.hex()}, which is not here any more"
-                self._tell(BrokenBytes(frame.number, start, frame.end, ""), f"{found}; it belonged to {whose}")
+                self._tell(BrokenBytes(frame.number, start, frame.end, ""), f"{found.reason}; it belonged to {whose}")
         return None
 
     def _epoch_floor(self, state: State, frame: Frame) -> int:

@@ -16,7 +16,7 @@ from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES, REPLACE, Frame
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import GONE, NO_TIMESTAMP, Run
-from headrace.storage.shared.scanning import read_batches
+from headrace.storage.shared.scanning import Unsound, read_batches
 from headrace.storage.shared.splicing import Replacement
 from headrace.storage.shared.writing import FrameWriter
 
@@ -68,8 +68,10 @@ class Replacer:
         partition = log.topic_partition.partition
         frame = Frame(REPLACE, len(payload), log.topic_id, partition, first_offset, next_offset, 0, 0)
         found = read_batches(payload, frame, log.settings.index_interval_bytes, -1)
-        if isinstance(found, str):
-            raise CorruptBatch(f"{log.topic_partition}: offsets {first_offset} to {next_offset - 1} stay: {found}")
+        if isinstance(found, Unsound):
+            raise CorruptBatch(
+                f"{log.topic_partition}: offsets {first_offset} to {next_offset - 1} stay: {found.reason}"
+            )
         byte = self._writer.write_frame(frame, payload)
         number = self._commit_log.number
         runs = [run._replace(number=number, byte=run.byte + byte + FRAME_BYTES) for run in found.runs]

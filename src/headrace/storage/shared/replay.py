@@ -1,12 +1,14 @@
 """Bringing queues up to date with the commit log, frame by frame, at start.
 
-Bytes that are no whole frame, or a frame whose batches are not whole, are judged by where they lie:
+Bytes that are no whole frame, or a frame with a batch that does not agree with its CRC, are judged by where they lie:
 
 - above everything known to be synced they are a torn tail: cut, with all that follows, of every partition;
 - below it they were synced and have been damaged since: they stay, are never served, and what is whole before and after
   them is. A partition misses the offsets that were in them; its queue says so.
 
-What is known to be synced is what the checkpoint says, or a synced frame anywhere in the log.
+What is known to be synced is what the checkpoint says, or a synced frame anywhere in the log. A frame whose batches all
+agree with their CRCs is not torn, wherever it lies: if an offset, an epoch or a count in it cannot be true, its own
+partition is damaged, and nothing is cut.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, SYNCED, Frame, Key
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Run
-from headrace.storage.shared.scanning import Batches, BrokenBytes, Scanner, read_batches, read_damaged
+from headrace.storage.shared.scanning import Batches, BrokenBytes, Scanner, Unsound, read_batches, read_damaged
 from headrace.storage.shared.splicing import Replacement
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class State:
             self._cut(frame.first_offset)
         if frame.kind == APPEND:  # what lies behind a replaced range was not looked at
             self.checked_from = min(self.checked_from, frame.first_offset)
+        if frame.kind == APPEND and self.last_epoch < 0 and found.epochs:
+            self.epochs = {epoch: base for epoch, base in self.epochs.items() if epoch <= found.epochs[0][0]}
         for epoch, base in found.epochs:
             self.epochs[epoch] = min(base, self.epochs.get(epoch, base))
         if frame.kind == APPEND:
@@ -98,6 +102,8 @@ class State:
             self.queue.drop_all(following)
         elif following > end:
             self._miss(end, following, frame, broken)
+        if first == following:  # perhaps it began anew, and the frame that said so went with its file
+            self.last_epoch = -1
         self.start_offset = first
         self.queue.drop_before(first)
 
@@ -206,9 +212,9 @@ class Replay:
             state.apply(frame, None, broken)
             return None
         found = read_batches(self._scanner.payload(frame), frame, state.interval_bytes, self._epoch_floor(state, frame))
-        if isinstance(found, str):
-            if self._is_torn(frame.number, start):
-                return BrokenBytes(frame.number, start, frame.end, found)
+        if isinstance(found, Unsound):
+            if found.torn and self._is_torn(frame.number, start):
+                return BrokenBytes(frame.number, start, frame.end, found.reason)
             found = read_damaged(self._commit_log.file(frame.number), frame, self._epoch_floor(state, frame))
             for part in found.damage:
                 last = frame.next_offset if part.next_offset is None else part.next_offset

@@ -102,19 +102,51 @@ class Batches:
     epoch: int = -1
 
 
-def read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch: int) -> Batches | str:
+@dataclass(frozen=True, slots=True)
+class Unsound:
+    """What is wrong with a frame's batches. `torn`: bytes are not what was written, as a write cut short leaves them;
+    else every batch agrees with its CRC, and one cannot be true: its offset, epoch or count."""
+
+    reason: str
+    torn: bool = False
+
+
+def read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch: int) -> Batches | Unsound:
     """The batches of a frame that is whole; or why it is not. No batch has a lower epoch than the one given."""
+    found = _read_batches(payload, frame, interval_bytes, epoch)
+    if isinstance(found, Batches):
+        return found
+    torn = _why_torn(payload)
+    return Unsound(torn or found, torn=bool(torn))
+
+
+def _why_torn(payload: memoryview) -> str:
+    """Where the batches stop agreeing with their CRCs; "" if they do not."""
+    at, size = 0, len(payload)
+    while at < size:
+        if size - at < HEADER_BYTES:
+            return f"{size - at} bytes at the frame's end are no batch"
+        _, length, _, magic, crc, _, _, _ = _FIELDS(payload, at)
+        end = at + length + LENGTH_END
+        if magic != MAGIC or not at + HEADER_BYTES <= end <= size or crc32c(payload[at + ATTRIBUTES_AT : end]) != crc:
+            return f"the batch at its byte {at} has a wrong CRC, size or magic"
+        at = end
+    return ""
+
+
+def _read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch: int) -> Batches | str:
+    """In one pass; "" where a batch does not agree with its CRC."""
     found = Batches(epoch=epoch)
     sparse = frame.kind == REPLACE
     at, size, expected = 0, len(payload), frame.first_offset
     run_at, run_base, run_ms, number, byte = 0, expected, NO_TIMESTAMP, frame.number, frame.byte
     while at < size:
         if size - at < HEADER_BYTES:
-            return f"{size - at} bytes at the frame's end are no batch"
+            return ""
         base, length, batch_epoch, magic, crc, last_delta, max_ms, count = _FIELDS(payload, at)
         end = at + length + LENGTH_END
         if magic != MAGIC or not at + HEADER_BYTES <= end <= size or crc32c(payload[at + ATTRIBUTES_AT : end]) != crc:
-            return f"the batch at its byte {at} has a wrong CRC, size or magic"
+            return ""
         if base != expected and not (sparse and base > expected):
             return f"base offset is {base}, but {expected} comes next"
         if not 0 <= count <= last_delta + 1 or batch_epoch < found.epoch:
@@ -158,4 +190,9 @@ def read_damaged(file: File, frame: Frame, epoch: int) -> Batches:
             Run(frame.number, part.position, header.size_bytes, header.base_offset, header.max_timestamp_ms)
         )
         expected = header.next_offset
+    else:
+        if not found.damage and expected != frame.next_offset and chain.dense:
+            reason = f"it ends with offset {expected}, but its header says {frame.next_offset}"
+            found.damage.append(Broken(frame.byte, frame.end, expected, None, reason))
+            found.runs.append(Run(frame.number, frame.byte, DAMAGED, expected, NO_TIMESTAMP))
     return found

@@ -99,7 +99,9 @@ class FrameWriter:
     def _roll(self) -> None:
         """The next file begins with what was synced and the bounds of all logs."""
         synced = self._commit_log.synced
-        parts = [frames.synced(synced, self._commit_log.end), *(each.bounds_frame() for each in self._logs())]
+        parts = [frames.synced(synced, self._commit_log.end)]
+        for each in self._logs():
+            parts += each.bounds_frames()
         self._commit_log.roll(parts, len(parts) * FRAME_BYTES)
         self.marked, self.mark_end = synced, self._commit_log.end
 
