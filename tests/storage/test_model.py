@@ -1,4 +1,5 @@
-"""Random histories of a log compared with a model: appends, truncations, deletions, stops, kills, losses of power."""
+"""Random histories of a log of each layout compared with a model: appends, truncations, deletions, stops, kills, losses
+of power. After a loss of power no log is a mixture of what it held before a truncation and after it."""
 
 from __future__ import annotations
 
@@ -10,23 +11,27 @@ from headrace.records import kernel
 from headrace.records.batch import read_header
 from headrace.sim.disk import SimDisk
 from headrace.storage import verify
+from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.shared.log import SharedLog
+from headrace.storage.shared.queuefile import DAMAGED
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness
 
 STEPS = 80
-SEEDS = 25
+SEEDS = {PARTITIONED: 25, SHARED: 10}
 
 
 class Model:
     """What a log must hold. A loss of power leaves a prefix of that, no shorter than what is durable; or, while a
     truncation is not synced, a prefix of what the log held before it: never some of both."""
 
-    def __init__(self, durability: str, chance: random.Random) -> None:
+    def __init__(self, layout: str, durability: str, chance: random.Random) -> None:
         self.chance = chance
         self.durability = durability
-        self.harness: Harness = sim_harness()
+        self.harness: Harness = sim_harness(layout)
+        self.harness.file_bytes = chance.choice((1024, 4096, 1 << 20))
         self.log: Log = self.harness.log(
             durability=durability, segment_bytes=1024, index_interval_bytes=chance.choice((1, 150, 4096)), flush_ms=50
         )
@@ -104,11 +109,16 @@ class Model:
             if start <= first and end <= len(values) and all(values[at] == value for at, value in found.items())
         ]
         assert held, f"a mixture: {found}"
-        assert isinstance(self.log, PartitionedLog)
-        assert not any(segment.damage for segment in self.log.segments)
+        assert not self.damaged()
         self.now, self.start = held[0], start
         self.before.clear()
         self.new_epoch()
+
+    def damaged(self) -> bool:
+        if isinstance(self.log, PartitionedLog):
+            return any(segment.damage for segment in self.log.segments)
+        assert isinstance(self.log, SharedLog)
+        return any(entry.size == DAMAGED for entry in self.log.queue.entries(self.log.start_offset))
 
     def records(self) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
@@ -127,9 +137,9 @@ class Model:
 
 @proves("J6", "L4")
 @pytest.mark.parametrize("durability", ["memory", "os", "disk"])
-@pytest.mark.parametrize("number", range(SEEDS))
-def test_a_log_is_what_its_model_says(durability: str, number: int, seed: int) -> None:
-    model = Model(durability, random.Random(seed))
+@pytest.mark.parametrize(("layout", "number"), [(layout, n) for layout, count in SEEDS.items() for n in range(count)])
+def test_a_log_is_what_its_model_says(layout: str, durability: str, number: int, seed: int) -> None:
+    model = Model(layout, durability, random.Random(seed))
     steps = [model.append] * 6 + [model.settle] * 4 + [model.pass_time] * 2
     steps += [model.truncate, model.delete_before, model.stop, model.kill, model.lose_power]
     for _ in range(STEPS):
