@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from headrace.errors import NotLeader
@@ -307,6 +309,23 @@ def test_what_is_not_a_row_of_whole_batches_is_not_written(wrong: bytearray) -> 
     peer.send(appended(number, 0, wrong))
     assert peer.reason
     assert scene.alive[1].log().end_offset == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_what_was_staged_before_an_error_is_written_before_its_buffer_is_used_again(number: int) -> None:
+    scene, peer, subscribed = with_leading_peer()
+    held = scene.alive[1].log()
+    peer.send(appended(subscribed, 0, at(1)))
+    scene.disks[1].fail_open(f"/data/orders/orders-0/{0:020d}.index", number)
+    sent = [at(offset) for offset in range(3, 2003, 2)]
+    peer.send(appended(subscribed, 2, *sent))
+    assert not peer.reason
+    assert 2 < held.end_offset == held.written_offset < 2000
+    assert (held.offline is None) == (number == errno.ENOSPC)
+    count = (held.end_offset - 2) // 2
+    assert scene.alive[1].content() == b"".join([at(1), *sent[:count]])
+    scene.run(1)
+    assert (peer.kinds()[-1] == Kind.SUBSCRIBE) == (number == errno.ENOSPC)
 
 
 def test_batches_of_an_older_epoch_do_not_follow_newer_ones() -> None:

@@ -264,15 +264,17 @@ class FollowingEnd:
             partition.log.append_copied(data[frame.body + frames.APPEND_BYTES : frame.end])
         except (CorruptBatch, InvalidRecord) as error:
             raise ProtocolError(f"{partition.topic_partition}: {error}") from None
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
+            _let_go(error)
             self._give_up(following, error)
-            return
+        else:
+            partition.expect(watermark)
+            following.leader_start = log_start
+        # Also after an error: what was staged before it lies in the receive buffer and has to be written now.
         self._shared.partitions.touch(partition)
-        partition.expect(watermark)
-        following.leader_start = log_start
         self._staged.append(following)
 
-    def _give_up(self, following: Following, error: HeadraceError) -> None:
+    def _give_up(self, following: Following, error: Exception) -> None:
         """This partition cannot be copied now; the others go on."""
         log.error("%s is not copied for now: %s", following.partition.topic_partition, str(error))
         if self.link is not None:
@@ -314,3 +316,10 @@ class FollowingEnd:
                 entries.append(entry)
         if entries:
             self.link.send([frames.positions(entries)])
+
+
+def _let_go(error: BaseException) -> None:
+    """A log may keep the error that took it offline: that must not keep the receive buffer, which its frames hold."""
+    for each in (error, error.__cause__, error.__context__):
+        if each is not None:
+            each.__traceback__ = None
