@@ -208,3 +208,19 @@ def test_a_follower_deletes_what_its_leader_has_deleted() -> None:
     acknowledged(scene, b"next")
     scene.settle()
     assert scene.alive[2].log().start_offset == 10
+
+
+@proves("F6")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_an_empty_follower_that_begins_behind_its_leaders_end_gets_all_that_there_is(layout: str) -> None:
+    """Possible after an unclean election: what it had, and had deleted, the new leader never saw."""
+    scene = Scene(brokers=(1, 2), layout=layout)
+    scene.elect(1, (1,))
+    scene.alive[2].replication.unfollow(scene.alive[2].log().topic_partition)
+    for nth in range(10):
+        acknowledged(scene, b"%d" % nth)
+    scene.alive[2].log().restart_at(50)
+    scene.elect(1, (1,))
+    scene.until("the join", lambda: 2 in scene.keys[0].members)
+    scene.settle()
+    assert scene.alive[2].values() == [b"%d" % nth for nth in range(10)]

@@ -66,7 +66,7 @@ def answer(asked: Subscribe, log: Log, watermark: int) -> Answer:
         return Reset(subscription, epoch, log.start_offset)
     if asked.last_epoch < 0:  # it holds nothing that could differ
         if asked.end > log.end_offset:
-            return Reset(subscription, epoch, log.end_offset)
+            return Reset(subscription, epoch, log.start_offset)
         return Start(subscription, epoch, asked.end, watermark, log.start_offset)
     ours = log.epoch_end(asked.last_epoch)
     if ours is None:  # none of its epochs is known here, so whatever it has at or above our start is of another past
