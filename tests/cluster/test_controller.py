@@ -25,6 +25,11 @@ def broker(number: int, run: int = 1, *, clean: bool = False, boot: str = "b", s
     return Broker(number, {}, drawn(number, run), 5, boot=boot, previous=previous, state=state, revision=100 + number)
 
 
+def having_lost(registered: Broker, partition: int) -> Broker:
+    assert registered.previous is not None
+    return replace(registered, previous=replace(registered.previous, lost=frozenset({(TOPIC_ID, partition)})))
+
+
 def drawn(number: int, run: int = 1) -> str:
     return f"{number}{'_abcdef'[run]}"
 
@@ -105,16 +110,33 @@ CASES = {
         led(NO_LEADER, 4, (1,)), [ONE, TWO, THREE], 1, 5, (1,), relies_on=frozenset({1})
     ),
     "one of two last members is back": Case(led(NO_LEADER, 4, (1, 2)), [TWO, THREE], 2, 5, (2,)),
-    "a leader came back after a clean stop: a new epoch": Case(
-        led(1, 4, (1, 2)), [broker(1, 2, clean=True, boot="c"), TWO], 1, 5, (1, 2), relies_on=frozenset({1})
+    "a leader came back after a clean stop, alone: a new epoch": Case(
+        led(1, 4, (1,)), [broker(1, 2, clean=True, boot="c"), TWO], 1, 5, (1,), relies_on=frozenset({1})
+    ),
+    "a leader came back, and so did the others: a new epoch": Case(
+        led(1, 4, (1, 2)), [broker(1, 2), broker(2, 2)], 1, 5, (1, 2), relies_on=frozenset({1, 2})
+    ),
+    "a leader came back to one that was there all the time: that one leads": Case(
+        led(1, 4, (1, 2)), [broker(1, 2, clean=True, boot="c"), TWO], 2, 5, (1, 2), relies_on=frozenset({1, 2})
+    ),
+    "the leader is gone: one that was there all the time goes before one that returned": Case(
+        led(3, 4, (1, 2, 3)), [broker(1, 2), TWO], 2, 5, (1, 2), relies_on=frozenset({1, 2, 3})
+    ),
+    "not carried over: it says that it holds less": Case(
+        led(1, 4, (1, 2)), [having_lost(broker(1, 2, clean=True), 0), broker(2, 2)], 2, 5, (2,)
+    ),
+    "carried over: it holds less of another partition": Case(
+        led(1, 4, (1, 2)), [having_lost(broker(1, 2, clean=True), 1), broker(2, 2)], 1, 5, (1, 2)
     ),
     "a follower came back after a clean stop: the same epoch": Case(
         led(1, 4, (1, 2)), [ONE, broker(2, 2, clean=True, boot="c")], 1, 4, (1, 2)
     ),
     "carried over because the topic counts what is synced": Case(
-        led(1, 4, (1, 2)), [broker(1, 2, boot="c"), TWO], 1, 5, (1, 2), rules=Rules("disk")
+        led(1, 4, (1, 2)), [broker(1, 2, boot="c"), broker(2, 2)], 1, 5, (1, 2), rules=Rules("disk")
     ),
-    "carried over because the page cache is still there": Case(led(1, 4, (1, 2)), [broker(1, 2), TWO], 1, 5, (1, 2)),
+    "carried over because the page cache is still there": Case(
+        led(1, 4, (1, 2)), [broker(1, 2), broker(2, 2)], 1, 5, (1, 2)
+    ),
     "not carried over: the kernel was booted (a leader that lost its page cache)": Case(
         led(1, 4, (1, 2)), [broker(1, 2, boot="c"), TWO], 2, 5, (2,)
     ),

@@ -9,6 +9,8 @@ from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 
 FOLDER = "/data"
+WITH_LOST = b'{"incarnation":"i","boot":"b","clean":true,"lost":[["no hex",0]]}'
+LOST = frozenset({(b"t" * 16, 3)})
 
 
 def made() -> SimDisk:
@@ -24,15 +26,15 @@ def test_a_new_folder_was_nobody() -> None:
 
 def test_what_was_written_outlives_a_crash() -> None:
     disk = made()
-    write_incarnation(disk, FOLDER, "i1", "boot", clean=False)
+    write_incarnation(disk, FOLDER, Previous("i1", "boot", False))
     disk.crash(1)
     assert read_incarnation(disk, FOLDER) == Previous("i1", "boot", False)
-    write_incarnation(disk, FOLDER, "i1", "boot", clean=True)
+    write_incarnation(disk, FOLDER, Previous("i1", "boot", True, LOST))
     disk.crash(2)
-    assert read_incarnation(disk, FOLDER) == Previous("i1", "boot", True)
+    assert read_incarnation(disk, FOLDER) == Previous("i1", "boot", True, LOST)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"incarnation":"i"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"incarnation":"i"}', WITH_LOST])
 def test_a_damaged_file_counts_as_none(content: bytes) -> None:
     disk = made()
     write_atomically(disk, f"{FOLDER}/{FILE_NAME}", content)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from headrace.cluster import controller, controlling, judging
 from headrace.cluster.controller import Batch
+from headrace.cluster.election import Election
 from headrace.cluster.image import NO_LEADER, Image, PartitionState
 from headrace.cluster.judging import Judgement
 from headrace.cluster.tasks import Step
@@ -161,7 +162,7 @@ def keep_positions_from_before_a_cut(stack: ExitStack) -> None:
 @plant
 def ignore_the_incarnation(stack: ExitStack) -> None:
     """A broker that returns is the member that it was, whatever its machine has lost."""
-    swap(stack, judging, "carries_over", lambda broker, known, durability: True)
+    swap(stack, judging, "carries_over", lambda *_: True)
 
 
 @plant
@@ -181,7 +182,7 @@ def use_the_proposed_set_alone(stack: ExitStack) -> None:
 
 @plant
 def control_without_fence(stack: ExitStack) -> None:
-    """The controller's writes compare nothing: not its term, not the keys that they replace."""
+    """Who was elected controller once stays it in its own eyes, and its writes compare nothing."""
     in_transactions = controller.in_transactions
 
     def unfenced(*args: Any, **named: Any) -> Iterator[Batch]:
@@ -189,6 +190,7 @@ def control_without_fence(stack: ExitStack) -> None:
             yield Batch(Step((), batch.step.actions), batch.decisions)
 
     swap(stack, controlling, "in_transactions", unfenced)
+    swap(stack, Election, "term", property(lambda self: self._term))
 
 
 @plant

@@ -3,8 +3,9 @@
 Rules, in this order, for each partition:
 - members that are gone, that may have lost something, or that are about to leave drop out of the in-sync set, but never
   the last one; a member that returned with all it held is carried over to its new incarnation;
-- the leader stays while it is a valid member. One that returned leads again in a new epoch. Otherwise the first valid
-  member in the order of the assignment leads, in a new epoch; if there is none, nobody does;
+- the leader stays while it is a valid member. Otherwise the first valid member in the order of the assignment leads, in
+  a new epoch; if there is none, nobody does. One that returned leads only if all valid members have: those that were
+  there all the time hold for certain what they held;
 - without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
   leads. An operator's order, or the topic's setting, lets those that are alive be enough. What was lost is in the key;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
@@ -120,7 +121,7 @@ def _concerned(image: Image, since: Image | None) -> Iterable[Topic]:
 
 def _decide(image: Image, topic: Topic, state: PartitionState, context: Context) -> Decision | None:
     rules = context.rules(topic)
-    judged = judge(state, image.brokers, rules.durability, context.is_gone)
+    judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone)
     where = topic.name, state.index
     order = image.controls.orders.get(where)
     if order is not None and order.kind == RESIGN and order.broker == state.leader:
@@ -162,6 +163,7 @@ def _led(state: PartitionState, judged: Judgement) -> PartitionState:
     members = judged.members(state)
     leader, epoch = state.leader, state.leader_epoch
     able = judged.staying or judged.leaving
+    able = (able - judged.returned) or able
     if leader in able:
         epoch += leader in judged.returned
     elif leader not in judged.awaited:

@@ -30,11 +30,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """What a broker was before this start of it: whether it stopped in order, and under which boot of its kernel."""
+    """What a broker was before this start of it: whether it stopped in order, under which boot of its kernel, and the
+    logs, by topic id and partition, that hold less than they did, however it stopped.
+    """
 
     incarnation: str
     boot: str
     clean: bool
+    lost: frozenset[tuple[bytes, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,12 +328,15 @@ def decode_broker(broker: int, value: Mapping[str, Any], revision: int = 0) -> B
     )
 
 
-def encode_previous(previous: Previous) -> dict[str, str | bool]:
-    return {"incarnation": previous.incarnation, "boot": previous.boot, "clean": previous.clean}
+def encode_previous(previous: Previous) -> dict[str, Any]:
+    lost = [[topic_id.hex(), partition] for topic_id, partition in sorted(previous.lost)]
+    plain = {"incarnation": previous.incarnation, "boot": previous.boot, "clean": previous.clean}
+    return {**plain, "lost": lost} if lost else plain
 
 
 def decode_previous(value: Mapping[str, Any]) -> Previous:
-    return Previous(str(value["incarnation"]), str(value["boot"]), bool(value["clean"]))
+    lost = frozenset((bytes.fromhex(topic_id), int(partition)) for topic_id, partition in value.get("lost", ()))
+    return Previous(str(value["incarnation"]), str(value["boot"]), bool(value["clean"]), lost)
 
 
 def _encode_endpoint(end: Endpoint | None) -> list[str | int] | None:

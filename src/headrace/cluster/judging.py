@@ -2,7 +2,8 @@
 
 A member is one incarnation of a broker. Another incarnation of it holds the same only if nothing can have been lost in
 between: it stopped in order, or the topic counts only what is synced (`disk`), or the topic counts what is in the page
-cache (`os`) and the kernel has not been booted since.
+cache (`os`) and the kernel has not been booted since. And only if it does not say itself that this log holds less than
+it did.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class Judgement:
 
 
 def judge(
-    state: PartitionState, brokers: Mapping[int, Broker], durability: str, is_gone: Callable[[int], bool]
+    topic_id: bytes,
+    state: PartitionState,
+    brokers: Mapping[int, Broker],
+    durability: str,
+    is_gone: Callable[[int], bool],
 ) -> Judgement:
     present: dict[int, str] = {}
     returned: set[int] = set()
@@ -62,7 +67,7 @@ def judge(
             (gone if is_gone(member) else awaited).append(member)
         elif broker.incarnation == known:
             present[member] = known
-        elif carries_over(broker, known, durability):
+        elif carries_over(broker, known, durability, (topic_id, state.index)):
             present[member] = broker.incarnation
             returned.add(member)
         else:
@@ -71,10 +76,10 @@ def judge(
     return Judgement(present, frozenset(returned), tuple(awaited), tuple(gone), tuple(lost), leaving)
 
 
-def carries_over(broker: Broker, known: str, durability: str) -> bool:
-    """Whether this process of the broker holds all that its incarnation `known` held."""
+def carries_over(broker: Broker, known: str, durability: str, key: tuple[bytes, int]) -> bool:
+    """Whether this process of the broker holds all of a partition that its incarnation `known` held."""
     previous = broker.previous
-    if previous is None or not known or previous.incarnation != known:
+    if previous is None or not known or previous.incarnation != known or key in previous.lost:
         return False
     same_boot = previous.boot == broker.boot != ""
     return previous.clean or durability == "disk" or (durability == "os" and same_boot)

@@ -1,7 +1,7 @@
 """The keys of a cluster in coordination, below `/headrace/<cluster>/`. All values are JSON.
 
 brokers/<id>              {"listeners": {name: [host, port]}, "http": [host, port] | null, "replication": same, "rack",
-                              "incarnation", "previous": {"incarnation", "boot", "clean"} | null, "boot",
+                              "incarnation", "previous": {"incarnation", "boot", "clean", "lost"} | null, "boot",
                               "state": "live" | "leaving", "started_ms"}; gone with its lease
 election/<lease>          {"broker"}: who wants to be controller, in order of create_revision; gone with its lease
 controller                {"broker", "epoch"}: the last one elected; each election raises the epoch

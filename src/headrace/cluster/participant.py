@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from headrace.cluster import keys
@@ -18,15 +19,15 @@ from headrace.cluster.assignment import Assignment
 from headrace.cluster.config import Configs, effective
 from headrace.cluster.controller import Rules
 from headrace.cluster.controlling import Controlling
-from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Topic
-from headrace.cluster.incarnation import read_incarnation, write_incarnation
+from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
+from headrace.cluster.incarnation import RunRecord
 from headrace.cluster.insync import InSyncSets
 from headrace.cluster.membership import Membership, settle_cluster_id
 from headrace.cluster.reporting import EndReports
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import TopicLimits, Topics
 from headrace.cluster.view import ClusterView
-from headrace.errors import CoordinationError, OperatorError, RequestTimedOut
+from headrace.errors import CoordinationError, OperatorError, RequestTimedOut, StorageFailed
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.coordination import Coordination
@@ -34,10 +35,12 @@ from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Network
 from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
 from headrace.settings import BrokerSettings, Value, check_topic_overrides
+from headrace.storage import shortfall
 from headrace.storage.folder import layout_of
 from headrace.storage.layouts import Store, open_store
-from headrace.storage.log import TICK_SECONDS, TopicPartition
-from headrace.storage.watermarks import Watermarks
+from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
+from headrace.storage.shortfall import NOTHING, Held, key_of
+from headrace.storage.watermarks import Key, Watermarks
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,10 @@ JOIN_SECONDS: Final = 5.0
 LEAVE_SECONDS: Final = 5.0
 """How long a stop waits for others to take over."""
 INCARNATION_BYTES: Final = 8
+LOOK_SECONDS: Final = 1.0
+"""How often logs are looked at for those that are offline."""
+LOST_MAX: Final = 10_000
+"""Logs that a registration names as holding less; with more of them, nothing counts as held."""
 
 
 class Participant:
@@ -94,6 +101,7 @@ class Participant:
         self._effective: tuple[Image, BrokerSettings] | None = None
         self._rules: dict[str, tuple[Topic, BrokerSettings, Rules]] = {}
         self._replication_end: Endpoint | None = None
+        self._look_again_at = 0.0
         self._joined = False
         self.membership: Membership | None = None
         self.controlling: Controlling | None = None
@@ -151,7 +159,8 @@ class Participant:
     def _open_replicas(self) -> None:
         watermarks = Watermarks(self.disk, self.clock, self.folder, lambda: self.partitions.watermarks())
         self.watermarks = watermarks
-        self.partitions = Partitions(self.store, self.clock, self.broker_id, self.incarnation, watermarks.read())
+        committed, held = watermarks.read(), shortfall.held(self.disk, self.folder)
+        self.partitions = Partitions(self.store, self.clock, self.broker_id, self.incarnation, committed)
         self.replication = Replication(
             self._network,
             self.partitions,
@@ -168,7 +177,10 @@ class Participant:
         self.assignment = Assignment(
             self.broker_id, self.incarnation, self.store, self.partitions, self.replication, self._topic_defaults
         )
+        self._record = RunRecord(self.disk, self.folder)
         self.store.open(self.assignment.expected(self.view.image))
+        self._find_shortfall(held, committed)
+        self.store.on_durable(self._look_at)
         if self._listen is not None:
             real = self.replication.listen(self._listen)
             told = self._advertise or real
@@ -177,6 +189,17 @@ class Participant:
         self.assignment.start(self.view.image)
         self.view.listen(self._follow_peers)
         self.view.listen(self.assignment.follow)
+
+    def _find_shortfall(self, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> None:
+        """Told at once: the next start would find nothing amiss any more."""
+        lost = shortfall.short(self.store.logs(), held, committed)
+        self._record.lost(lost)
+        for each in [each for each in self.store.logs() if key_of(each) in lost]:
+            log.error("%s holds less than it did: this broker joins its in-sync set anew", each.topic_partition)
+            before = held.get(key_of(each), NOTHING)
+            state = self.view.image.partition(each.topic_partition.topic, each.topic_partition.partition)
+            if shortfall.lost_all(each, before) and state is not None and len(state.replicas) > 1:
+                each.restart_at(before.start_offset)  # to be copied from there, not only from the end on
 
     def _replication_settings(self) -> ReplicationSettings:
         return ReplicationSettings(
@@ -189,7 +212,7 @@ class Participant:
 
     async def join(self, listeners: Mapping[str, Endpoint], http: Endpoint | None = None) -> None:
         """Register, and lead what the controller says; it is waited for, but not for ever."""
-        previous = read_incarnation(self.disk, self.folder)
+        previous = self._record.run
         broker = Broker(
             self.broker_id,
             listeners,
@@ -199,18 +222,18 @@ class Participant:
             http,
             replication=self._replication_end,
             boot=self._boot,
-            previous=previous,
+            previous=_registered(previous),
         )
         lease_seconds = self.settings["broker.lease.ms"] / 1000
         member = self.membership = Membership(
             self.coordination, self.prefix, self.clock, broker, self._failed, lease_seconds
         )
-        write_incarnation(self.disk, self.folder, self.incarnation, self._boot, clean=False)
+        self._record.write(Previous(self.incarnation, self._boot, clean=False, lost=self._offline()))
         try:
             await member.start()
         except OperatorError:
             if previous is not None:  # never registered: what ran here before is still what others know
-                write_incarnation(self.disk, self.folder, previous.incarnation, previous.boot, clean=previous.clean)
+                self._record.write(replace(previous, lost=previous.lost | self._offline()))
             raise
         self._joined = True
         self._built.push_async_callback(member.close)
@@ -303,9 +326,25 @@ class Participant:
         self.replication.tick()
         self.assignment.retry()
         self.watermarks.tick()
+        if self.clock.now() >= self._look_again_at:
+            self._look_again_at = self.clock.now() + LOOK_SECONDS
+            self._tell_offline()
         if self.controlling is not None:
             self.controlling.tick()
             self.reports.tick()
+
+    def _look_at(self, synced: Log) -> None:
+        if synced.offline is not None and not self._record.tells_of(key_of(synced)):
+            self._tell_offline()
+
+    def _tell_offline(self) -> None:
+        try:
+            self._record.lost(self._offline())
+        except OSError as error:
+            log.error("that logs are offline cannot be kept for the next start; tried again: %s", error)
+
+    def _offline(self) -> frozenset[Key]:
+        return frozenset(key_of(each) for each in self.store.logs() if isinstance(each.offline, StorageFailed))
 
     # Going down.
 
@@ -343,5 +382,16 @@ class Participant:
 
     def _close_store(self) -> None:
         self.store.close()
-        if self._joined and all(each.offline is None for each in self.store.logs()):
-            write_incarnation(self.disk, self.folder, self.incarnation, self._boot, clean=True)
+        if not self._joined:
+            return
+        if self._offline():
+            self._tell_offline()
+        else:
+            self._record.write(Previous(self.incarnation, self._boot, clean=True))
+
+
+def _registered(previous: Previous | None) -> Previous | None:
+    """What others are told of the run before."""
+    if previous is not None and len(previous.lost) > LOST_MAX:
+        return None
+    return previous

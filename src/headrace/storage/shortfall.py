@@ -1,0 +1,64 @@
+"""Which logs hold less than they are known to have held, judged at a start.
+
+Three things tell. The checkpoint of the run before (`@checkpoint`) says what was synced of each log: a log that ends
+below that lost it, and one that is empty where there was something lost its files. `@watermarks` says what was
+committed: a replica that had it and ends below it lost it too. What was cut on purpose after the checkpoint looks
+the same for a short while; to be taken for damaged costs such a replica a catching up, and never data.
+
+Read `held` before the store is opened: opening writes the checkpoint anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from headrace.ports.disk import Disk
+from headrace.storage import checkpoint, folder
+from headrace.storage.log import Log
+from headrace.storage.shared import checkpoint as shared_checkpoint
+from headrace.storage.watermarks import Key
+
+
+class Held(NamedTuple):
+    """What a log had safe on disk."""
+
+    start_offset: int
+    end_offset: int
+
+
+NOTHING: Final = Held(0, 0)
+
+
+def held(disk: Disk, data: str) -> dict[Key, Held]:
+    """What the run before has had synced of each log, as far as its checkpoint tells."""
+    found: dict[Key, Held] = {}
+    if folder.layout_of(disk, data) == folder.SHARED:
+        shared = shared_checkpoint.read(disk, data)
+        for where, told in (shared.logs if shared is not None else {}).items():
+            found[bytes.fromhex(told.topic_id), where.partition] = Held(told.start_offset, told.end_offset)
+        return found
+    for where, point in (checkpoint.read(disk, data) or {}).items():
+        end_offset = point.end_offset if point.clean else point.recovery_offset
+        found[bytes.fromhex(point.topic_id), where.partition] = Held(point.start_offset, end_offset)
+    return found
+
+
+def short(logs: Iterable[Log], held: Mapping[Key, Held], watermarks: Mapping[Key, int]) -> frozenset[Key]:
+    """The logs that lack something of what they held."""
+    found = set()
+    for log in logs:
+        key = key_of(log)
+        before = held.get(key, NOTHING)
+        if log.end_offset < max(before.end_offset, watermarks.get(key, 0)) or lost_all(log, before):
+            found.add(key)
+    return frozenset(found)
+
+
+def lost_all(log: Log, before: Held) -> bool:
+    """Whether its files are gone: it goes on where the checkpoint had it end, and there is nothing before that."""
+    return log.start_offset == log.end_offset and before.start_offset < before.end_offset
+
+
+def key_of(log: Log) -> Key:
+    return log.topic_id, log.topic_partition.partition

@@ -1,0 +1,178 @@
+"""Brokers that come back with less than they held, at the same time as all others, so that only they can tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from participants import Cluster, Machine, run
+
+from headrace.cluster.image import NO_LEADER
+from headrace.cluster.incarnation import read_incarnation
+from proving import proves
+
+LOG = f"/data/t/t-0/{0:020d}.log"
+VALUES = [b"%d" % n for n in range(40)]
+
+
+def cut_in_half(machine: Machine) -> None:
+    file = machine.disk.open(LOG, writable=True)
+    file.truncate(machine.disk.size(LOG) // 2)
+    file.close()
+
+
+def damage_tail(machine: Machine) -> None:
+    machine.disk.flip(LOG, machine.disk.size(LOG) // 2)
+    cut_in_half(machine)
+
+
+def lose_segments(machine: Machine) -> None:
+    machine.disk.remove(LOG)
+
+
+def lose_folder(machine: Machine) -> None:
+    machine.disk.remove_folder("/data/t/t-0")
+
+
+def lose_checkpoint_too(machine: Machine) -> None:
+    machine.disk.remove("/data/@checkpoint")
+    lose_folder(machine)
+
+
+def lose_watermarks_too(machine: Machine) -> None:
+    machine.disk.remove("/data/@watermarks")
+    lose_folder(machine)
+
+
+async def filled(cluster: Cluster, **overrides: object) -> Machine:
+    for machine in cluster.machines.values():
+        await machine.start()
+    await cluster.create(**overrides)
+    for value in VALUES:
+        await cluster.produce(value)
+    await cluster.until(lambda: all(machine.held() == VALUES for machine in cluster.machines.values()))
+    leader = cluster.leader()
+    assert leader is not None
+    return leader
+
+
+async def all_again(cluster: Cluster, first: Machine) -> None:
+    """All come back at a time when nobody is registered any more, `first` before the others."""
+    await asyncio.sleep(10)
+    for machine in sorted(cluster.machines.values(), key=lambda machine: machine is not first):
+        await machine.start()
+
+
+async def whole_again(cluster: Cluster) -> None:
+    def is_whole() -> bool:
+        state = cluster.state()
+        return state.leader != NO_LEADER and set(state.isr) == set(state.replicas)
+
+    await cluster.until(is_whole)
+    await cluster.until(lambda: all(machine.held() == VALUES for machine in cluster.machines.values()))
+
+
+@proves("G14", "F7")
+@pytest.mark.parametrize(
+    "lose", [cut_in_half, damage_tail, lose_segments, lose_folder, lose_checkpoint_too, lose_watermarks_too]
+)
+@pytest.mark.parametrize("durability", ["os", "disk"])
+def test_a_leader_that_lost_part_of_its_log_while_it_was_down_leads_nobody_into_cutting_theirs(
+    lose: Callable[[Machine], None], durability: str
+) -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster, durability=durability)
+        await asyncio.sleep(70)  # a checkpoint is written
+        for machine in cluster.machines.values():
+            machine.kill()
+        lose(leader)
+        await all_again(cluster, leader)
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_leader_that_lost_part_of_its_log_after_a_clean_stop_does_not_count_either() -> None:
+    async def body(cluster: Cluster) -> None:
+        await filled(cluster)
+        for machine in cluster.machines.values():
+            await machine.stop()
+        last = max(cluster.machines.values(), key=lambda machine: machine.number)
+        cut_in_half(last)
+        await last.start()
+        await asyncio.sleep(10)
+        assert cluster.state().leader == NO_LEADER
+        for machine in cluster.machines.values():
+            if machine is not last:
+                await machine.start()
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_what_was_found_lost_is_remembered_by_a_start_that_got_no_further() -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster)
+        await asyncio.sleep(70)
+        for machine in cluster.machines.values():
+            machine.kill()
+        cut_in_half(leader)
+        await asyncio.sleep(10)
+        await leader.make().open()
+        await asyncio.sleep(10)  # watermarks are written anew
+        leader.kill()
+        await all_again(cluster, leader)
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_leader_whose_log_went_offline_is_not_carried_over() -> None:
+    """The failed sync has dropped what was in the page cache, within one boot."""
+
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster, flush_ms=1000)
+        leader.disk.fail_sync(LOG)
+        await cluster.until(lambda: leader.replica().log.offline is not None)
+        for machine in cluster.machines.values():
+            machine.kill()
+        record = read_incarnation(leader.disk, "/data")
+        assert record is not None
+        assert len(record.lost) == 1
+        await all_again(cluster, leader)
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_after_an_ordinary_kill_of_all_the_leader_leads_again() -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster)
+        await asyncio.sleep(70)
+        await cluster.produce(b"last")
+        for machine in cluster.machines.values():
+            machine.kill()
+        await all_again(cluster, leader)
+        await cluster.until(lambda: cluster.leader() is leader)
+        assert set(cluster.state().isr) == {1, 2, 3}
+        assert all(not broker.previous.lost for broker in cluster.image().brokers.values() if broker.previous)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_leader_that_returns_at_once_follows_one_that_was_there_all_the_time() -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster)
+        leader.kill()
+        cut_in_half(leader)
+        await leader.start()
+        assert cluster.leader() is not leader
+        await whole_again(cluster)
+
+    run(3, body)
