@@ -166,7 +166,7 @@ def levels(folder: Path, extent: Extent) -> str:
             with ExitStack() as of_count:
                 for level in NAMED:
                     topics = TopicSet(f"{level.name}-{count}", count, level.durability)
-                    create(members[0], topics, REPLICAS, {"level": level.name})
+                    create(members[0], topics, REPLICAS, {"reliability": level.name})
                     plan = write_plan(folder / f"plan-{topics.name}", topics, SMALL)
                     loads[level.name] = of_count.enter_context(TopicLoad(members[0], plan, topics, SMALL))
                     loads[level.name].tell(f"produce 60 {3 * max(count, topic_loads.PRODUCERS)}")
