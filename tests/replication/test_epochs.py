@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 
 import pytest
@@ -224,3 +226,23 @@ def test_an_empty_follower_that_begins_behind_its_leaders_end_gets_all_that_ther
     scene.until("the join", lambda: 2 in scene.keys[0].members)
     scene.settle()
     assert scene.alive[2].values() == [b"%d" % nth for nth in range(10)]
+
+
+def test_a_follower_that_cannot_delete_what_its_leader_has_deleted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(brokers=(1, 2), topic={"segment_bytes": 1024})
+    scene.elect(1, (1, 2))
+    for _ in range(20):
+        acknowledged(scene, bytes(200))
+    scene.settle()
+
+    def fails(source: str, _target: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.disks[2], "rename", fails)
+        scene.alive[1].log().delete_before(10)
+        for _ in range(3):
+            acknowledged(scene, b"next")
+    scene.settle()
+    assert scene.alive[2].log().start_offset == 10
+    assert scene.alive[2].replication._leaders[1].connects == 1

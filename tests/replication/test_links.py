@@ -254,6 +254,30 @@ def test_a_batch_that_was_damaged_on_its_way_is_not_written_and_ends_the_link() 
     scene.settle()
 
 
+def test_a_batch_that_comes_damaged_each_time_holds_up_its_partition_alone() -> None:
+    scene = Scene(brokers=(1, 2), partitions=2)
+    for index in (0, 1):
+        scene.elect(1, (1, 2), index)
+        scene.until_copying(index)
+    scene.network.cut("b1", "b2")
+    scene.produce(b"some value")
+    path = f"/data/orders/orders-0/{0:020d}.log"
+    scene.network.reset("b1", "b2")
+    scene.disks[1].flip(path, 70)
+    scene.network.heal("b1", "b2")
+    link = scene.alive[2].replication._leaders[1]
+    before = link.connects
+    for _ in range(10):
+        scene.until_answered(scene.produce(b"of another partition", index=1))
+        scene.run(0.5)
+    assert scene.alive[2].log().end_offset == 0
+    assert link.connects == before + 2
+    scene.disks[1].flip(path, 70)
+    scene.settle()
+    scene.settle(index=1)
+    assert link.connects == before + 2
+
+
 def test_the_address_of_a_leader_that_listens_elsewhere_is_followed() -> None:
     scene = Scene(brokers=(1, 2))
     scene.elect(1, (1, 2))

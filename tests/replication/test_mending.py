@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from headrace.errors import CorruptBatch
@@ -125,3 +127,18 @@ def test_damage_that_is_found_while_the_link_is_opened_again_is_mended() -> None
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
     scene.settle()
     read_all(broker)
+
+
+def test_a_cut_that_fails_holds_up_its_partition_alone() -> None:
+    scene, broker = damaged("partitioned")
+    scene.run(1)
+    link = broker.replication._leaders[1]
+    before = link.connects
+    folder = "/data/orders/orders-0"
+    scene.disks[2].fail_open(f"{folder}/{20:020d}.1.cut", errno.ENOSPC)
+    with pytest.raises(CorruptBatch):
+        read_all(broker)
+    scene.until("mending", lambda: not broker.partitions.damaged)
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
+    assert link.connects == before

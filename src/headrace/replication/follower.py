@@ -10,7 +10,7 @@ import logging
 from enum import Enum
 from typing import Final
 
-from headrace.errors import CorruptBatch
+from headrace.errors import CorruptBatch, HeadraceError
 from headrace.partitions.partition import Partition
 from headrace.replication.frames import Position, Subscribe, Truncate
 
@@ -35,6 +35,7 @@ class Following:
     __slots__ = (
         "asked_end",
         "epoch",
+        "failed_at",
         "leader_start",
         "mend_from",
         "partition",
@@ -52,6 +53,8 @@ class Following:
         self.subscription = NONE
         self.retry_at = 0.0
         self.pause = RETRY_SECONDS
+        self.failed_at = -1
+        """What comes at this offset could not be taken when it was last tried."""
         self.leader_start = 0
         self.asked_end = 0
         self.mend_from: int | None = None
@@ -89,7 +92,8 @@ class Following:
         if held.end_offset != from_offset:
             return False
         self.stage = Stage.COPYING
-        self.pause = RETRY_SECONDS
+        if from_offset != self.failed_at:
+            self.pause = RETRY_SECONDS
         return True
 
     def _cut_damage(self, from_offset: int) -> None:
@@ -128,7 +132,11 @@ class Following:
         held = self.partition.log
         upto = min(log_start, self.partition.high_watermark)
         if upto > held.start_offset and held.offline is None:
-            held.delete_before(upto)
+            try:
+                held.delete_before(upto)
+            except (HeadraceError, OSError) as error:
+                where = self.partition.topic_partition
+                log.error("%s: not all that its leader has deleted could be removed here: %s", where, str(error))
 
     def reset(self, log_start: int) -> bool:
         """The leader cannot give what comes next here: begin anew where it can."""

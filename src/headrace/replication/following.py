@@ -231,7 +231,13 @@ class FollowingEnd:
                 f"{partition.topic_partition}: the leader starts at {start.from_offset}, but asked for was "
                 f"{following.asked_end}"
             )
-        if not following.begin(start.from_offset):
+        try:
+            begun = following.begin(start.from_offset)
+        except (HeadraceError, OSError) as error:
+            partition.truncated()  # as far as the cut went
+            self._give_up(following, error)
+            return
+        if not begun:
             self._ask(following)
             return
         self._shared.partitions.told(partition, start.watermark)
@@ -245,6 +251,7 @@ class FollowingEnd:
             changed = change()
         except (HeadraceError, OSError) as error:
             log.error("%s cannot be cut to what its leader has: %s; tried again later", where, str(error))
+            following.partition.truncated()  # as far as the cut went
             changed = False
         if changed:
             self._ask(following)
@@ -263,7 +270,11 @@ class FollowingEnd:
         try:
             partition.log.append_copied(data[frame.body + frames.APPEND_BYTES : frame.end])
         except (CorruptBatch, InvalidRecord) as error:
-            raise ProtocolError(f"{partition.topic_partition}: {error}") from None
+            if following.failed_at != end:  # damaged on its way, for all that is known: another link may bring it whole
+                following.failed_at = end
+                raise ProtocolError(f"{partition.topic_partition}: {error}") from None
+            self._give_up(following, error)
+            return
         except (HeadraceError, OSError) as error:
             _let_go(error)
             self._give_up(following, error)
@@ -277,6 +288,7 @@ class FollowingEnd:
     def _give_up(self, following: Following, error: Exception) -> None:
         """This partition cannot be copied now; the others go on."""
         log.error("%s is not copied for now: %s", following.partition.topic_partition, str(error))
+        following.failed_at = following.partition.log.end_offset
         if self.link is not None:
             self.link.send([frames.unsubscribe(following.subscription, following.epoch)])
         self._wait(following)
