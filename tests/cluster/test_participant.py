@@ -470,3 +470,28 @@ def test_a_drained_broker_s_partitions_move_with_their_data() -> None:
         assert await cluster.produce(b"more") == 20
 
     run(3, body)
+
+
+@proves("L3")
+def test_a_move_to_a_broker_that_cannot_be_reached_keeps_nobody_from_writing() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(replicas=1)
+        holder = cluster.leader()
+        assert holder is not None
+        cluster.isolate(holder)
+        draining = keys.draining_key(holder.participant.prefix, holder.number)
+        await holder.process.run(holder.participant.coordination.put(draining, b"{}"))
+        await cluster.until(lambda: bool(cluster.state().adding))
+        await cluster.until(lambda: len(_core_replicas(holder)) == 2)
+        assert await cluster.produce(b"a", tries=1) == 0
+        cluster.rejoin(holder)
+        await cluster.until(lambda: cluster.leader() not in (None, holder))
+        assert await cluster.produce(b"b") == 1
+
+    run(3, body)
+
+
+def _core_replicas(machine: Machine) -> tuple[int, ...]:
+    core = machine.replica().core
+    return () if core is None else core.replicas

@@ -152,6 +152,16 @@ def test_a_minimum_of_0_is_a_majority_of_the_replicas() -> None:
     assert core.enough_in_sync
 
 
+def test_replicas_that_a_move_is_only_adding_do_not_raise_the_majority() -> None:
+    core = Group(1, 2, least=0).core
+    core.replicas_changed((1, 2, 3, 4), adding=(4,))
+    assert (core.min_in_sync, core.enough_in_sync) == (2, True)
+    core.replicas_changed((1, 2, 4))
+    assert (core.min_in_sync, core.enough_in_sync) == (2, True)
+    alone = LeaderCore(LEADER, 0, 0, 0, set_of(1), 0, replicas=(1, 2, 3), adding=(2, 3))
+    assert (alone.min_in_sync, alone.enough_in_sync) == (1, True)
+
+
 def test_positions_of_another_incarnation_count_for_nothing() -> None:
     """KIP-903: a broker that came back is not the one that was in the set."""
     group = Group(1, 2)

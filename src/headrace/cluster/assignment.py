@@ -161,9 +161,9 @@ class Assignment:
         before = self._partitions.find_replica(topic.name, state.index)
         if leader == self._broker:
             partition = self._partitions.lead(
-                opened, state.leader_epoch, state.incarnations, state.replicas, state.revision
+                opened, state.leader_epoch, state.incarnations, state.replicas, state.revision, state.adding
             )
-            self._partitions.replicas_changed(partition, state.replicas)
+            self._partitions.replicas_changed(partition, state.replicas, state.adding)
         else:
             partition = self._partitions.follow(opened, state.leader_epoch, leader)
         if partition is not before:

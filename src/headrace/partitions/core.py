@@ -77,6 +77,7 @@ class LeaderCore:
         "_began_at",
         "_min_setting",
         "_pause_until",
+        "adding",
         "broker",
         "counted",
         "enough_in_sync",
@@ -104,6 +105,7 @@ class LeaderCore:
         min_in_sync: int = 1,
         *,
         replicas: Iterable[int] = (),
+        adding: Iterable[int] = (),
         flushed_counts: bool = False,
         revision: int = 0,
         now: float = 0.0,
@@ -116,6 +118,7 @@ class LeaderCore:
         self.members = dict(members)
         self.proposed_members: Mapping[int, str] | None = None
         self.replicas = tuple(replicas) or tuple(members)
+        self.adding = tuple(adding)
         self.flushed_counts = flushed_counts
         self.revision = revision
         """Of the key that the set was read from; an older one says nothing new."""
@@ -186,8 +189,9 @@ class LeaderCore:
         self._recount()
         return self._advance()
 
-    def replicas_changed(self, replicas: Iterable[int]) -> bool:
-        self.replicas = tuple(replicas)
+    def replicas_changed(self, replicas: Iterable[int], adding: Iterable[int] = ()) -> bool:
+        """`adding` are those that a move is only about to make replicas: a majority is one without them."""
+        self.replicas, self.adding = tuple(replicas), tuple(adding)
         for broker in [broker for broker in self.followers if broker not in self.replicas]:
             if broker not in self.members:
                 del self.followers[broker]
@@ -212,7 +216,7 @@ class LeaderCore:
                 else:
                     counted[progress] = None
         self.counted = None if unheard else tuple(counted)
-        self.min_in_sync = self._min_setting or majority(len(self.replicas))
+        self.min_in_sync = self._min_setting or majority(len(self.replicas) - len(self.adding))
         sure = sets[0].items() if len(sets) == 1 else sets[0].items() & sets[1].items()
         self.enough_in_sync = len(sure) >= self.min_in_sync
 

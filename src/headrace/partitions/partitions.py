@@ -114,6 +114,7 @@ class Partitions:
         members: Mapping[int, str],
         replicas: Sequence[int] = (),
         revision: int = 0,
+        adding: Sequence[int] = (),
     ) -> Partition:
         """Serve a log as its leader in this epoch, with the in-sync set of its key's revision. What a leader alone
         holds counts as committed. Led already in this epoch: only the set is taken over."""
@@ -130,6 +131,7 @@ class Partitions:
             members,
             log.settings.min_insync_replicas,
             replicas=replicas,
+            adding=adding,
             flushed_counts=log.settings.durability == "disk",
             revision=revision,
             now=self.clock.now(),
@@ -271,10 +273,10 @@ class Partitions:
             partition.advance()
             self._set_changed(partition)
 
-    def replicas_changed(self, partition: Partition, replicas: Sequence[int]) -> None:
+    def replicas_changed(self, partition: Partition, replicas: Sequence[int], adding: Sequence[int] = ()) -> None:
         core = partition.core
-        if core is not None and core.replicas != tuple(replicas):
-            core.replicas_changed(replicas)
+        if core is not None and (core.replicas, core.adding) != (tuple(replicas), tuple(adding)):
+            core.replicas_changed(replicas, adding)
             self._set_changed(partition)
 
     def proposed(self, partition: Partition, change: SetChange) -> None:
