@@ -142,7 +142,10 @@ class Log(Protocol):
 
     def last_epoch(self) -> int: ...
 
-    def epoch_end(self, epoch: int) -> EpochEnd | None: ...
+    def epoch_end(self, epoch: int) -> EpochEnd | None:
+        """The greatest epoch not above this one, and where it ends; None if that lies below the log's start, or if the
+        log knows no such epoch. One that ends at the start may be forgotten when epochs are made again from the log."""
+        ...
 
     def epoch_starts(self) -> Sequence[tuple[int, int]]:
         """Each epoch of which the log has had batches, and the first offset written in it; both rise."""
