@@ -18,6 +18,7 @@ from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.storage.shared.rewriting import REWRITE_SHARE
 from headrace.storage.shared.store import SharedStore
 from headrace.storage.store import PartitionedStore
 from headrace.system.disk import SystemDisk
@@ -84,7 +85,7 @@ class Harness:
     store: Store | None = None
     layout: str = PARTITIONED
     file_bytes: int = 4096
-    rewrite_share: float = 0.5
+    rewrite_share: float = REWRITE_SHARE
     events: list[tuple[TopicPartition, int]] = field(default_factory=list)
     archived: dict[TopicPartition, int] = field(default_factory=dict)
     commits: bool = True

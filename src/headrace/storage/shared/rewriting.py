@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, cast
 
 from headrace.errors import CorruptBatch
+from headrace.settings import BROKER_BY_NAME
 from headrace.storage.cleaner import Steps
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES
@@ -36,6 +37,7 @@ from headrace.storage.shared.replacements import Replacements
 log = logging.getLogger(__name__)
 
 SHARE_MAX: Final = 0.5
+REWRITE_SHARE: Final = cast(float, BROKER_BY_NAME["commitlog.rewrite.share"].default)
 STEP_ENTRIES: Final = 512
 STEP_BYTES: Final = 1 << 20
 WAITING_RUNS_MAX: Final = 4096

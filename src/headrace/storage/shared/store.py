@@ -33,7 +33,7 @@ from headrace.storage.shared.queuefile import OpenQueues
 from headrace.storage.shared.recovery import Expected, Opening, make_folder
 from headrace.storage.shared.replacements import Replacements
 from headrace.storage.shared.replacing import Replacer
-from headrace.storage.shared.rewriting import Rewriter
+from headrace.storage.shared.rewriting import REWRITE_SHARE, Rewriter
 from headrace.storage.shared.surroundings import Found, Surroundings
 from headrace.storage.shared.trash import Trash
 from headrace.storage.shared.writing import FrameWriter
@@ -64,7 +64,7 @@ class SharedStore:
         open_segments_max: int = OPEN_QUEUES_MAX,
         sync_files_max: int = FILES_MAX,
         file_bytes: int = FILE_BYTES,
-        rewrite_share: float = 0.5,
+        rewrite_share: float = REWRITE_SHARE,
     ) -> None:
         self.data = data
         self._disk = disk
