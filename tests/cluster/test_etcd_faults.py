@@ -17,7 +17,6 @@ import pytest
 from brokers import free_port
 from cluster.etcd_clients import DEADLINE_SECONDS, client, clients, reaching, until
 from cluster.losing_proxy import LosingProxy
-from conftest import ProofReport
 from etcd_nodes import EtcdNodes, etcd_nodes
 from headrace.cluster.etcd import EtcdCoordination
 from headrace.cluster.etcd_link import EtcdAccess
@@ -135,7 +134,7 @@ def test_watches_and_transactions_survive_the_kill_of_one_of_the_leader_and_of_a
 @pytest.mark.long
 @proves("G3")
 def test_watches_and_transactions_survive_many_kills_and_pauses(
-    three_nodes: EtcdNodes, seed: int, proof_report: ProofReport
+    three_nodes: EtcdNodes, seed: int, proof_report: Callable[..., None]
 ) -> None:
     etcd, chance = three_nodes, random.Random(seed)
     done: collections.Counter[str] = collections.Counter()
@@ -259,7 +258,7 @@ def test_a_watch_that_hears_of_no_change_does_not_fall_behind_compaction(tmp_pat
 
 
 @pytest.mark.long
-def test_a_watch_alone_notices_that_its_connection_is_dead(tmp_path: Path, proof_report: ProofReport) -> None:
+def test_a_watch_alone_notices_that_its_connection_is_dead(tmp_path: Path, proof_report: Callable[..., None]) -> None:
     """No packet comes back and no other call finds out: gRPC's pings do."""
 
     async def body(etcd: EtcdNodes) -> None:
