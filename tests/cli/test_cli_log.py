@@ -15,6 +15,7 @@ from headrace.client.cluster import Cluster
 from headrace.client.produce import Outgoing, produce
 from headrace.records import kernel
 from proving import proves
+from storage.harness import append, batch, real_harness
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,28 @@ def test_a_folder_is_converted_and_read_in_either_layout(alone: Run, data: Path)
     )
     alone("log", "convert", "--to", "partitioned", "--data", str(data))
     assert _batches(alone, data) == before
+    assert len(list((data / "orders" / "orders-1").glob("*.log"))) > 1  # its topic has small segments
+
+
+def test_converted_files_have_the_size_of_the_settings(alone: Run, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for harness in real_harness(str(data)):
+        log = harness.log()
+        for _ in range(100):
+            append(log, batch(b"x" * 2000))
+            assert not harness.write()
+        assert harness.store is not None
+        harness.store.close()
+    small = "commitlog.file.bytes=65536"
+    alone("log", "convert", "--to", "shared", "--data", str(data), "--set", small)
+    assert len(list((data / "@commitlog").glob("*.log"))) == 4
+    (tmp_path / "broker.toml").write_text("[log]\nsegment.bytes = 65536\n")
+    alone("log", "convert", "--to", "partitioned", "--data", str(data), "--config", str(tmp_path / "broker.toml"))
+    assert len(list((data / "orders" / "orders-0").glob("*.log"))) == 4
+    refused = alone(
+        "log", "convert", "--to", "shared", "--data", str(data), "--set", "commitlog.file.bytes=1", exit_code=2
+    )
+    assert "commitlog.file.bytes" in refused.stderr
 
 
 def _batches(alone: Run, data: Path) -> list[object]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 
 import click
 
+from headrace import settings
+from headrace.cli.options import pairs
 from headrace.cli.output import format_bytes, show_json
+from headrace.cluster.config import effective
+from headrace.cluster.image import Image
+from headrace.cluster.stopped import stopped_image
 from headrace.errors import DataFolderError
 from headrace.storage import folder
 from headrace.storage.convert import Options, Summary, Tell
@@ -25,13 +31,28 @@ from headrace.system.disk import SystemDisk, raise_open_files_limit
 @click.option("--to", "layout", required=True, type=click.Choice([folder.SHARED, folder.PARTITIONED]), help="Layout.")
 @click.option("--keep", is_flag=True, help="Keep the old files, in a folder beside the new ones.")
 @click.option("--dry-run", is_flag=True, help="Check the folder and say what would be done; change nothing.")
+@click.option("--config", "config_file", metavar="FILE", help="The broker's settings as TOML.")
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other of its settings; repeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def convert(data: str, layout: str, keep: bool, dry_run: bool, as_json: bool) -> int:
+def convert(
+    data: str,
+    layout: str,
+    keep: bool,
+    dry_run: bool,
+    config_file: str | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Give a data folder the other layout, with the same content.
 
     The new form is built beside the old one and compared with it byte for byte before that is removed, so the disk
     needs room for both. An interrupted run leaves the old or the new one; run it again to go on.
+
+    Files get the size that the broker's settings ask for (commitlog.file.bytes, log.segment.bytes), given as to `serve`
+    by --config, the environment and --set; segments that of their topic (segment.bytes), if the topics are in the
+    folder and not in etcd.
     """
+    given = settings.load(config_file, flags=dict(pairs(assignments, "--set")))
     path = os.path.abspath(data)
     disk = SystemDisk()
     if not os.path.isdir(path) or not disk.exists(f"{path}/{folder.LOCK_FILE}"):
@@ -42,7 +63,14 @@ def convert(data: str, layout: str, keep: bool, dry_run: bool, as_json: bool) ->
     loop = asyncio.new_event_loop()
     try:
         with _progress() as tell:
-            done = convert_folder(disk, LoopClock(loop), path, Options(layout, keep=keep, dry_run=dry_run), tell)
+            options = Options(
+                layout,
+                keep=keep,
+                dry_run=dry_run,
+                commit_file_bytes=given["commitlog.file.bytes"],
+                settings=_topic_settings(loop, path, given),
+            )
+            done = convert_folder(disk, LoopClock(loop), path, options, tell)
     finally:
         loop.close()
     if as_json:
@@ -50,6 +78,24 @@ def convert(data: str, layout: str, keep: bool, dry_run: bool, as_json: bool) ->
     else:
         _show(done)
     return 0
+
+
+def _topic_settings(
+    loop: asyncio.AbstractEventLoop, path: str, given: settings.BrokerSettings
+) -> Callable[[str], settings.LogSettings]:
+    """Settings by topic. The topics are read when they are first asked for: then the folder is known to be stopped."""
+
+    @cache
+    def image() -> Image:
+        return loop.run_until_complete(stopped_image(path, LoopClock(loop))) or Image("")
+
+    @cache
+    def of(topic: str) -> settings.LogSettings:
+        found = image().topics.get(topic)
+        defaults = effective(given, image(), given["node.id"]).topic_defaults()
+        return settings.log_settings(defaults, found.overrides if found else {})
+
+    return of
 
 
 def _show(done: Summary) -> None:

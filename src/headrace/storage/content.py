@@ -155,9 +155,10 @@ def _offsets(disk: Disk, path: str, ending: str) -> list[int]:
     return sorted(int(name[:DIGITS]) for name in disk.list(path) if name.endswith(ending) and name[:DIGITS].isdigit())
 
 
-def chunks(stretches: Iterable[Stretch]) -> Iterator[Chunk]:
+def chunks(stretches: Iterable[Stretch], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """Whole batches, about so many bytes at a time."""
     for stretch in stretches:
-        position, end, count = stretch.position, stretch.end, CHUNK_BYTES
+        position, end, count = stretch.position, stretch.end, size
         while position < end:
             data = stretch.file.pread(min(count, end - position), position)
             used, marks, dense = _marks(data)
@@ -167,7 +168,7 @@ def chunks(stretches: Iterable[Stretch]) -> Iterator[Chunk]:
                 count *= 4
                 continue
             yield Chunk(data if used == len(data) else data[:used], marks, dense)
-            position, count = position + used, CHUNK_BYTES
+            position, count = position + used, size
 
 
 def _marks(data: bytes) -> tuple[int, list[Mark], bool]:

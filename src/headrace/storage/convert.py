@@ -86,7 +86,7 @@ class Options:
     dry_run: bool = False
     commit_file_bytes: int = FILE_BYTES
     settings: Callable[[str], LogSettings] = lambda _: log_settings({}, {})
-    """Of a topic, for the size of its segments."""
+    """Of a topic, for the size of its segments and the distance of index entries."""
 
 
 class Conversion:
@@ -272,8 +272,8 @@ class Conversion:
         options = self._options
         write_atomically(self._disk, f"{self._new}/{folder.LAYOUT_FILE}", options.target.encode() + b"\n")
         if options.target == folder.SHARED:
-            settings = options.settings("")
-            shared.build(self._disk, self._clock, self._new, contents, settings, options.commit_file_bytes, done.add)
+            size = options.commit_file_bytes
+            shared.build(self._disk, self._clock, self._new, contents, options.settings, size, done.add)
         else:
             partitioned.build(self._disk, self._new, contents, options.settings, done.add)
         self._tell("written", total, total)

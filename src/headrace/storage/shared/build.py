@@ -1,8 +1,8 @@
 """Writing a data folder of the shared layout from the content of another one.
 
-The commit log is written partition by partition, a frame a megabyte. What a kill leaves behind is told by the frames
-themselves: the next run goes on behind the last whole one. Queues, epochs and the checkpoint come from the commit log,
-as at any start.
+The commit log is written partition by partition, a frame a megabyte or a quarter of a file. What a kill leaves behind
+is told by the frames themselves: the next run goes on behind the last whole one. Queues, epochs and the checkpoint come
+from the commit log, as at any start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Buffer, Disk
 from headrace.settings import LogSettings
 from headrace.storage import beside
-from headrace.storage.content import Content, chunks
+from headrace.storage.content import CHUNK_BYTES, Content, chunks
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, REPLACE, SYNCED, Key
@@ -26,6 +26,7 @@ class CommitLogBuilder:
         self._disk = disk
         self._log = CommitLog(disk, data, file_bytes)
         self._log.find_files()
+        self._frame_bytes = min(CHUNK_BYTES, file_bytes // 4)
         self._bounds: dict[Key, tuple[int, int]] = {}
         """What the commit log holds of each partition."""
         self._resume()
@@ -48,7 +49,7 @@ class CommitLogBuilder:
         if self._bounds.get(key) == bounds:
             return
         from_offset = self._bounds[key][1] if key in self._bounds else content.start_offset
-        for chunk in chunks(content.stretches(from_offset)):
+        for chunk in chunks(content.stretches(from_offset), self._frame_bytes):
             if key not in self._bounds:
                 first = min(content.start_offset, chunk.first_offset)
                 self._put(BOUNDS, key, first, first)
@@ -81,7 +82,7 @@ def build(
     clock: Clock,
     data: str,
     contents: Sequence[Content],
-    settings: LogSettings,
+    settings: Callable[[str], LogSettings],
     file_bytes: int,
     wrote: Callable[[int], None],
 ) -> None:
@@ -93,7 +94,7 @@ def build(
     builder.close()
     store = SharedStore(disk, clock, data, file_bytes=file_bytes)
     try:
-        store.open({each.topic_partition: (each.topic_id, settings) for each in contents})
+        store.open({each.topic_partition: (each.topic_id, settings(each.topic_partition.topic)) for each in contents})
         for content in contents:
             opened = store.get(content.topic_partition)
             assert opened is not None
