@@ -28,10 +28,10 @@ from headrace.settings import load, log_settings
 from headrace.sim.disk import SimDisk
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.log import TopicPartition
-from headrace.storage.store import PartitionedStore
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
+from layouts import new_store
 
 DEADLINE_SECONDS = 30.0
 BROKER = 7
@@ -79,7 +79,7 @@ class HttpPort:
         self.faults = SimDisk(self.clock)
         self.disk: Disk = self.faults if self._faulty else SystemDisk(self._loop, sync_helper=False)
         self.disk.make_folder(str(self._folder))
-        self.store = PartitionedStore(self.disk, self.clock, str(self._folder))
+        self.store = new_store(self.disk, self.clock, str(self._folder))
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, BROKER)
         self.key_indexes = KeyIndexes(self.store, self.disk, self.clock, str(self._folder))

@@ -30,7 +30,7 @@ from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
-from headrace.storage.store import PartitionedStore
+from layouts import new_store
 from proving import proves
 
 PREFIX = "/headrace/c/"
@@ -81,7 +81,7 @@ class Leader:
         self.membership = Membership(self.coordination, PREFIX, self.clock, Broker(1, {}, "1a", 5), unexpected)
         disk = SimDisk(self.clock)
         disk.make_folder("/data")
-        self.store = PartitionedStore(disk, self.clock, "/data")
+        self.store = new_store(disk, self.clock, "/data")
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, 1, "1a")
         self.in_sync = InSyncSets(self.fateful, self.view, self.membership, self.partitions, self.clock, unexpected)

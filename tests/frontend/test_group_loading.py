@@ -18,7 +18,7 @@ from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
-from headrace.storage.store import PartitionedStore
+from layouts import new_store
 from proving import proves
 
 BROKER, OTHER = 1, 2
@@ -45,7 +45,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.disk = SimDisk(self.clock)
         self.disk.make_folder("/data")
-        store = PartitionedStore(self.disk, self.clock, "/data")
+        store = new_store(self.disk, self.clock, "/data")
         store.open({})
         store.create(TopicPartition(OFFSETS_TOPIC, 0), bytes(16), log_settings({}, {"max.message.bytes": "33554432"}))
         self.partitions = Partitions(store, self.clock, BROKER, "a")

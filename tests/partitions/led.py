@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from headrace.errors import HeadraceError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -13,25 +15,31 @@ from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log, ReadResult, TopicPartition
-from headrace.storage.store import PartitionedStore
+from layouts import log_path, new_store
 
 BROKER = 1
 DATA = "/data"
 TOPIC_ID = bytes(16)
 
 
+def topic_id(topic: str) -> bytes:
+    """In the shared layout frames are told apart by topic ids, so every topic needs its own."""
+    return hashlib.blake2b(topic.encode(), digest_size=16).digest()
+
+
 class Led:
-    def __init__(self) -> None:
+    def __init__(self, layout: str = "") -> None:
+        self._layout = layout
         self.clock = VirtualClock()
         self.disk = SimDisk(self.clock)
         self.disk.make_folder(DATA)
-        self.store = PartitionedStore(self.disk, self.clock, DATA)
+        self.store = new_store(self.disk, self.clock, DATA, layout)
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, BROKER)
 
     def lead(self, topic: str = "orders", index: int = 0, **overrides: object) -> Partition:
         given = {name.replace("_", "."): str(value) for name, value in overrides.items()}
-        log = self.store.create(TopicPartition(topic, index), TOPIC_ID, log_settings({}, given))
+        log = self.store.create(TopicPartition(topic, index), topic_id(topic), log_settings({}, given))
         return self.partitions.lead(log, 0, {BROKER: ""})
 
     def submit(self, partition: Partition, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Outcome:
@@ -45,7 +53,7 @@ class Led:
         return outcome
 
     def log_path(self, log: Log) -> str:
-        return f"{DATA}/{log.topic_partition.topic}/{log.topic_partition}/{0:020d}.log"
+        return log_path(DATA, log.topic_partition, self._layout)
 
 
 def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> bytearray:

@@ -27,6 +27,7 @@ from headrace.partitions.submission import submit
 from headrace.records import codecs, kernel
 from headrace.records.batch import read_header
 from headrace.records.record import NewRecord
+from headrace.storage.folder import PARTITIONED
 from headrace.storage.log import TopicPartition
 from partitions.led import Led, Outcome, Reader, batch, values
 from proving import proves
@@ -100,7 +101,8 @@ def test_waiters_are_answered_in_log_order_each_once(led: Led) -> None:
     assert order == list(range(12))
 
 
-def test_what_is_called_at_the_end_of_a_turn_hears_of_the_logs_that_failed(led: Led) -> None:
+def test_what_is_called_at_the_end_of_a_turn_hears_of_the_logs_that_failed() -> None:
+    led = Led(PARTITIONED)  # where one log can fail alone
     good, bad = led.lead(index=0), led.lead(index=1)
     led.disk.fail_write(led.log_path(bad.log), errno.ENOSPC)
     heard: list[Failures] = []
@@ -112,8 +114,9 @@ def test_what_is_called_at_the_end_of_a_turn_hears_of_the_logs_that_failed(led: 
     assert isinstance(failed.error, StorageFull)
 
 
-def test_a_turn_within_a_turn_does_not_take_the_failures_of_the_outer_one(led: Led) -> None:
+def test_a_turn_within_a_turn_does_not_take_the_failures_of_the_outer_one() -> None:
     """An answer may bring the next request of the same client at once, and that one ends a turn of its own."""
+    led = Led(PARTITIONED)  # where one log can fail alone
     first, bad, third = (led.lead(index=index, durability=kind) for index, kind in enumerate(("disk", "os", "os")))
     led.disk.hold_syncs()
     nested = Outcome()

@@ -67,9 +67,9 @@ def with_peer() -> tuple[Scene, Peer]:
     return scene, Peer(scene, 1)
 
 
-def with_leading_peer() -> tuple[Scene, Peer, int]:
+def with_leading_peer(layout: str = "") -> tuple[Scene, Peer, int]:
     """A follower with an empty log whose leader is a peer in the test's hand; and its subscription."""
-    scene = Scene(brokers=(1,))
+    scene = Scene(brokers=(1,), layout=layout)
     peer = Peer(scene, None)
     broker = scene.alive[1]
     broker.replication.peers({9: (peer.address, "run-9")})

@@ -13,11 +13,10 @@ from headrace.replication.replication import LinkTls, Replication, ReplicationSe
 from headrace.settings import log_settings
 from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
+from layouts import new_store
 from partitions.led import Outcome
 
 LOCAL = Address("127.0.0.1", 0)
@@ -30,7 +29,7 @@ class RealBroker:
         loop: asyncio.AbstractEventLoop,
         folder: Path,
         number: int,
-        layout: str = "partitioned",
+        layout: str = "",
         settings: ReplicationSettings | None = None,
         tls: LinkTls | None = None,
     ) -> None:
@@ -41,7 +40,7 @@ class RealBroker:
         self.disk = SystemDisk(loop)
         data = folder / f"b{number}"
         data.mkdir()
-        self.store: Store = (SharedStore if layout == "shared" else PartitionedStore)(self.disk, self.clock, str(data))
+        self.store: Store = new_store(self.disk, self.clock, str(data), layout)
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, number, self.incarnation)
         self.replication = Replication(
@@ -85,7 +84,7 @@ class RealGroup:
         folder: Path,
         brokers: int = 3,
         partitions: int = 1,
-        layout: str = "partitioned",
+        layout: str = "",
         settings: ReplicationSettings | None = None,
         tls: LinkTls | None = None,
         **overrides: object,

@@ -24,9 +24,8 @@ from headrace.sim.disk import SimDisk
 from headrace.sim.network import MemoryNetwork
 from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
 from headrace.storage.watermarks import Watermarks
+from layouts import new_store
 from partitions.led import Outcome, batch
 
 DATA = "/data"
@@ -81,7 +80,7 @@ class Broker:
         self.disk = disk
         self.clock = BrokerClock(scene.clock)
         disk.serve(self.clock, scene.sync_seconds)
-        self.store: Store = (SharedStore if scene.layout == "shared" else PartitionedStore)(disk, self.clock, DATA)
+        self.store: Store = new_store(disk, self.clock, DATA, scene.layout)
         self.store.open({where: (topic_id, scene.settings) for where, topic_id in scene.topics.items()})
         self.watermarks = Watermarks(disk, self.clock, DATA, lambda: self.partitions.watermarks())
         self.partitions = Partitions(self.store, self.clock, number, incarnation, self.watermarks.read())
@@ -139,7 +138,8 @@ class Key:
 class Scene:
     brokers: Sequence[int] = (1, 2, 3)
     partitions: int = 1
-    layout: str = "partitioned"
+    layout: str = ""
+    """That of the run, unless it is given."""
     seed: int | None = None
     topic: dict[str, object] = field(default_factory=dict)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)

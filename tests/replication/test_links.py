@@ -237,7 +237,7 @@ def test_who_waits_is_answered_before_the_next_role_exists() -> None:
 
 
 def test_a_batch_that_was_damaged_on_its_way_is_not_written_and_ends_the_link() -> None:
-    scene = Scene(brokers=(1, 2))
+    scene = Scene(brokers=(1, 2), layout="partitioned")
     scene.elect(1, (1, 2))
     scene.until_copying()
     scene.network.cut("b1", "b2")
@@ -255,7 +255,7 @@ def test_a_batch_that_was_damaged_on_its_way_is_not_written_and_ends_the_link() 
 
 
 def test_a_batch_that_comes_damaged_each_time_holds_up_its_partition_alone() -> None:
-    scene = Scene(brokers=(1, 2), partitions=2)
+    scene = Scene(brokers=(1, 2), partitions=2, layout="partitioned")
     for index in (0, 1):
         scene.elect(1, (1, 2), index)
         scene.until_copying(index)
@@ -337,7 +337,7 @@ def test_what_is_not_a_row_of_whole_batches_is_not_written(wrong: bytearray) -> 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_what_was_staged_before_an_error_is_written_before_its_buffer_is_used_again(number: int) -> None:
-    scene, peer, subscribed = with_leading_peer()
+    scene, peer, subscribed = with_leading_peer("partitioned")
     held = scene.alive[1].log()
     peer.send(appended(subscribed, 0, at(1)))
     scene.disks[1].fail_open(f"/data/orders/orders-0/{0:020d}.index", number)
