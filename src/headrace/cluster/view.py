@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +12,8 @@ from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Compacted, Coordination
+
+log = logging.getLogger(__name__)
 
 ImageListener = Callable[[Image, Image], None]
 Predicate = Callable[[Image], bool]
@@ -73,15 +76,24 @@ class ClusterView:
 
     async def _follow(self) -> None:
         pause_seconds = RETRY_SECONDS_FIRST
+        is_behind, told = False, ""
         while True:
             try:
+                if is_behind:
+                    await self._list()
+                    is_behind = False
                 async for response in self._coordination.watch(self.image.prefix, self.image.revision + 1):
-                    pause_seconds = RETRY_SECONDS_FIRST
+                    is_behind = True  # whatever cannot be applied: a listing has the keys as they are by then
                     self._replace(apply(self.image, response))
+                    is_behind = False
+                    pause_seconds, told = RETRY_SECONDS_FIRST, ""
                 return
             except Compacted:
-                await self._list()
-            except CoordinationError:
+                is_behind = True
+            except CoordinationError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("the cluster's metadata cannot be followed; tried again until it can: %s", error)
                 await pause(self._clock, pause_seconds)
                 pause_seconds = min(2 * pause_seconds, RETRY_SECONDS_MAX)
 
