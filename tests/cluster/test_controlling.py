@@ -23,6 +23,7 @@ from headrace.cluster.image import (
 )
 from headrace.cluster.membership import LEASE_SECONDS, Membership
 from headrace.cluster.view import ClusterView
+from headrace.errors import InvalidConfig
 from headrace.ports.coordination import Compare, Coordination, Delete, Put, TransactionResult
 from headrace.sim.clock import VirtualClock
 from proving import proves
@@ -66,7 +67,7 @@ class Peer:
         self.view = ClusterView(coordination, PREFIX, cluster.clock, unexpected)
         self.membership = Membership(cluster.coordination, PREFIX, cluster.clock, broker, unexpected)
         self.controlling = Controlling(
-            coordination, self.view, self.membership, cluster.clock, lambda _: Rules(), unexpected
+            coordination, self.view, self.membership, cluster.clock, lambda topic: cluster.rules(topic), unexpected
         )
 
     async def start(self) -> None:
@@ -89,6 +90,7 @@ class Cluster:
         self.clock = VirtualClock()
         self.coordination = EmbeddedCoordination(str(folder / "metadata.sqlite"), self.clock)
         self.peers: dict[int, Peer] = {}
+        self.rules: Callable[[Topic], Rules] = lambda _: Rules()
 
     async def add(self, number: int, previous: Previous | None = None, incarnation: str = "") -> Peer:
         drawn = incarnation or f"{number}a"
@@ -117,12 +119,12 @@ class Cluster:
             await self.let_pass(0.5)
         raise AssertionError(f"not within {seconds} s: {list(self.peers.values())[-1].view.image.topics}")
 
-    async def create(self, states: Sequence[PartitionState]) -> None:
-        topic = Topic("t", TOPIC_ID, ())
-        await self.coordination.put(keys.topic_key(PREFIX, "t"), encode_topic(topic, len(states)))
+    async def create(self, states: Sequence[PartitionState], name: str = "t") -> None:
+        topic = Topic(name, TOPIC_ID if name == "t" else name.encode().ljust(16), ())
+        await self.coordination.put(keys.topic_key(PREFIX, name), encode_topic(topic, len(states)))
         for state in states:
-            key = keys.partition_key(PREFIX, "t", state.index)
-            await self.coordination.put(key, encode_partition(TOPIC_ID, state))
+            key = keys.partition_key(PREFIX, name, state.index)
+            await self.coordination.put(key, encode_partition(topic.id, state))
         await self.turns()
 
 
@@ -269,5 +271,47 @@ def test_a_topic_whose_creator_died_is_removed_after_a_while(tmp_path: Path) -> 
         await cluster.let_pass(UNFINISHED_SECONDS / 2)
         assert "half" in cluster.peers[1].view.image.unfinished
         await cluster.until(lambda image: not image.unfinished, UNFINISHED_SECONDS)
+
+    run(tmp_path, body)
+
+
+@proves("G3")
+def test_a_candidate_whose_turn_came_while_it_did_not_stand_claims_when_it_stands_again(tmp_path: Path) -> None:
+    async def body(cluster: Cluster) -> None:
+        first, second = await cluster.add(1), await cluster.add(2)
+        second.membership._deadline = float("-inf")
+        del cluster.peers[1]
+        await first.close()
+        await cluster.turns()
+        assert not second.membership.standing
+        image = await cluster.until(lambda image: image.controls.controller is not None, 1)
+        assert image.controls.controller is not None
+        assert image.controls.controller.broker == 1
+        await cluster.until(lambda image: getattr(image.controls.controller, "broker", 0) == 2, LEASE_SECONDS)
+
+    run(tmp_path, body)
+
+
+@proves("G14")
+def test_a_topic_whose_settings_cannot_be_read_holds_up_no_other(tmp_path: Path) -> None:
+    async def body(cluster: Cluster) -> None:
+        for number in (1, 2):
+            await cluster.add(number)
+        await cluster.create([led(0, 1, (1, 2), (1, 2))], "a bad one")
+        await cluster.create([led(0, 1, (1, 2), (1, 2))])
+
+        def rules(topic: Topic) -> Rules:
+            if topic.name != "t":
+                raise InvalidConfig("durability is 'none'")
+            return Rules()
+
+        cluster.rules = rules
+        await cluster.let_pass(1.5 * LEASE_SECONDS)
+        await cluster.peers.pop(1).kill()
+        image = await cluster.until(lambda image: leaders(image) == [2], LEASE_SECONDS + 2)
+        assert image.topics["a bad one"].partitions[0].leader == 1
+        cluster.rules = lambda _: Rules()
+        await cluster.create([led(0, 1, (1, 2), (1, 2))], "a bad one")
+        await cluster.until(lambda image: image.topics["a bad one"].partitions[0].leader == 2, 2)
 
     run(tmp_path, body)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from participants import Cluster, Machine, run
 
+from cluster.participants import Cluster, Machine, run
 from headrace.cluster.image import NO_LEADER
 from headrace.cluster.incarnation import read_incarnation
 from proving import proves
@@ -45,10 +45,10 @@ def lose_watermarks_too(machine: Machine) -> None:
     lose_folder(machine)
 
 
-async def filled(cluster: Cluster, **overrides: object) -> Machine:
+async def filled(cluster: Cluster, durability: str = "os", flush_ms: int = 60_000) -> Machine:
     for machine in cluster.machines.values():
         await machine.start()
-    await cluster.create(**overrides)
+    await cluster.create("t", 1, 3, **overrides)
     for value in VALUES:
         await cluster.produce(value)
     await cluster.until(lambda: all(machine.held() == VALUES for machine in cluster.machines.values()))
@@ -174,5 +174,39 @@ def test_a_leader_that_returns_at_once_follows_one_that_was_there_all_the_time()
         await leader.start()
         assert cluster.leader() is not leader
         await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_leader_that_is_damaged_in_the_middle_hands_over_and_is_mended() -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster)
+        await asyncio.sleep(70)
+        for machine in cluster.machines.values():
+            machine.kill()
+        leader.disk.flip(LOG, leader.disk.size(LOG) // 2)
+        await all_again(cluster, leader)
+        await cluster.until(lambda: cluster.leader() not in (None, leader))
+        await cluster.until(lambda: not leader.participant.partitions.damaged)
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("G14")
+def test_leaders_that_are_all_damaged_do_not_hand_over_for_ever() -> None:
+    async def body(cluster: Cluster) -> None:
+        await filled(cluster)
+        await asyncio.sleep(70)
+        for machine in cluster.machines.values():
+            machine.kill()
+            machine.disk.flip(LOG, machine.disk.size(LOG) // 2)
+        await all_again(cluster, cluster[1])
+        await asyncio.sleep(60)
+        epoch = cluster.state().leader_epoch
+        await asyncio.sleep(60)
+        assert cluster.state().leader_epoch == epoch
+        assert cluster.leader() is not None
 
     run(3, body)

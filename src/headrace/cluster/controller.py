@@ -52,7 +52,8 @@ class Context:
     """Of the controller that decides."""
     is_gone: Callable[[int], bool]
     """Whether a broker that is not registered counts as gone."""
-    rules: Callable[[Topic], Rules]
+    rules: Callable[[Topic], Rules | None]
+    """None: nothing can be decided for the topic."""
     prefer: bool = False
     """Every partition goes back to its preferred leader where that one is able."""
 
@@ -121,6 +122,8 @@ def _concerned(image: Image, since: Image | None) -> Iterable[Topic]:
 
 def _decide(image: Image, topic: Topic, state: PartitionState, context: Context) -> Decision | None:
     rules = context.rules(topic)
+    if rules is None:
+        return None
     judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone)
     where = topic.name, state.index
     order = image.controls.orders.get(where)

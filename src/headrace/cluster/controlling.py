@@ -23,7 +23,7 @@ from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS
 from headrace.cluster.topics import plan_remove_unfinished
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Bell, pause
-from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination
 
@@ -65,6 +65,7 @@ class Controlling:
         self._look_at = float("inf")
         self._departed: set[int] = set()
         self._settled: Image | None = None
+        self._unruled: dict[str, str] = {}
         self._unfinished: dict[str, tuple[int, float]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -85,7 +86,7 @@ class Controlling:
             self._look_at = float("inf")
             self._settled = None
             self._bell.ring()
-        elif self._term is not self.election.term:
+        elif self._term is not self.election.term or self.election.is_due:
             self._bell.ring()
 
     def _follow(self, old: Image, new: Image) -> None:
@@ -131,7 +132,7 @@ class Controlling:
         """Decide until there is nothing left to decide."""
         while self.election.term is term:
             image, now = self._view.image, self._clock.now()
-            context = Context(term.epoch, self._is_gone, self._rules, prefer=now >= self._prefer_at)
+            context = Context(term.epoch, self._is_gone, self._known_rules, prefer=now >= self._prefer_at)
             decisions = decide(image, context, self._settled)
             if not decisions:
                 break
@@ -140,6 +141,7 @@ class Controlling:
             if conflict:
                 await pause(self._clock, RETRY_SECONDS)
         else:
+            self._bell.ring()  # the lease may stand again before anybody looks
             return
         self._settled = image
         if now >= self._prefer_at:
@@ -149,6 +151,18 @@ class Controlling:
         elif self._membership.steady_since == float("inf"):
             self._look_at = now + self._membership.lease_seconds
         await self._remove_unfinished(image, term)
+
+    def _known_rules(self, topic: Topic) -> Rules | None:
+        """None for a topic whose settings cannot be read: it waits, and no other does."""
+        try:
+            rules = self._rules(topic)
+        except HeadraceError as error:
+            if self._unruled.get(topic.name) != str(error):
+                self._unruled[topic.name] = str(error)
+                log.error("nothing is decided for topic %r: its settings cannot be read: %s", topic.name, error)
+            return None
+        self._unruled.pop(topic.name, None)
+        return rules
 
     async def _carry_out(self, image: Image, decisions: Sequence[Decision], term: Term) -> tuple[int, bool]:
         """The revision at which all of it is known, and whether somebody else was faster with some of it."""

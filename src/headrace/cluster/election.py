@@ -61,10 +61,21 @@ class Election:
         newest = self._view.image.controls.controller
         return term if newest is None or newest.epoch <= term.epoch else None
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is our turn and `claim` has not been through. A lease that lapsed and stands again changes no
+        image, so this has to be looked at from time to time."""
+        return self._membership.standing and self.term is None and may_claim(self._view.image, self._membership.lease)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is our turn, and we stand."""
+        return self._membership.standing and may_claim(self._view.image, self._membership.lease)
+
     async def claim(self) -> Term | None:
         """Become controller if it is our turn. Raises CoordinationError when the outcome is not known: ask again."""
         image, lease = self._view.image, self._membership.lease
-        if not self._membership.standing or not may_claim(image, lease):
+        if not self.is_open:
             return None
         last = image.controls.controller
         epoch = 1 if last is None else last.epoch + 1

@@ -5,7 +5,8 @@ broker's lease and names its incarnation; its write compares the partition's key
 election that it was for.
 
 A leader whose log is offline (its disk failed) asks for another by the key `orders/<topic>/<n>`, as long as there is
-another member of the in-sync set that could lead.
+another member of the in-sync set that could lead. So does one whose log has a damaged place, which it can only mend as
+a follower; but in one epoch alone, or two that are damaged would hand the partition to and fro.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Compare, Coordination, Put
+from headrace.storage.log import Log
 
 log = logging.getLogger(__name__)
 
 REPORTS_A_STEP: Final = 60
 RETRY_SECONDS: Final = 0.2
 LOOK_SECONDS: Final = 1.0
-"""How often logs are looked at for those that are offline."""
+"""How often is looked for what no new image tells of: logs that went offline or were created late, reports that could
+not be written."""
 
 
 class EndReports:
@@ -55,6 +58,8 @@ class EndReports:
         self._failed = failed
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
+        self._resigned: dict[Log, int] = {}
+        """Logs with a damaged place, and the epoch in which another leader was asked for."""
         self._look_at = clock.now()
         self._bell = Bell()
         self._task: asyncio.Task[None] | None = None
@@ -81,16 +86,20 @@ class EndReports:
                 self._bell.ring()
 
     def tick(self) -> None:
-        """Call it from time to time: a log may have gone offline."""
+        """Call it from time to time."""
         now = self._clock.now()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
-        if any(partition.log.offline is not None for partition in self._partitions if partition.leading):
+        if self._wanted():
             self._bell.ring()
 
+    def _wanted(self) -> list[tuple[Compare, Put]]:
+        image = self._view.image
+        return [*self._missing(image), *self._resignations(image)]
+
     async def _report(self) -> None:
-        missing = [*self._missing(self._view.image), *self._resignations(self._view.image)]
+        missing = self._wanted()
         for first in range(0, len(missing), REPORTS_A_STEP):
             part = missing[first : first + REPORTS_A_STEP]
             if not await self._write(part) and len(part) > 1:
@@ -126,9 +135,14 @@ class EndReports:
     def _resignations(self, image: Image) -> list[tuple[Compare, Put]]:
         own = self._membership.broker.id
         orders = []
+        damaged = self._partitions.damaged
+        if self._resigned:
+            self._resigned = {part.log: self._resigned[part.log] for part in damaged if part.log in self._resigned}
         for partition in self._partitions:
             where = partition.topic_partition
-            if not partition.leading or partition.log.offline is None:
+            if not partition.leading or (partition.log.offline is None and partition not in damaged):
+                continue
+            if partition.log.offline is None and self._resigned.get(partition.log, partition.epoch) != partition.epoch:
                 continue
             state = image.partition(where.topic, where.partition)
             if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:
@@ -137,6 +151,7 @@ class EndReports:
                 key = keys.order_key(image.prefix, where.topic, where.partition)
                 same = unchanged(keys.partition_key(image.prefix, where.topic, where.partition), state.revision)
                 orders.append((same, Put(key, keys.encode({"kind": RESIGN, "broker": own}))))
+                self._resigned[partition.log] = partition.epoch
         return orders
 
     def _report_of(self, topic: Topic, state: PartitionState) -> ReplicaEnd | None:
