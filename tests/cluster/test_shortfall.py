@@ -45,7 +45,7 @@ def lose_watermarks_too(machine: Machine) -> None:
     lose_folder(machine)
 
 
-async def filled(cluster: Cluster, durability: str = "os", flush_ms: int = 60_000) -> Machine:
+async def filled(cluster: Cluster, **overrides: object) -> Machine:
     for machine in cluster.machines.values():
         await machine.start()
     await cluster.create("t", 1, 3, **overrides)
