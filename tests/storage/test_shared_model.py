@@ -2,6 +2,10 @@
 
 Where a loss of power takes what was not synced, each layout may keep another part of it; each is compared with what
 must survive, and then both go on from there.
+
+Starts are raised by `delete_before` alone, to the same offset in both. Retention by age and size is off: it removes
+whole segments in one layout and whole runs in the other, so that starts differ; test_shared_retention has it for the
+shared layout, test_partitioned for the other.
 """
 
 from __future__ import annotations
