@@ -19,7 +19,9 @@ from headrace.simulator.scenario import draw
 from proving import proves
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SEEDS = range(1, 21)
+SEEDS = range(1, 19)
+FOUND = (51, 181, 187, 1257, 9166)
+"""Seeds that have found something."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -34,7 +36,7 @@ def no_collection() -> Iterator[None]:
 
 
 @proves("G2", "G14", "F5", "F7")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *FOUND])
 def test_no_seed_breaks_a_rule(seed: int) -> None:
     outcome = simulate(draw(seed))
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])

@@ -80,7 +80,7 @@ class Cluster:
         for machine in self.machines:
             machine.start()
         await self._wait(lambda: all(machine.participant for machine in self.machines), START_SECONDS, self._not_up)
-        await self._create_topics()
+        await self.create_topics()
         self._look()
         self._begin_load()
         self.faults.start()
@@ -115,7 +115,7 @@ class Cluster:
         if self.failure is None:
             self.failure = error if isinstance(error, BaseException) else Violation(str(context.get("message")))
 
-    async def _create_topics(self) -> None:
+    async def create_topics(self) -> None:
         first = self.machines[0]
         assert first.process is not None
         assert first.participant is not None

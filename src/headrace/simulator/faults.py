@@ -25,13 +25,14 @@ from headrace.storage.log import TopicPartition
 SPARE: Final = "spare"
 ANY: Final = "any"
 BURST_SECONDS: Final = 0.02
-NEXT_LEADER_SECONDS: Final = 4.0
+PATIENCE_SECONDS: Final = 4.0
 LOOK_SECONDS: Final = 0.005
 
 KINDS: Final = (
     "kill",
     "kill leader",
     "kill two leaders",
+    "return before leader",
     "kill controller",
     "lose power",
     "lose all power",
@@ -150,6 +151,8 @@ class Faults:
         match kind.split():
             case ["kill", "two", "leaders"]:
                 return self._kill_two_leaders(seconds)
+            case ["return", *_]:
+                return self._return_before_leader(seconds)
             case ["kill" | "pause" as what, *who]:
                 machine = self._whom(who)
                 if machine is None or not machine.up:
@@ -190,18 +193,42 @@ class Faults:
         first = None if where is None else self._leader_of(where)
         if where is None or first is None or not first.up:
             return None
-        patience, delay = self._clock.now() + NEXT_LEADER_SECONDS, self.random.uniform(0, 0.1)
+        self._kill(first, seconds + PATIENCE_SECONDS)
+
+        def next_leader() -> Machine | None:
+            leader = self._leader_of(where)
+            return leader if leader is not None and leader is not first and leader.up else None
+
+        self._kill_once(next_leader, seconds)
+        return f"{first.name} and who follows in {where}"
+
+    def _return_before_leader(self, seconds: float) -> str | None:
+        """A follower restarts, without its page cache where that may be, and its leader dies while it catches up."""
+        where = self._some_partition(self.random)
+        leader = None if where is None else self._leader_of(where)
+        others = [machine for machine in self._machines if machine is not leader and machine.up]
+        if where is None or leader is None or not others:
+            return None
+        follower = self.random.choice(others)
+        if self.regime == ANY or self._all_in_sync():
+            self._cut_power(follower, seconds)
+        else:
+            self._kill(follower, seconds)
+        self._kill_once(lambda: self._leader_of(where) if follower.participant is not None else None, seconds)
+        return f"{follower.name} in {where}"
+
+    def _kill_once(self, whom: Callable[[], Machine | None], seconds: float) -> None:
+        """Kill a machine a moment after it can be named."""
+        patience, delay = self._clock.now() + PATIENCE_SECONDS + seconds, self.random.uniform(0, 0.1)
 
         def look() -> None:
-            second = self._leader_of(where)
-            if second is not None and second is not first and second.up:
-                self._clock.call_later(delay, partial(self._kill_while_running, second, seconds))
+            found = whom()
+            if found is not None:
+                self._clock.call_later(delay, partial(self._kill_while_running, found, seconds))
             elif self._running and self._clock.now() < patience:
                 self._clock.call_later(LOOK_SECONDS, look)
 
-        self._kill(first, seconds + NEXT_LEADER_SECONDS)
         look()
-        return f"{first.name} and who follows in {where}"
 
     def _kill_while_running(self, machine: Machine, seconds: float) -> None:
         if self._running:

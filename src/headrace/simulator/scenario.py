@@ -28,7 +28,7 @@ class Scenario:
     seed: int
     layouts: tuple[str, ...]
     topics: tuple[SimTopic, ...]
-    settings: dict[str, object]
+    settings: dict[str, int]
     sync_seconds: tuple[float, float]
     link_seconds: tuple[float, float]
     jitter_seconds: float
@@ -42,7 +42,7 @@ class Scenario:
 def draw(seed: int) -> Scenario:
     chance = random.Random(f"{seed} scenario")
     lease_ms = chance.choice((600, 1000, 2000))
-    settings: dict[str, object] = {
+    settings: dict[str, int] = {
         "broker.lease.ms": lease_ms,
         "replica.lag.time.max.ms": chance.choice((1000, 3000)),
         "replica.link.timeout.ms": chance.choice((300, 1000)),
