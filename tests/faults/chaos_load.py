@@ -182,6 +182,7 @@ class GroupMember:
         self._seen = seen
         self._failures = failures
         self._next: dict[int, int] = {}
+        self._rebalanced = False
         self._stopping = threading.Event()
         self._consumer = Consumer(
             {
@@ -201,7 +202,7 @@ class GroupMember:
         self._thread.start()
 
     def _forget(self, consumer: Any, partitions: Any) -> None:
-        self._next.clear()
+        self._rebalanced = True
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -212,10 +213,14 @@ class GroupMember:
                         self._failures.add(f"a group member: {error}")
                     continue
                 partition, offset = message.partition() or 0, message.offset() or 0
-                if offset != self._next.get(partition, offset):
+                if offset != self._next.get(partition, offset) and not self._rebalanced:
                     self._failures.add(f"after {partition}:{self._next[partition] - 1} a member was given {offset}")
                 self._next[partition] = offset + 1
                 self._seen.add(partition, offset, code_of(message.value() or b""))
+            if self._rebalanced:
+                # It came within the call: what the call brought may be from before it.
+                self._rebalanced = False
+                self._next.clear()
         self._consumer.close()
 
     def stop(self) -> None:
