@@ -210,3 +210,16 @@ def test_leaders_that_are_all_damaged_do_not_hand_over_for_ever() -> None:
         assert cluster.leader() is not None
 
     run(3, body)
+
+
+@proves("F1")
+def test_a_topic_that_asks_for_the_disk_from_now_on_is_synced_without_a_further_write() -> None:
+    async def body(cluster: Cluster) -> None:
+        await filled(cluster, durability="memory")
+        assert all(machine.replica().log.durable_offset == 0 for machine in cluster.machines.values())
+        one = cluster[1]
+        await one.process.run(one.participant.configs.replace_topic("t", {"durability": "disk"}))
+        logs = [machine.replica().log for machine in cluster.machines.values()]
+        await cluster.until(lambda: all(each.durable_offset == 40 for each in logs))
+
+    run(3, body)

@@ -162,6 +162,16 @@ def test_replicas_that_a_move_is_only_adding_do_not_raise_the_majority() -> None
     assert (alone.min_in_sync, alone.enough_in_sync) == (1, True)
 
 
+def test_what_was_only_written_counts_no_more_once_the_topic_asks_for_the_disk() -> None:
+    group = Group(1, 2)
+    assert not group.moved(1, 100)
+    group.core.durability_changed(flushed_counts=True, position=10)
+    group.core.heard(group.followers[2], 100, 100, 100, 100, 1.0)
+    assert group.core.high_watermark == 10
+    assert group.core.moved(100)
+    assert group.core.high_watermark == 100
+
+
 def test_positions_of_another_incarnation_count_for_nothing() -> None:
     """KIP-903: a broker that came back is not the one that was in the set."""
     group = Group(1, 2)

@@ -198,8 +198,9 @@ class LeaderCore:
         self._recount()
         return self._advance()
 
-    def durability_changed(self, *, flushed_counts: bool) -> bool:
-        self.flushed_counts = flushed_counts
+    def durability_changed(self, *, flushed_counts: bool, position: int) -> bool:
+        """The setting was altered; `position` is what the leader itself holds in the way that counts from now on."""
+        self.flushed_counts, self.position = flushed_counts, position
         return self._advance()
 
     def _recount(self) -> None:

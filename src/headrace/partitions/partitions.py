@@ -265,10 +265,13 @@ class Partitions:
 
     def settings_changed(self, partition: Partition) -> None:
         """The topic's settings were altered: what waited for more replicas, or for a sync, may count now."""
-        core, settings = partition.core, partition.log.settings
+        core, log, settings = partition.core, partition.log, partition.log.settings
+        flushed_counts = settings.durability == "disk"
+        if flushed_counts and log.offline is None and log.durable_offset < log.written_offset:
+            log.sync_soon()  # no write may come to ask for it
         if core is not None:
             core.min_in_sync_changed(settings.min_insync_replicas)
-            core.durability_changed(flushed_counts=settings.durability == "disk")
+            core.durability_changed(flushed_counts=flushed_counts, position=partition.local_position())
             partition.settings_changed()
             partition.advance()
             self._set_changed(partition)

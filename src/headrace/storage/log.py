@@ -134,6 +134,10 @@ class Log(Protocol):
         """Drop everything, epochs and producers too; the next append gets this offset. As crash-safe as `truncate`."""
         ...
 
+    def sync_soon(self) -> None:
+        """Have everything that is written synced in the next group commit; `LogStore.on_durable` hears of it."""
+        ...
+
     def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
         """First batch whose greatest timestamp is not below the one asked for, refined to the record."""
         ...

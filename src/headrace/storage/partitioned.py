@@ -280,6 +280,9 @@ class PartitionedLog(SegmentedLog):
 
     # Syncing.
 
+    def sync_soon(self) -> None:
+        self._around.sync_soon(self)
+
     def take_unsynced(self) -> list[File]:
         """Files to sync so that everything written is safe; they count as asked for from now on."""
         files: list[File] = []

@@ -411,6 +411,9 @@ class SharedLog(ReplicatedLog):
 
     # Syncing.
 
+    def sync_soon(self) -> None:
+        self._around.sync_soon(self)
+
     def take_unsynced(self) -> list[File]:
         """Files to sync so that everything written is safe; it counts as asked for from now on."""
         self.sync_asked_offset = self.written_offset
