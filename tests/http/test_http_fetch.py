@@ -10,6 +10,7 @@ import pytest
 from brokers import wait_for
 from headrace.errors import NotLeader
 from headrace.http import fetch
+from headrace.ports.disk import FileSlice
 from headrace.records import batch, kernel
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
@@ -200,10 +201,10 @@ def test_segments_are_read_one_after_the_other(port: HttpPort) -> None:
 # Faults
 
 
-def log_path(port: HttpPort) -> str:
-    def find() -> str:
+def first_slice(port: HttpPort) -> FileSlice:
+    def find() -> FileSlice:
         log = port.partitions.get("orders", 0).log
-        return log.read(0, 1, log.written_offset).slices[0].file.path
+        return log.read(0, 1, log.written_offset).slices[0]
 
     return port.on_loop(find)
 
@@ -212,7 +213,7 @@ def test_what_is_not_in_the_page_cache_is_read_ahead_first(faulty_port: HttpPort
     port = faulty_port
     port.produce("/topics/orders/records", TEN)
     for format in ("json", "binary"):
-        path = log_path(port)
+        path = first_slice(port).file.path
         port.on_loop(lambda path=path: port.faults.evict(path))  # type: ignore[misc]
         assert get(port, f"?format={format}").status == 200
         file = port.on_loop(lambda path=path: port.disk.open(path))  # type: ignore[misc]
@@ -222,8 +223,8 @@ def test_what_is_not_in_the_page_cache_is_read_ahead_first(faulty_port: HttpPort
 def test_a_damaged_batch_is_never_served_as_records(faulty_port: HttpPort) -> None:
     port = faulty_port
     port.produce("/topics/orders/records", TEN)
-    path = log_path(port)
-    port.on_loop(lambda: port.faults.flip(path, batch.HEADER_BYTES + 5))
+    piece = first_slice(port)
+    port.on_loop(lambda: port.faults.flip(piece.file.path, piece.position + batch.HEADER_BYTES + 5))
     answer = get(port)
     assert (answer.status, answer.error["kind"]) == (503, "StorageFailed")
     assert "orders-0 is damaged at offset 0" in answer.error["message"]
