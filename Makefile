@@ -5,7 +5,7 @@ ARGS ?=
 # `make test` draws the same every time, so that it says something of the change; `make prove` draws anew.
 SEED ?= 1
 SEEDS ?= 1-2000
-PACKAGES := etcd kcat node npm strace java
+PACKAGES := etcd ip kcat node npm strace java
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach name,kernel decoding encoding key_hashing,$(wildcard src/headrace/records/$(name).p*))

@@ -13,6 +13,7 @@ import sys
 
 PACKAGE_OF = {
     "etcd": "etcd-server",
+    "ip": "iproute2",
     "java": "default-jre-headless",
     "kcat": "kcat",
     "mvn": "maven",
