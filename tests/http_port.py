@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from chosen_layout import new_store
 from headrace.cluster.image import Broker, Image, PartitionState, Topic
 from headrace.cluster.names import check_topic_name
 from headrace.errors import UnknownPartition
@@ -31,7 +32,6 @@ from headrace.storage.log import TopicPartition
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
-from layouts import new_store
 
 DEADLINE_SECONDS = 30.0
 BROKER = 7

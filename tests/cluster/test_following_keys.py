@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 import pytest
-from cluster.participants import Cluster, run
 
+from cluster.participants import Cluster, run
 from headrace.cluster import keys
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Listing

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from chosen_layout import new_store
 from headrace.cluster import keys
 from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import (
@@ -30,7 +31,6 @@ from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
-from layouts import new_store
 from proving import proves
 
 PREFIX = "/headrace/c/"

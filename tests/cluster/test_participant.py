@@ -3,8 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from participants import Cluster, Machine, run
-
+from cluster.participants import Cluster, Machine, run
 from headrace.cluster import keys
 from headrace.cluster.controls import PREFERRED, UNCLEAN
 from headrace.cluster.image import NO_LEADER, Image, Lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cluster.participants import Cluster, Machine, run
-
 from headrace.cluster import keys
 from headrace.cluster.image import NO_LEADER, PartitionState, Topic, encode_partition, encode_topic
 from headrace.ports.coordination import Put

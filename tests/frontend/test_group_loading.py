@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chosen_layout import new_store
 from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.errors import Code
 from headrace.groups.coordinator import GroupCoordinator
@@ -18,7 +19,6 @@ from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
-from layouts import new_store
 from proving import proves
 
 BROKER, OTHER = 1, 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from chosen_layout import log_path, new_store
 from headrace.errors import HeadraceError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -15,7 +16,6 @@ from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log, ReadResult, TopicPartition
-from layouts import log_path, new_store
 
 BROKER = 1
 DATA = "/data"

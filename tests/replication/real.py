@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from chosen_layout import new_store
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
@@ -16,7 +17,6 @@ from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
-from layouts import new_store
 from partitions.led import Outcome
 
 LOCAL = Address("127.0.0.1", 0)

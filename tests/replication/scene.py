@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from chosen_layout import new_store
 from headrace.partitions.core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -25,7 +26,6 @@ from headrace.sim.network import MemoryNetwork
 from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.storage.watermarks import Watermarks
-from layouts import new_store
 from partitions.led import Outcome, batch
 
 DATA = "/data"
