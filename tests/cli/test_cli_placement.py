@@ -141,7 +141,7 @@ def test_an_unclean_election_is_an_order_and_its_cost_is_shown(three: Local) -> 
 
 @proves("G14", "J5")
 def test_a_killed_broker_loses_nothing_and_comes_back(three: Local) -> None:
-    verdict = json.loads(three.cluster("demo-loss", "--seconds", "4", "--down", "0.5", "--json").stdout)
+    verdict = json.loads(three.cluster("demo-loss", "--seconds", "10", "--down", "0.5", "--json").stdout)
     assert verdict["whole"] is True
     assert verdict["acknowledged"] == verdict["read"] > 0
     assert verdict["kills"][0]["led_after_s"] is not None

@@ -5,10 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+import pytest
+
 from brokers import Broker, wait_for
 from frontend.raw import Raw, batch_of
+from headrace.errors import Code
 from headrace.wire import api as apis
 from headrace.wire.api import API
+from headrace.wire.message import Message
 from proving import proves
 
 Connect = Callable[[Broker], Raw]
@@ -132,6 +136,16 @@ def test_metadata_answers_with_the_address_of_the_listener_that_was_asked(
         answer = raw.call(apis.METADATA, 12, topics=None)
         assert [(node.host, node.port) for node in answer.brokers] == [told]
         raw.close()
+
+
+@pytest.mark.parametrize(("version", "told"), [(10, ""), (11, ""), (12, None)])
+def test_a_topic_asked_for_by_an_unknown_id_is_unknown(
+    broker: Broker, connect: Connect, version: int, told: str
+) -> None:
+    raw = connect(broker)
+    asked = [Message(name=None, topic_id=b"x" * 16)]
+    answer = raw.call(apis.METADATA, version, topics=asked, allow_auto_topic_creation=False)
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [(told, Code.UNKNOWN_TOPIC_ID)]
 
 
 @proves("L7")

@@ -15,6 +15,8 @@ from headrace.wire.message import Message
 
 ZERO_ID = bytes(16)
 CREATED_A_REQUEST_MAX = 100
+NAMELESS_VERSION = 12
+"""From here on an answer may leave the name out."""
 
 
 def handle(request: Request) -> Message | None:
@@ -61,8 +63,9 @@ def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
             found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
         else:
             topic = image.topics_by_id.get(asked.topic_id)
-            code = Code.UNKNOWN_TOPIC_ID
-            found.append(_topic(request, topic) if topic is not None else _unknown(None, asked.topic_id, code))
+            nameless = None if request.version >= NAMELESS_VERSION else ""
+            unknown = _unknown(nameless, asked.topic_id, Code.UNKNOWN_TOPIC_ID)
+            found.append(_topic(request, topic) if topic is not None else unknown)
     return found
 
 
