@@ -88,7 +88,7 @@ def test_readers_go_on_at_a_follower_where_the_topic_lets_them(cluster: SharedCl
     cluster.broker(2).start()
     wait_for("no leader", lambda: cluster.state(strict, 2)[0].leader == -1)
     assert cluster.state(strict, 2)[0].error == 5
-    assert cluster.state(topic, 2)[0].leader == 2, "the replica that can be read"
+    wait_for("the replica that can be read", lambda: cluster.state(topic, 2)[0].leader == 2)
     follower = cluster.raw(2)
     read = wait_for("its watermark", lambda: (row := follower.fetch(topic, 0)).high_watermark == 1 and row)
     assert (read.error_code, bool(read.records)) == (0, True)
