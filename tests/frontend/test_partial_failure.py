@@ -14,6 +14,7 @@ from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.metrics import Metrics
 from headrace.settings import load
+from headrace.storage.folder import PARTITIONED
 from headrace.wire import api as apis
 from headrace.wire.codec import decode_response, encode_request
 from headrace.wire.header import read_response_header, write_request
@@ -30,7 +31,7 @@ class Front:
     """A connection to three partitions on a disk that fails when told."""
 
     def __init__(self, durability: str) -> None:
-        self.led = Led()
+        self.led = Led(PARTITIONED)  # where one log can fail alone
         self.partitions = [self.led.lead(index=index, durability=durability) for index in range(3)]
         services: Any = SimpleNamespace(
             clock=self.led.clock,
