@@ -7,6 +7,7 @@ milliseconds on its input sets the delay each way for what arrives from then on,
 import asyncio
 import sys
 from collections import deque
+from typing import cast
 
 import uvloop
 
@@ -31,8 +32,8 @@ class End(asyncio.Protocol):
         self.other: End | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Uvloop's transports are not instances of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
         self._deliver()
 
     def data_received(self, data: bytes) -> None:
