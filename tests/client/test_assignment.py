@@ -1,6 +1,7 @@
 """Subscriptions and assignments are those of other Kafka clients; ranges are fair and complete."""
 
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,40 @@ def test_an_assignment_is_read_back(given_partitions: dict[str, list[int]]) -> N
     assert assignment.decode_assignment(blob) == {topic: tuple(parts) for topic, parts in given_partitions.items()}
 
 
+@given(
+    st.sets(TOPICS, max_size=3),
+    st.frozensets(st.tuples(TOPICS, st.integers(0, 99)), max_size=5),
+    st.integers(-1, 2**31 - 1),
+    st.text("abc", max_size=3),
+    st.none() | st.binary(max_size=5),
+)
+def test_what_a_member_holds_is_read_back(
+    topics: set[str], owned: frozenset[assignment.Place], generation: int, rack: str, user_data: bytes | None
+) -> None:
+    blob = assignment.encode_subscription(topics, owned=owned, generation=generation, rack=rack, user_data=user_data)
+    said = assignment.Subscription(tuple(sorted(topics)), owned, generation, rack, user_data)
+    assert assignment.read_subscription(blob) == said
+
+
+def test_older_and_newer_subscriptions_are_read_as_far_as_they_go() -> None:
+    whole = assignment.encode_subscription(["t"], owned=[("t", 1)], generation=7, rack="r", user_data=b"u")
+    bare, owned = assignment.Subscription(("t",), user_data=b"u"), frozenset({("t", 1)})
+    assert assignment.read_subscription(b"\0\0" + whole[2:]) == bare
+    assert assignment.read_subscription(b"\0\1" + whole[2:]) == dataclasses.replace(bare, owned=owned)
+    assert assignment.read_subscription(b"\0\2" + whole[2:]) == dataclasses.replace(bare, owned=owned, generation=7)
+    assert assignment.read_subscription(b"\0\4" + whole[2:] + b"later") == assignment.read_subscription(whole)
+
+
+def test_kafka_python_reads_what_we_hold_and_we_read_what_it_holds() -> None:
+    metadata = pytest.importorskip("kafka.protocol.consumer.metadata")
+    blob = assignment.encode_subscription(["t"], owned=[("t", 1), ("t", 0)], generation=7, rack="r", user_data=b"u")
+    theirs = metadata.ConsumerProtocolSubscription.decode(blob)
+    assert [(held.topic, list(held.partitions)) for held in theirs.owned_partitions] == [("t", [0, 1])]
+    assert (theirs.topics, theirs.generation_id, theirs.rack_id, theirs.user_data) == (["t"], 7, "r", b"u")
+    assert metadata.ConsumerProtocolSubscription.decode(assignment.encode_subscription(["t"])).rack_id is None
+    assert assignment.read_subscription(theirs.encode()) == assignment.read_subscription(blob)
+
+
 def test_aiokafka_reads_what_we_write_and_we_read_what_it_writes() -> None:
     protocol = pytest.importorskip("aiokafka.coordinator.protocol")
     theirs = protocol.ConsumerProtocolMemberMetadata.decode(assignment.encode_subscription(["b", "a"]))
@@ -37,7 +72,7 @@ def test_aiokafka_reads_what_we_write_and_we_read_what_it_writes() -> None:
 
 @given(st.binary(max_size=60))
 def test_a_malformed_blob_is_refused_and_nothing_else(blob: bytes) -> None:
-    for decode in (assignment.decode_subscription, assignment.decode_assignment):
+    for decode in (assignment.decode_subscription, assignment.read_subscription, assignment.decode_assignment):
         with contextlib.suppress(ProtocolError):
             decode(blob)
 

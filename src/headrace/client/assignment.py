@@ -2,13 +2,16 @@
 
 Both blobs are opaque to the broker and common to all Kafka clients. Big-endian: int16 version, then in a subscription
 an array of topic names, in an assignment an array of (topic name, array of int32 partitions), then nullable bytes of
-user data. Arrays and bytes have int32 lengths, names int16. Later versions only append fields, which are not read.
+user data. Arrays and bytes have int32 lengths, names int16. Later versions only append. A subscription has from
+version 1 the partitions that the member holds (an array as in an assignment), from 2 the int32 generation in which it
+was given them (-1: none), from 3 its rack (a nullable name); what comes after that is not read.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import ProtocolError
@@ -16,15 +19,46 @@ from headrace.errors import ProtocolError
 PROTOCOL_TYPE: Final = "consumer"
 RANGE: Final = "range"
 
+NO_GENERATION: Final = -1
+
 _VERSION: Final = 0
-_NO_USER_DATA: Final = struct.pack(">i", -1)
+_SUBSCRIPTION_VERSION: Final = 3
+_NULL_NAME: Final = struct.pack(">h", -1)
 
 Assignment = dict[str, tuple[int, ...]]
+Place = tuple[str, int]
+"""A topic and a partition of it."""
 
 
-def encode_subscription(topics: Iterable[str]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    topics: tuple[str, ...]
+    owned: frozenset[Place] = frozenset()
+    """What the member held when it joined; members that rebalance step by step keep reading it meanwhile."""
+    generation: int = NO_GENERATION
+    rack: str = ""
+    user_data: bytes | None = None
+
+
+def encode_subscription(
+    topics: Iterable[str],
+    *,
+    owned: Iterable[Place] = (),
+    generation: int = NO_GENERATION,
+    rack: str = "",
+    user_data: bytes | None = None,
+) -> bytes:
     names = sorted(set(topics))
-    return b"".join((struct.pack(">hi", _VERSION, len(names)), *map(_name, names), _NO_USER_DATA))
+    return b"".join(
+        (
+            struct.pack(">hi", _SUBSCRIPTION_VERSION, len(names)),
+            *map(_name, names),
+            _bytes(user_data),
+            *_places(by_topic(owned)),
+            struct.pack(">i", generation),
+            _name(rack) if rack else _NULL_NAME,
+        )
+    )
 
 
 def decode_subscription(blob: bytes) -> tuple[str, ...]:
@@ -34,11 +68,20 @@ def decode_subscription(blob: bytes) -> tuple[str, ...]:
     return tuple(reader.name() for _ in range(reader.count(2)))
 
 
+def read_subscription(blob: bytes) -> Subscription:
+    """All that a member says, in whichever version it says it."""
+    reader = _Reader(blob, "subscription")
+    version = reader.version()
+    topics = tuple(reader.name() for _ in range(reader.count(2)))
+    user_data = reader.data()
+    owned = reader.places() if version >= 1 else {}
+    generation = reader.number() if version >= 2 else NO_GENERATION
+    rack = reader.nullable_name() if version >= 3 else None
+    return Subscription(topics, frozenset(places_of(owned)), generation, rack or "", user_data)
+
+
 def encode_assignment(assignment: Mapping[str, Sequence[int]]) -> bytes:
-    parts = [struct.pack(">hi", _VERSION, len(assignment))]
-    for topic, partitions in sorted(assignment.items()):
-        parts += (_name(topic), struct.pack(f">i{len(partitions)}i", len(partitions), *partitions))
-    return b"".join((*parts, _NO_USER_DATA))
+    return b"".join((struct.pack(">h", _VERSION), *_places(assignment), _bytes(None)))
 
 
 def decode_assignment(blob: bytes) -> Assignment:
@@ -47,7 +90,19 @@ def decode_assignment(blob: bytes) -> Assignment:
         return {}
     reader = _Reader(blob, "assignment")
     reader.version()
-    return {reader.name(): reader.partitions() for _ in range(reader.count(6))}
+    return reader.places()
+
+
+def by_topic(places: Iterable[Place]) -> Assignment:
+    """The same places as an assignment has them."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(places):
+        topics.setdefault(topic, []).append(partition)
+    return {topic: tuple(partitions) for topic, partitions in topics.items()}
+
+
+def places_of(assignment: Mapping[str, Sequence[int]]) -> list[Place]:
+    return [(topic, partition) for topic, partitions in assignment.items() for partition in partitions]
 
 
 def assign_ranges(
@@ -75,6 +130,17 @@ def _name(text: str) -> bytes:
     return struct.pack(">h", len(encoded)) + encoded
 
 
+def _bytes(data: bytes | None) -> bytes:
+    return struct.pack(">i", -1) if data is None else struct.pack(">i", len(data)) + data
+
+
+def _places(assignment: Mapping[str, Sequence[int]]) -> list[bytes]:
+    parts = [struct.pack(">i", len(assignment))]
+    for topic, partitions in sorted(assignment.items()):
+        parts += (_name(topic), struct.pack(f">i{len(partitions)}i", len(partitions), *partitions))
+    return parts
+
+
 class _Reader:
     """Reads one blob; a blob comes from another client, so every length is checked."""
 
@@ -93,22 +159,42 @@ class _Reader:
             raise self._malformed()
         return count
 
+    def number(self) -> int:
+        return self._number(">i", 4)
+
     def name(self) -> str:
-        length = self._number(">h", 2)
-        piece = self._blob[self._pos : self._pos + max(length, 0)]
-        if length < 0 or len(piece) != length:
+        name = self.nullable_name()
+        if name is None:
             raise self._malformed()
-        self._pos += length
+        return name
+
+    def nullable_name(self) -> str | None:
+        piece = self._piece(self._number(">h", 2))
         try:
-            return piece.decode()
+            return None if piece is None else piece.decode()
         except UnicodeDecodeError:
             raise self._malformed() from None
+
+    def data(self) -> bytes | None:
+        return self._piece(self._number(">i", 4))
+
+    def places(self) -> Assignment:
+        return {self.name(): self.partitions() for _ in range(self.count(6))}
 
     def partitions(self) -> tuple[int, ...]:
         count = self.count(4)
         partitions = struct.unpack_from(f">{count}i", self._blob, self._pos)
         self._pos += 4 * count
         return partitions
+
+    def _piece(self, length: int) -> bytes | None:
+        if length == -1:
+            return None
+        piece = bytes(self._blob[self._pos : self._pos + max(length, 0)])
+        if length < 0 or len(piece) != length:
+            raise self._malformed()
+        self._pos += length
+        return piece
 
     def _number(self, code: str, width: int) -> int:
         try:
