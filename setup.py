@@ -15,6 +15,9 @@ KERNELS = (
     "headrace.records.decoding",
     "headrace.records.encoding",
     "headrace.records.key_hashing",
+    "headrace.records.building",
+    "headrace.records.received",
+    "headrace.records.routing",
 )
 
 

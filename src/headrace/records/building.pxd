@@ -1,0 +1,73 @@
+# C types for building.py.
+cimport cython
+from libc.string cimport memcpy
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+
+cdef Py_ssize_t HEADER_BYTES
+cdef Py_ssize_t LENGTH_END
+cdef long long MOST
+cdef Py_ssize_t MOST_BATCH_BYTES
+
+cdef unsigned char* octets(bytearray buffer) noexcept
+cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_ssize_t size) noexcept
+
+@cython.locals(raw="unsigned long long", size=cython.Py_ssize_t)
+cdef Py_ssize_t varint_size(long long value) noexcept
+
+@cython.locals(raw="unsigned long long")
+cdef Py_ssize_t put_varint(unsigned char* out, Py_ssize_t pos, long long value) noexcept
+
+cdef Py_ssize_t put_bytes(unsigned char* out, Py_ssize_t pos, Py_ssize_t length, bytes content) noexcept
+
+cpdef bytes as_bytes(object field, str what)
+
+@cython.locals(found=tuple, parts=bytearray, size=bytearray, text=bytes)
+cpdef bytes encoded_headers(object headers)
+
+cdef class SentBatch:
+    cdef public object topic
+    cdef public int partition
+    cdef public object owner
+    cdef public long long base_offset, append_ms
+    cdef public object error
+    cdef public bint done
+    cdef public object callbacks
+
+    cpdef bint finish(self, long long base_offset, long long append_ms=*) except -1
+    cpdef bint fail(self, object error) except -1
+
+@cython.final
+@cython.no_gc
+@cython.freelist(4096)
+cdef class Delivery:
+    cdef public SentBatch sent
+    cdef public long long timestamp_ms
+    cdef public int place
+
+cdef class OpenBatch:
+    cdef public SentBatch sent
+    cdef readonly int codec
+    cdef readonly Py_ssize_t room, size, record_bytes
+    cdef readonly long long first_ms, max_ms
+    cdef readonly int count
+    cdef readonly bint sealed
+    cdef public bint pinned
+    cdef Py_ssize_t allocated
+    cdef bytearray buffer
+
+    cpdef int append(self, long long timestamp_ms, object key, object value, object headers=*) except -2
+
+    @cython.locals(
+        out="unsigned char*",
+        pos=cython.Py_ssize_t,
+        end=cython.Py_ssize_t,
+        length=cython.Py_ssize_t,
+        key_length=cython.Py_ssize_t,
+        value_length=cython.Py_ssize_t,
+        tail_length=cython.Py_ssize_t,
+        delta_ms="long long",
+    )
+    cdef int put(self, long long timestamp_ms, bytes key, bytes value, bytes tail) except -2
+
+    cdef int grow(self, Py_ssize_t needed) except -1
+    cdef int pack(self) except -1

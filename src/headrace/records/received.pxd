@@ -1,0 +1,98 @@
+# C types for received.py.
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+cdef Py_ssize_t HEADER_BYTES
+cdef Py_ssize_t LENGTH_END
+cdef Py_ssize_t MAGIC_AT
+cdef Py_ssize_t CRC_AT
+cdef Py_ssize_t ATTRIBUTES_AT
+cdef int MAGIC
+cdef int CODEC_MASK
+cdef int APPEND_TIME
+cdef int CONTROL
+cdef Py_ssize_t LEAST_RECORD_BYTES
+cdef Py_ssize_t MAX_UNPACKED_BYTES
+cdef long long MOST
+
+@cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
+cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
+
+@cython.locals(raw="unsigned long long")
+cdef (long long, Py_ssize_t) varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
+
+@cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
+cdef (long long, Py_ssize_t) long_varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
+
+cdef Py_ssize_t skip(Py_ssize_t pos, long long length, Py_ssize_t end) noexcept
+
+@cython.locals(length="long long")
+cdef Py_ssize_t skip_headers(const unsigned char* data, Py_ssize_t pos, long long count, Py_ssize_t end) noexcept
+
+cdef object piece(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length)
+
+@cython.locals(data="const unsigned char*", pos=cython.Py_ssize_t, end=cython.Py_ssize_t, length="long long", found=list)
+cdef list headers_of(bytes raw)
+
+@cython.final
+@cython.no_gc
+@cython.freelist(4096)
+cdef class ReceivedRecord:
+    cdef readonly object topic, key
+    cdef public object value
+    cdef bytes raw_headers
+    cdef list header_list
+    cdef readonly long long offset, timestamp_ms
+    cdef readonly int partition, leader_epoch
+
+    cpdef tuple fields(self)
+
+@cython.final
+cdef class RecordSet:
+    cdef readonly object topic
+    cdef readonly int partition
+    cdef readonly long long next_offset, end_offset
+    cdef readonly bint finished, check_crc
+    cdef object view
+    cdef const unsigned char[::1] records, payload
+    cdef Py_ssize_t records_end, batch_end, pos, end
+    cdef bint append_time
+    cdef int leader_epoch
+    cdef long long nth, record_count, previous_delta, last_delta, base_offset, after_batch, base_ms, append_ms
+
+    @cython.locals(before=cython.Py_ssize_t)
+    cpdef Py_ssize_t take(self, list into, Py_ssize_t max_records) except -1
+
+    cdef object placed(self, object error)
+
+    @cython.locals(data="const unsigned char*", start=cython.Py_ssize_t, size=cython.Py_ssize_t, attributes=cython.int,
+                   crc="long long", wrong=cython.bint, count="long long")
+    cdef bint advance(self) except -1
+
+    @cython.locals(after="long long")
+    cdef int pass_over(self) except -1
+
+    cdef int open(self, const unsigned char* data, Py_ssize_t start, Py_ssize_t size, int attributes, long long count) except -1
+
+    @cython.locals(
+        data="const unsigned char*",
+        pos=cython.Py_ssize_t,
+        record_end=cython.Py_ssize_t,
+        key_at=cython.Py_ssize_t,
+        value_at=cython.Py_ssize_t,
+        headers_at=cython.Py_ssize_t,
+        length="long long",
+        key_length="long long",
+        value_length="long long",
+        header_count="long long",
+        delta="long long",
+        delta_ms="long long",
+        offset="long long",
+        record=ReceivedRecord,
+    )
+    cdef int fill(self, list into, Py_ssize_t most) except -1
+
+@cython.locals(found=RecordSet)
+cpdef long long receive(
+    object records, str topic, int partition, long long from_offset, long long end_offset, list into, bint check_crc=*
+) except? -1
