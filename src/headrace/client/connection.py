@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace import __version__
 from headrace.client.refusal import BrokerUnreachable
-from headrace.client.refusal import check as check_code
-from headrace.errors import HeadraceError, ProtocolError, Unsupported
+from headrace.client.versions import ASKED_IN, Versions, question
+from headrace.errors import HeadraceError, ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.wire import api as apis
@@ -31,17 +30,6 @@ from headrace.wire.message import Message
 RESPONSE_MAX_BYTES: Final = 1 << 30
 PIPELINE_MAX: Final = 1000
 PARTS_PER_WRITE: Final = 1024  # IOV_MAX of Linux
-
-# The oldest version of each API whose messages this client speaks, where that is not the oldest known.
-_LEAST: Final = {
-    apis.METADATA: 10,
-    apis.OFFSET_FETCH: 8,
-    apis.FIND_COORDINATOR: 4,
-    apis.LEAVE_GROUP: 3,
-    apis.DELETE_TOPICS: 6,
-}
-# Later versions name topics by id only, and a group's offsets outlive its topics.
-_MOST: Final = {apis.OFFSET_FETCH: 9, apis.OFFSET_COMMIT: 9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,7 @@ class Connection:
         self._timeout_ms = timeout_ms
         self._awaited: deque[_Awaited] = deque()
         self._next_id = 0
-        self._versions: dict[int, tuple[int, int]] = {apis.API_VERSIONS: (0, 3)}
+        self._versions: Versions | None = None
         self._socket = self._open(tls)
         try:
             self._negotiate()
@@ -97,18 +85,7 @@ class Connection:
 
     def version(self, api_key: int) -> int:
         """The highest version of an API that both sides speak."""
-        if api_key not in self._versions:
-            raise Unsupported(f"the broker at {self.address} does not serve {apis.KNOWN[api_key].name}")
-        api = apis.KNOWN[api_key]
-        lowest, highest = self._versions[api_key]
-        lowest = max(lowest, api.min_version, _LEAST.get(api_key, 0))
-        highest = min(highest, api.max_version, _MOST.get(api_key, api.max_version))
-        if lowest > highest:
-            raise Unsupported(
-                f"the broker at {self.address} serves {api.name} versions {self._versions[api_key]}, "
-                f"this client needs {max(api.min_version, _LEAST.get(api_key, 0))} or later"
-            )
-        return highest
+        return ASKED_IN if self._versions is None else self._versions.version(api_key)
 
     def call(self, api_key: int, message: Message, timeout_ms: int | None = None) -> Message:
         """One request and its answer."""
@@ -180,14 +157,12 @@ class Connection:
             raise BrokerUnreachable(f"no TLS with {self.address}: {_reason(error)}") from None
 
     def _negotiate(self) -> None:
-        message = Message(client_software_name="headrace", client_software_version=__version__)
         try:
-            answer = self.call(apis.API_VERSIONS, message)
+            answer = self.call(apis.API_VERSIONS, question())
         except ProtocolError:
             # A broker that does not know the version asked for answers in the form of version 0.
             raise ProtocolError(f"{self.address} does not answer as a Kafka broker") from None
-        check_code(answer.error_code, f"API versions of {self.address}")
-        self._versions.update((entry.api_key, (entry.min_version, entry.max_version)) for entry in answer.api_keys)
+        self._versions = Versions(self.address, answer)
 
     def _deadline(self, timeout_ms: int | None) -> float:
         return time.monotonic() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000

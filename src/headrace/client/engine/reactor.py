@@ -1,0 +1,54 @@
+"""What the cores of the client run on: time, sockets that are ready, and a lock.
+
+A core is callback code. All its callbacks run with `lock` held, none of them blocks, and none calls `turn` or `wait`.
+An application thread takes the lock to change a core's state. What it leaves for later with `call_soon`, `call_at` or
+`tell` is done by whoever drives next, so that on threads it then makes a turn itself, waits, or calls `wake`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+Callback = Callable[[], None]
+
+
+class Timer(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Reactor(Protocol):
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while callbacks run; may be taken again by who has it."""
+        ...
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back."""
+        ...
+
+    def call_at(self, when: float, fn: Callback) -> Timer: ...
+
+    def call_soon(self, fn: Callback) -> None:
+        """At the end of this turn, or of the next one; this is how writes are gathered. The caller holds the lock."""
+        ...
+
+    def tell(self, fn: Callback) -> None:
+        """For the user's own code: run outside the lock by whoever drives, one at a time and in order."""
+        ...
+
+    def post(self, fn: Callback) -> None:
+        """From any thread, without the lock: run `fn` under it soon, by whoever drives."""
+        ...
+
+    def watch(self, sock: socket.socket, on_readable: Callback, on_writable: Callback | None) -> None:
+        """Call whenever the socket is ready; call again to change. Both may be called without need."""
+        ...
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """Before the socket is closed."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,442 @@
+"""A reactor that the calling threads drive, with one thread in the background for when they are away.
+
+One caller at a time drives: it sleeps in epoll without the lock and handles what is ready under it. Others that wait
+stand by at a gate of their own. After every handling those are let go whose `done` holds; a driver that leaves hands
+over to one that stands by. All of that is decided under the lock, so no wake-up is lost:
+
+    nobody drives and some stand by  ->  one of them has been called, and looks again under the lock
+    somebody drives and a `done` became true under the lock  ->  the one waiting for it has been called
+
+A `done` that becomes true otherwise needs a `wake`.
+
+The background thread keeps out of the way (it would fight for the interpreter lock): while a caller drives, or was
+here less than AWAY_S ago, it only looks in now and then for what was left undone. Otherwise it polls, and any caller
+that comes simply drives: what the poll brings the background thread is then left to that caller.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Final
+
+from headrace.client.engine.errors import EngineClosed, ForkedEngine
+from headrace.client.engine.reactor import Callback
+
+AWAY_S: Final = 0.005
+PARK_MAX_S: Final = 0.05
+SLEEP_MAX_S: Final = 3600.0  # epoll counts milliseconds in an int
+CANCELLED_KEPT: Final = 64
+
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_READ_MASK: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+_WRITE_MASK: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
+
+log = logging.getLogger(__name__)
+
+
+class _Timer:
+    __slots__ = ("_reactor", "fn")
+
+    def __init__(self, reactor: ThreadReactor, fn: Callback) -> None:
+        self._reactor = reactor
+        self.fn: Callback | None = fn
+
+    def cancel(self) -> None:
+        if self.fn is not None:
+            self.fn = None
+            self._reactor._cancelled += 1
+
+
+class _StandBy:
+    """A thread that waits while another drives."""
+
+    __slots__ = ("called", "done", "gate")
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+        self.called = False
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def call(self) -> None:
+        if not self.called:
+            self.called = True
+            self.gate.release()
+
+
+def _never() -> bool:
+    return False
+
+
+class ThreadReactor:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[Callback, Callback | None]] = {}
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timer_count = 0
+        self._cancelled = 0
+        self._soon: deque[Callback] = deque()
+        self._told: deque[Callback] = deque()
+        self._telling = threading.Lock()
+        self._running = False  # callbacks run now, in the thread that has the lock
+        self._driver: Callable[[], bool] | None = None  # what the caller that drives waits for
+        self._asleep_until = -math.inf  # of the caller that drives, while it polls
+        self._standing_by: list[_StandBy] = []
+        self._visits = 0
+        self._left_at = -math.inf
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, _IN)
+        # The background thread has a bell of its own, so that no caller can take away the ring meant for it.
+        self._rear_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._rear_polls = False
+        self._rear_due = -math.inf  # when it looks in again, while it keeps out of the way
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        _reactors.add(self)
+
+    def now(self) -> float:
+        return monotonic()
+
+    def call_at(self, when: float, fn: Callback) -> _Timer:
+        timer = _Timer(self, fn)
+        with self.lock:
+            self._timer_count += 1
+            heapq.heappush(self._timers, (when, self._timer_count, timer))
+            if self._cancelled > CANCELLED_KEPT and 2 * self._cancelled > len(self._timers):
+                self._timers = [entry for entry in self._timers if entry[2].fn is not None]
+                heapq.heapify(self._timers)
+                self._cancelled = 0
+            if when < self._asleep_until:
+                self.wake()
+            self._stir()
+        return timer
+
+    def call_soon(self, fn: Callback) -> None:
+        self._soon.append(fn)
+        self._stir()
+
+    def tell(self, fn: Callback) -> None:
+        self._told.append(fn)
+        self._stir()
+
+    def post(self, fn: Callback) -> None:
+        with self.lock:
+            self._soon.append(fn)
+            self._stir()
+        self.wake()
+
+    def watch(self, sock: socket.socket, on_readable: Callback, on_writable: Callback | None) -> None:
+        fd = sock.fileno()
+        mask = _IN if on_writable is None else _IN | _OUT
+        if fd in self._watched:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+        self._watched[fd] = (on_readable, on_writable)
+        self._stir()
+
+    def unwatch(self, sock: socket.socket) -> None:
+        fd = sock.fileno()
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def wake(self) -> None:
+        """From any thread: whoever drives looks again at what everyone waits for."""
+        if not self._closed:
+            os.eventfd_write(self._bell, 1)
+
+    def turn(self, timeout_s: float = 0.0) -> bool:
+        """Drive one turn if nobody else does; what is ready to be written is written in any case. True if it drove."""
+        lock = self.lock
+        lock.acquire()
+        try:
+            if self._running:
+                return False
+            self._check_open()
+            if self._driver is not None:
+                if self._soon:
+                    self._work(())
+                return False
+            if self._rear_polls:
+                self._move_rear()
+            if timeout_s > 0:
+                self._drive(_never, monotonic() + timeout_s)
+            else:
+                if self._soon:
+                    self._run_soon()
+                self._work(self._epoll.poll(0))
+            return True
+        finally:
+            self._leave()
+
+    def wait(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Drive, or stand by while another does, until `done()` or the deadline (of `now()`); True if done.
+
+        `done` is cheap, does not raise, and is asked under the lock by any thread.
+        """
+        assert not self._owned(), "wait is for threads that do not hold the lock"
+        lock = self.lock
+        lock.acquire()
+        try:
+            self._visits += 1
+            while True:
+                self._check_open()
+                if self._soon:
+                    self._work(())
+                if done():
+                    return True
+                if self._told and not self._telling.locked():
+                    self._hand_over()
+                    lock.release()
+                    try:
+                        self._tell_all()
+                    finally:
+                        lock.acquire()
+                    continue
+                if monotonic() >= deadline:
+                    return False
+                if self._driver is None:
+                    if self._rear_polls:
+                        self._move_rear()
+                    self._drive(done, deadline)
+                else:
+                    self._stand_by(done, deadline)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """End the background thread; whoever waits hears EngineClosed. Sockets are their owners' to close before."""
+        with self.lock:
+            if self._closed:
+                return
+            self.wake()
+            os.eventfd_write(self._rear_bell, 1)
+            self._closed = True
+            for waiter in self._standing_by:
+                waiter.call()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self.lock:
+            self._dispose()
+
+    def _dispose(self) -> None:
+        """The last one out closes the descriptors: none may be polled while it is closed."""
+        in_use = self._driver is not None or (self._thread is not None and self._thread.is_alive())
+        leaving = self._thread is threading.current_thread()
+        if self._closed and not self._epoll.closed and (leaving or not in_use) and self._driver is None:
+            self._epoll.close()
+            os.close(self._bell)
+            os.close(self._rear_bell)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the client is closed; make a new one")
+
+    def _stir(self) -> None:
+        """See to it that somebody will do what was just left for later. The caller holds the lock."""
+        if self._rear_polls and not self._running:
+            # A caller is here, and will most likely make a turn itself before the background thread looks again.
+            self._left_at = monotonic()
+            self._move_rear()
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._check_open()
+        self._thread = threading.Thread(target=self._background, name="headrace", daemon=True)
+        self._thread.start()
+
+    def _move_rear(self) -> None:
+        self._rear_polls = False
+        os.eventfd_write(self._rear_bell, 1)
+
+    def _drive(self, done: Callable[[], bool], deadline: float) -> None:
+        """One turn that may sleep; the lock is held once, and is not while it sleeps."""
+        self._driver = done
+        try:
+            if self._soon:
+                self._run_soon()
+                if done():
+                    return
+            until = min(deadline, self._timers[0][0]) if self._timers else deadline
+            sleep_s = until - monotonic()
+            if sleep_s <= 0:
+                events = self._epoll.poll(0)
+            else:
+                self._asleep_until = until
+                self.lock.release()
+                try:
+                    events = self._epoll.poll(min(sleep_s, SLEEP_MAX_S))
+                finally:
+                    self.lock.acquire()
+                    self._asleep_until = -math.inf
+            self._work(events)
+        finally:
+            self._driver = None
+
+    def _stand_by(self, done: Callable[[], bool], deadline: float) -> None:
+        waiter = _StandBy(done)
+        self._standing_by.append(waiter)
+        self.lock.release()
+        try:
+            waiter.gate.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX))
+        finally:
+            self.lock.acquire()
+            self._standing_by.remove(waiter)
+
+    def _hand_over(self) -> None:
+        self._left_at = monotonic()
+        if self._standing_by and self._driver is None:
+            self._standing_by[0].call()
+
+    def _leave(self) -> None:
+        """A caller goes: another that stands by drives from now on."""
+        self._hand_over()
+        if self._rear_due - self._left_at > 2 * AWAY_S and not self._closed:
+            self._rear_due = self._left_at
+            os.eventfd_write(self._rear_bell, 1)
+        if self._closed:
+            self._dispose()
+        self.lock.release()
+        if self._told and not self._owned():
+            self._tell_all()
+
+    def _work(self, events: Iterable[tuple[int, int]]) -> None:
+        """Handle what is ready and due, then let those go who have what they wait for."""
+        self._running = True
+        try:
+            for fd, mask in events:
+                if fd == self._bell:
+                    _drain(fd)
+                    continue
+                if mask & _READ_MASK and (watched := self._watched.get(fd)) is not None:
+                    self._run(watched[0])
+                if mask & _WRITE_MASK and (watched := self._watched.get(fd)) is not None and watched[1] is not None:
+                    self._run(watched[1])
+            if self._timers and self._timers[0][0] <= monotonic():
+                self._run_timers()
+            if self._soon:
+                self._run_soon()
+        finally:
+            self._running = False
+            for waiter in self._standing_by:
+                if waiter.done():
+                    waiter.call()
+            if self._asleep_until > -math.inf and self._driver is not None and self._driver():
+                self.wake()
+
+    def _run_timers(self) -> None:
+        now = monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.fn is None:
+                self._cancelled -= 1
+            else:
+                fn, timer.fn = timer.fn, None
+                self._run(fn)
+
+    def _run_soon(self) -> None:
+        outer, self._running = self._running, True
+        try:
+            while self._soon:
+                self._run(self._soon.popleft())
+        finally:
+            self._running = outer
+
+    def _run(self, fn: Callback) -> None:
+        try:
+            fn()
+        except Exception:
+            log.exception("a fault in the client: %r raised", fn)
+
+    def _tell_all(self) -> None:
+        while self._told and self._telling.acquire(blocking=False):
+            try:
+                while self._told:
+                    self._run(self._told.popleft())
+            finally:
+                self._telling.release()
+
+    def _background(self) -> None:
+        both, alone = select.poll(), select.poll()
+        both.register(self._epoll.fileno(), select.POLLIN)
+        both.register(self._rear_bell, select.POLLIN)
+        alone.register(self._rear_bell, select.POLLIN)
+        visits, park_s = -1, AWAY_S
+        while True:
+            with self.lock:
+                self._rear_polls = False
+                if self._closed:
+                    self._dispose()
+                    return
+                _drain(self._rear_bell)
+                now = monotonic()
+                away = self._driver is None and now - self._left_at >= AWAY_S
+                if away:
+                    self._work(self._epoll.poll(0))
+                    until = self._timers[0][0] if self._timers else math.inf
+                elif self._soon:
+                    self._work(())
+                told = bool(self._told) and not self._telling.locked()
+                if not told and away:
+                    self._rear_polls = True
+                elif not told:
+                    same = self._driver is not None and visits == self._visits
+                    park_s = min(2 * park_s, PARK_MAX_S) if same else AWAY_S
+                    visits = self._visits
+                    self._rear_due = until = now + park_s
+            if told:
+                self._tell_all()
+                continue
+            sleep_s = min(max(0.0, until - monotonic()), SLEEP_MAX_S)
+            (both if away else alone).poll(math.ceil(sleep_s * 1000))
+            self._rear_due = -math.inf
+
+
+def _drain(fd: int) -> None:
+    try:
+        os.eventfd_read(fd)
+    except BlockingIOError:
+        return
+
+
+class _Forked:
+    """What a reactor becomes in a forked child: everything asked of it is refused."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ForkedEngine
+
+    def __enter__(self) -> None:
+        raise ForkedEngine
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+_reactors: weakref.WeakSet[ThreadReactor] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for reactor in list(_reactors):
+        # Who kept the lock itself must get past it to be told; the thread that held it is not in this process.
+        reactor.lock._at_fork_reinit()  # type: ignore[attr-defined]
+        vars(reactor).clear()
+        object.__setattr__(reactor, "__class__", _Forked)
+        reactor.lock = _Forked()  # type: ignore[assignment]
+
+
+os.register_at_fork(after_in_child=_after_fork)
