@@ -8,17 +8,16 @@ created again begins anew at offset 0: a span that has the topic's id is never r
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.cluster import Cluster
 from headrace.client.connection import RESPONSE_MAX_BYTES, Connection
+from headrace.client.extent import extent
 from headrace.client.fetch import ANSWER_MARGIN_MS, Fetched, FetchLimits, Position, fetch, fetch_request, read_answer
 from headrace.client.offsets import EARLIEST, LATEST, list_offsets
-from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord, Mapping, OffsetOutOfRange
-from headrace.records.batch import HEADER_BYTES, LENGTH_END, check, read_header
+from headrace.errors import Code, CorruptBatch, HeadraceError, Mapping, OffsetOutOfRange
 
 SET_BYTES: Final = 8 << 20
 LEAST_SET_BYTES: Final = 64 << 10
@@ -29,8 +28,6 @@ EMPTY_ANSWERS_MAX: Final = 2
 BEHIND_ANSWERS_MAX: Final = 100
 MAX_WAIT_MS: Final = 100
 """What a span is made of is there already; only a span beyond the end waits."""
-
-_OFFSET_AND_LENGTH: Final = struct.Struct(">qi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
         check_topic(cluster, span)
         while at < span.next_offset:
             fetched = reader.fetch(at, size)
-            end, cut_bytes = _end_of(fetched, span, at)
+            end, _, cut_bytes, _ = extent(fetched.records, at, str(span))
             if end > at:
                 seen_bytes += len(fetched.records)
                 if end < span.next_offset:
@@ -183,30 +180,6 @@ def _size(span: Span, seen: int, seen_bytes: int, most_bytes: int) -> int:
     left = span.next_offset - span.first_offset - seen
     per_offset = seen_bytes / seen if seen else UNSEEN_OFFSET_BYTES
     return min(most_bytes, max(LEAST_SET_BYTES, int(per_offset * left * 1.25)))
-
-
-def _end_of(fetched: Fetched, span: Span, at: int) -> tuple[int, int]:
-    """The offset after the last whole batch, or `at`; and the size of a batch that is cut, or 0."""
-    view, pos, last = fetched.records, 0, -1
-    while len(view) - pos >= HEADER_BYTES:
-        _, length = _OFFSET_AND_LENGTH.unpack_from(view, pos)
-        if length < HEADER_BYTES - LENGTH_END:
-            raise CorruptBatch(f"{span} at offset {at} or after: a batch gives its length as {length}")
-        if length + LENGTH_END > len(view) - pos:
-            break
-        last, pos = pos, pos + length + LENGTH_END
-    cut_bytes = length + LENGTH_END if len(view) - pos >= HEADER_BYTES else len(view) - pos
-    if last < 0:
-        return at, cut_bytes
-    try:
-        end = read_header(view, last).next_offset
-        if end <= at:
-            check(view, last)
-    except (CorruptBatch, InvalidRecord) as error:
-        raise type(error)(f"{span} at offset {at} or after: {error}") from None
-    if end <= at:
-        raise CorruptBatch(f"{span} at offset {at}: the last batch of the answer ends before, at {end - 1}")
-    return end, cut_bytes
 
 
 def _larger(size: int, cut_bytes: int, span: Span, at: int) -> int:

@@ -1,0 +1,105 @@
+"""Priority order in a consumer's memory (J10): of what is there, records with the higher number first.
+
+The number is in a header, as decimal text; a record without it, or with something else in it, has priority 0. Records
+of one priority keep the order in which they came, so within a partition the order of their offsets. Since others may
+overtake a record, progress is only what was handed out without a gap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from headrace.client.consuming.contiguous import Contiguous
+from headrace.client.consuming.feed import Feed, RawSet
+
+LOWEST: Final = 0
+RECORDS_MAX: Final = 100_000
+"""How many records may wait in order; what is above stays in its record sets."""
+
+
+class _Waiting:
+    """The records of one set that were not handed out yet."""
+
+    __slots__ = ("left", "progress", "raw")
+
+    def __init__(self, raw: RawSet, progress: Contiguous, left: int) -> None:
+        self.raw = raw
+        self.progress = progress
+        self.left = left
+
+
+class PriorityOrder:
+    """Takes whole record sets, gives single records; `freed_bytes` grows by a set's size when its last one went."""
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+        self._by_priority: dict[int, deque[tuple[Any, _Waiting]]] = {}
+        self._highest_first: list[int] = []
+        self._progress: WeakKeyDictionary[Feed, tuple[int, Contiguous]] = WeakKeyDictionary()
+        self.count = 0
+        self.freed_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.count < RECORDS_MAX
+
+    def put(self, raw: RawSet, records: Sequence[Any]) -> None:
+        """All records of a set, in their order."""
+        progress = self._progress_of(raw)
+        progress.expect([record.offset for record in records], raw.next_offset)
+        waiting = _Waiting(raw, progress, len(records))
+        for record in records:
+            priority = priority_of(record.headers, self._header)
+            line = self._by_priority.get(priority)
+            if line is None:
+                line = self._by_priority[priority] = deque()
+                self._highest_first = sorted(self._by_priority, reverse=True)
+            line.append((record, waiting))
+        self.count += len(records)
+        if not records:
+            self.freed_bytes += len(raw.records)
+            raw.feed.position = progress.position
+
+    def take(self, into: list[Any], most: int) -> list[Feed]:
+        """Append up to `most` records, highest first; the feeds whose `position` moved or may have."""
+        moved: list[Feed] = []
+        for priority in self._highest_first:
+            line = self._by_priority[priority]
+            while line and most > 0:
+                record, waiting = line.popleft()
+                raw = waiting.raw
+                self.count -= 1
+                waiting.left -= 1
+                if waiting.left == 0:
+                    self.freed_bytes += len(raw.records)
+                if not raw.counts:
+                    continue
+                into.append(record)
+                most -= 1
+                waiting.progress.done(record.offset)
+                raw.feed.position = waiting.progress.position
+                moved.append(raw.feed)
+            if most == 0:
+                break
+        return moved
+
+    def _progress_of(self, raw: RawSet) -> Contiguous:
+        turn, progress = self._progress.get(raw.feed, (-1, None))
+        if progress is None or turn != raw.turn:
+            progress = Contiguous(raw.first_offset)
+            self._progress[raw.feed] = raw.turn, progress
+        return progress
+
+
+def priority_of(headers: Sequence[tuple[str, bytes | None]], name: str) -> int:
+    """The last header of that name counts, as with other headers that are given twice."""
+    for key, value in reversed(headers):
+        if key == name:
+            try:
+                return int(value or b"")
+            except ValueError:
+                return LOWEST
+    return LOWEST
