@@ -160,6 +160,14 @@ class UnknownProducer(HeadraceError):
     """A producer id of which the log holds nothing."""
 
 
+class UnknownValue(HeadraceError):
+    """A cluster-wide setting that nobody has set."""
+
+
+class ChangedMeanwhile(HeadraceError):
+    """A change that was to be made only if nothing had changed before it, and something has."""
+
+
 class PolicyViolation(HeadraceError):
     """A request that the operator's limits do not allow."""
 
@@ -194,6 +202,8 @@ _TABLE: Final[dict[type[HeadraceError], Mapping]] = {
     OutOfOrderSequence: Mapping(45, 409, False),
     InvalidProducerEpoch: Mapping(47, 409, False),
     UnknownProducer: Mapping(59, 409, False),
+    UnknownValue: Mapping(42, 404, False),
+    ChangedMeanwhile: Mapping(42, 409, False),
     PolicyViolation: Mapping(44, 403, False),
     CoordinationError: Mapping(15, 503, True),
 }

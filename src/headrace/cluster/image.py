@@ -20,6 +20,7 @@ LIVE: Final = "live"
 CREATING: Final = "creating"
 LEAVING: Final = "leaving"
 NO_LEADER: Final = -1
+NO_BROKER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,14 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A cluster-wide setting of the users' own. `revision` is what a change of it compares with."""
+
+    text: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class _TopicKey:
     """A topic's own key; its partitions are put beside it by `_assemble`."""
 
@@ -128,6 +137,7 @@ class Image:
     broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     config_revisions: Mapping[str, int] = field(default_factory=dict)
     """Revision of each config key that is there, for compares."""
+    values: Mapping[str, StoredValue] = field(default_factory=dict)
     controls: Controls = field(default_factory=Controls)
     _topic_keys: Mapping[str, _TopicKey] = field(default_factory=dict)
     _partition_keys: Mapping[str, _Partitions] = field(default_factory=dict)
@@ -135,6 +145,11 @@ class Image:
     def partition(self, topic: str, index: int) -> PartitionState | None:
         found = self.topics.get(topic)
         return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
+
+    def controller_id(self) -> int:
+        """The live broker that is controller, -1 while none is."""
+        found = self.controls.controller
+        return found.broker if found is not None and found.broker in self.brokers else NO_BROKER
 
     def partition_count(self) -> int:
         return sum(len(topic.partitions) for topic in self.topics.values())
@@ -169,6 +184,7 @@ class _Change:
         self._touched: dict[str, dict[int, tuple[bytes, PartitionState]]] = {}
         self._topics: dict[str, None] = {}
         self._configs: dict[str, Any] = {}
+        self._values: dict[str, StoredValue] | None = None
         self._controls = image.controls
 
     def take(self, event: Event, path: list[str]) -> None:
@@ -181,6 +197,8 @@ class _Change:
                 self._take_partition(event, name, int(index))
             case ["config", "cluster"] | ["config", "brokers", _]:
                 self._take_config(event, path)
+            case ["values", name]:
+                self._take_value(event, name)
             case _:
                 self._controls = _sound(event, lambda: with_event(self._controls, event, path))
 
@@ -229,11 +247,21 @@ class _Change:
         else:
             configs["brokers"].pop(int(path[2]), None)
 
+    def _take_value(self, event: Event, name: str) -> None:
+        if self._values is None:
+            self._values = dict(self._old.values)
+        if event.kind == "delete":
+            self._values.pop(name, None)
+        else:
+            self._values[name] = _read(event, lambda value: StoredValue(str(value["value"]), event.mod_revision))
+
     def image(self, revision: int) -> Image:
         old = self._old
         changes: dict[str, Any] = {"revision": revision, "version": old.version + 1, "controls": self._controls}
         if self._brokers is not None:
             changes["brokers"] = self._brokers
+        if self._values is not None:
+            changes["values"] = self._values
         if self._configs:
             changes["cluster_config"] = self._configs["cluster"]
             changes["broker_configs"] = self._configs["brokers"]

@@ -17,6 +17,7 @@ orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an
 draining/<broker>         {}: the broker takes no new replicas, and those that it has are moved away
 config/cluster            {name: text}
 config/brokers/<id>       {name: text}
+values/<name>             {"value": text}: a cluster-wide setting that users keep here; brokers do not heed it
 producer_ids              {"next": first id not given out}
 """
 
@@ -82,6 +83,10 @@ def cluster_config_key(prefix: str) -> str:
 
 def broker_config_key(prefix: str, broker: int) -> str:
     return f"{prefix}config/brokers/{broker}"
+
+
+def value_key(prefix: str, name: str) -> str:
+    return f"{prefix}values/{name}"
 
 
 def producer_ids_key(prefix: str) -> str:

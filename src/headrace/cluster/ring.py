@@ -19,6 +19,7 @@ from typing import Final
 
 from headrace.cluster.placement import Site, apart, check_enough
 
+SIZE: Final = 1 << 64
 POINTS: Final = 128
 """Virtual points of a broker."""
 BROKERS_KEPT: Final = 1024
@@ -27,6 +28,10 @@ BROKERS_KEPT: Final = 1024
 
 def point(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def point_of(topic: str, partition: int) -> int:
+    return point(f"partition/{topic}/{partition}")
 
 
 @lru_cache(BROKERS_KEPT)
@@ -44,10 +49,23 @@ class Ring:
         self._owners = [broker for _, broker in marks]
         self._sites = {site.broker: site for site in sites}
 
+    def marks(self) -> Iterator[tuple[int, int]]:
+        """Every point and the broker that it belongs to, clockwise from 0."""
+        return zip(self._marks, self._owners, strict=True)
+
+    def shares(self) -> dict[int, float]:
+        """The part of the ring that leads to each broker first."""
+        shares = dict.fromkeys(sorted(self._sites), 0.0)
+        before = self._marks[-1] - SIZE if self._marks else 0
+        for mark, broker in self.marks():
+            shares[broker] += (mark - before) / SIZE
+            before = mark
+        return shares
+
     def replicas_of(self, topic: str, partition: int, replicas: int) -> tuple[int, ...]:
         """The preferred leader first. Racks and hosts are shared as late as possible."""
         check_enough(replicas, tuple(self._sites.values()))
-        return apart(self._clockwise(point(f"partition/{topic}/{partition}")), replicas)
+        return apart(self._clockwise(point_of(topic, partition)), replicas)
 
     def _clockwise(self, start: int) -> Iterator[Site]:
         """Every broker once, in the order in which the ring meets them."""
