@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
-import signal
-import socket
-import sys
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-import uvloop
-
-from headrace import __version__, logs
+from headrace import serving
 from headrace.archived import ArchivedOffsets
 from headrace.cluster.coordination import on_etcd, open_coordination
 from headrace.cluster.image import Endpoint, Image
@@ -43,6 +37,7 @@ from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
+from headrace.serving import OwnedTasks
 from headrace.settings import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
@@ -55,9 +50,7 @@ from headrace.system.network import SocketNetwork
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS: Final = 30.0
 LOAD_SECONDS: Final = 10.0
-GC_ALLOCATIONS: Final = 50_000
 
 
 class Node:
@@ -66,11 +59,10 @@ class Node:
     def __init__(
         self, settings: BrokerSettings, loop: asyncio.AbstractEventLoop, failed: Callable[[BaseException], None]
     ) -> None:
-        self._loop = loop
         self._failed = failed
         self._specs = listeners.parse(settings["listen"], settings["advertise"])
         between = listeners.replication(settings, clustered=on_etcd(settings))
-        self._tasks_under_way: set[asyncio.Task[None]] = set()
+        self._background = OwnedTasks(loop, failed)
         self._built = contextlib.AsyncExitStack()
         self.metrics = Metrics()
         self.http: HttpServer | None = None
@@ -111,7 +103,7 @@ class Node:
         self._open_key_indexes()
         self._open_groups()
         built.callback(self.groups.close)
-        built.callback(self._cancel_tasks)
+        built.callback(self._background.cancel)
         self.services = self._services()
         endpoints = self._listen()
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
@@ -141,10 +133,9 @@ class Node:
             key_indexes=self.key_indexes,
             groups=self.groups,
             producer_ids=ProducerIds(participant.coordination, participant.prefix),
-            spawn=self.spawn,
+            spawn=self._background.spawn,
             failed=self._failed,
             effective=participant.effective_settings,
-            controller_id=self._controller_id,
         )
 
     def _listen(self) -> dict[str, Endpoint]:
@@ -190,7 +181,7 @@ class Node:
             ensure_topic=self.services.creation.ensure,
             group_lags=lambda: self.groups.lags(self._end_offset),
             ready=self._why_not_ready,
-            spawn=self.spawn,
+            spawn=self._background.spawn,
         )
 
     def _end_offset(self, topic: str, index: int) -> int | None:
@@ -200,11 +191,6 @@ class Node:
 
     def _why_not_ready(self) -> str | None:
         return None if self.participant.standing else "the broker is not registered with the cluster"
-
-    def _controller_id(self) -> int:
-        image = self.participant.view.image
-        found = image.controls.controller
-        return found.broker if found is not None and found.broker in image.brokers else -1
 
     def _follow_log_level(self, _old: Image, _new: Image) -> None:
         logging.getLogger().setLevel(self.participant.effective_settings()["log.level"].upper())
@@ -252,7 +238,7 @@ class Node:
             lambda: self.participant.view.image,
             lambda: self.participant.effective_settings()["archive.group"],
             None if plain is None else str(plain),
-            self.spawn,
+            self._background.spawn,
         )
 
     def _archived_offset(self, where: TopicPartition) -> int:
@@ -261,16 +247,6 @@ class Node:
     def _offsets_partitions(self) -> int:
         topic = self.participant.view.image.topics.get(OFFSETS_TOPIC)
         return len(topic.partitions) if topic is not None else self.settings["offsets.topic.partitions"]
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks_under_way.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks_under_way.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
 
     def _tick(self) -> None:
         self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
@@ -286,59 +262,14 @@ class Node:
         await self.participant.leave()
         await self._built.aclose()
 
-    def _cancel_tasks(self) -> None:
-        for task in list(self._tasks_under_way):
-            task.cancel()
+    def listening(self) -> list[str]:
+        http = None if self.http is None else self.http.address
+        return serving.where(self.server.addresses, http)
 
-    def addresses(self) -> dict[str, Address]:
-        return dict(self.server.addresses)
+    def described(self) -> str:
+        return f"broker {self.participant.broker_id} of cluster {self.participant.cluster_id}"
 
 
 def run(settings: BrokerSettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
-    logs.setup(settings["log.format"], settings["log.level"])
-    return uvloop.run(_serve(settings))
-
-
-async def _serve(settings: BrokerSettings) -> int:
-    loop = asyncio.get_running_loop()
-    stopping: asyncio.Future[BaseException | None] = loop.create_future()
-
-    def stop(error: BaseException | None = None) -> None:
-        if not stopping.done():
-            stopping.set_result(error)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    node = Node(settings, loop, stop)
-    try:
-        await node.start()
-        _quieten_collector()
-        _say_ready(node)
-        error = await stopping
-        if error is not None:
-            log.error("stopping: a part of the broker failed: %r", error, exc_info=error)
-    finally:
-        await asyncio.wait_for(node.stop(), STOP_SECONDS)
-    return 0 if error is None else 1
-
-
-def _quieten_collector() -> None:
-    """What stands after the start stands for good; looking through it again and again would only stop the loop."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS)
-    gc.enable()
-
-
-def _say_ready(node: Node) -> None:
-    """One line on standard output for people and scripts: where to connect."""
-    where = [
-        ("kafka=" if name == listeners.DEFAULT_NAME else f"kafka.{name}=") + str(address)
-        for name, address in node.addresses().items()
-    ]
-    if node.http is not None:
-        where.append(f"http={node.http.address}")
-    sys.stdout.write(" ".join(("ready", *where, f"pid={os.getpid()}")) + "\n")
-    sys.stdout.flush()
-    log.info("headrace %s on %s, cluster %s", __version__, socket.gethostname(), node.participant.cluster_id)
+    return serving.run(settings, lambda loop, failed: Node(settings, loop, failed))

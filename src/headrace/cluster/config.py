@@ -66,6 +66,22 @@ def effective(settings: BrokerSettings, image: Image, broker: int) -> BrokerSett
     return BrokerSettings(values, sources)
 
 
+class Effective:
+    """The settings of one broker, or of none, as they are now; made anew only when the image has changed."""
+
+    def __init__(self, settings: Callable[[], BrokerSettings], image: Callable[[], Image], broker: int) -> None:
+        self._settings = settings
+        self._image = image
+        self._broker = broker
+        self._made: tuple[Image, BrokerSettings] | None = None
+
+    def __call__(self) -> BrokerSettings:
+        image = self._image()
+        if self._made is None or self._made[0] is not image:
+            self._made = image, effective(self._settings(), image, self._broker)
+        return self._made[1]
+
+
 def text_of(value: Value) -> str:
     """A setting's value as it is written on the wire and in coordination."""
     if isinstance(value, bool):

@@ -34,12 +34,17 @@ def etcd_addresses(coordination: str) -> tuple[str, ...]:
 
 
 def open_coordination(settings: BrokerSettings, folder: str, clock: Clock) -> Coordination:
-    """Call it on the running loop, after the broker has started its helper processes. etcd is first asked by the
-    first call on what this answers.
+    """Of a broker. Call it on the running loop, after the broker has started its helper processes. etcd is first asked
+    by the first call on what this answers.
     """
-    addresses = etcd_addresses(settings["coordination"])
-    if not addresses:
+    if not on_etcd(settings):
         return EmbeddedCoordination(f"{folder}/{FILE}", clock)
+    return open_etcd(settings, clock, str(settings["node.id"]), settings["node.id"])
+
+
+def open_etcd(settings: BrokerSettings, clock: Clock, owner: str, first: int) -> Coordination:
+    """`owner` names this client's receipts, so no two at work may have the same; `first` is the node asked first."""
+    addresses = etcd_addresses(settings["coordination"])
     # gRPC has a log of its own on standard error; what of it matters to an operator is in our errors.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
@@ -58,7 +63,7 @@ def open_coordination(settings: BrokerSettings, folder: str, clock: Clock) -> Co
         settings["etcd.user"],
         settings["etcd.password"].reveal(),
     )
-    return EtcdCoordination(access, clock, str(settings["node.id"]), settings["node.id"])
+    return EtcdCoordination(access, clock, owner, first)
 
 
 def _is_address(text: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.assignment import Assignment
-from headrace.cluster.config import Configs, effective
+from headrace.cluster.config import Configs, Effective, effective
 from headrace.cluster.controller import Rules
 from headrace.cluster.controlling import Controlling
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
@@ -25,7 +25,7 @@ from headrace.cluster.insync import InSyncSets
 from headrace.cluster.membership import Membership, settle_cluster_id
 from headrace.cluster.reporting import EndReports
 from headrace.cluster.tasks import Tasks
-from headrace.cluster.topics import TopicLimits, Topics
+from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.view import ClusterView
 from headrace.errors import CoordinationError, OperatorError, RequestTimedOut, StorageFailed
 from headrace.partitions.partitions import Partitions
@@ -98,7 +98,7 @@ class Participant:
         self._open_segments_max = open_segments_max
         self._sync_files_max = sync_files_max
         self._built = contextlib.AsyncExitStack()
-        self._effective: tuple[Image, BrokerSettings] | None = None
+        self.effective_settings = Effective(lambda: self.settings, lambda: self.view.image, self.broker_id)
         self._rules: dict[str, tuple[Topic, BrokerSettings, Rules]] = {}
         self._replication_end: Endpoint | None = None
         self._look_again_at = 0.0
@@ -131,7 +131,7 @@ class Participant:
         built.push_async_callback(self.view.close)
         await self.view.start()
         self.tasks = Tasks(self.coordination, self.view)
-        self.topics = Topics(self.tasks, self._limits, lambda: self._draw(16))
+        self.topics = Topics(self.tasks, lambda: limits_from(self.effective_settings()), lambda: self._draw(16))
         self.configs = Configs(self.tasks, self.effective_settings)
         if not self.view.image.brokers:  # nobody can be creating one
             await self.topics.finish_interrupted()
@@ -274,13 +274,6 @@ class Participant:
         """Whether this broker is registered for certain."""
         return self.membership is not None and self.membership.standing
 
-    def effective_settings(self) -> BrokerSettings:
-        """With what was altered while running; made anew only when the image has changed."""
-        image = self.view.image
-        if self._effective is None or self._effective[0] is not image:
-            self._effective = image, effective(self.settings, image, self.broker_id)
-        return self._effective[1]
-
     def rules_of(self, topic: Topic) -> Rules:
         """What a topic's settings say about elections."""
         settings = self.effective_settings()
@@ -291,15 +284,6 @@ class Participant:
             rules = Rules(durability, bool(values["unclean.leader.election.enable"]))
             self._rules[topic.name] = known = topic, settings, rules
         return known[2]
-
-    def _limits(self) -> TopicLimits:
-        settings = self.effective_settings()
-        return TopicLimits(
-            settings["num.partitions"],
-            settings["default.replication.factor"],
-            settings["partitions.max"],
-            settings["log.placement"],
-        )
 
     def _topic_defaults(self, image: Image) -> dict[str, Value]:
         return effective(self.settings, image, self.broker_id).topic_defaults()

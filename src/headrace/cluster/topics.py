@@ -31,7 +31,7 @@ from headrace.errors import (
     UnknownPartition,
 )
 from headrace.ports.coordination import Delete, Put
-from headrace.settings import check_topic_overrides
+from headrace.settings import BrokerSettings, check_topic_overrides
 
 STEP_PARTITIONS: Final = 100
 """Partitions written in one transaction."""
@@ -52,6 +52,15 @@ class TopicLimits:
     """Most partitions per live broker."""
     placement: str = SPREAD
     """Of topics that name none."""
+
+
+def limits_from(settings: BrokerSettings) -> TopicLimits:
+    return TopicLimits(
+        settings["num.partitions"],
+        settings["default.replication.factor"],
+        settings["partitions.max"],
+        settings["log.placement"],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from headrace.cluster.image import Image, apply, empty, from_listing
 from headrace.cluster.waiting import pause
@@ -21,6 +21,15 @@ Predicate = Callable[[Image], bool]
 RETRY_SECONDS_MAX: Final = 1.0
 """Longest pause before coordination is asked again after a failure."""
 RETRY_SECONDS_FIRST: Final = 0.05
+
+
+class View(Protocol):
+    """What a front end sees of the cluster."""
+
+    @property
+    def image(self) -> Image: ...
+
+    async def wait_for(self, predicate: Predicate, timeout_seconds: float) -> Image: ...
 
 
 class ClusterView:

@@ -1,7 +1,8 @@
-"""The table of everything that the HTTP port serves."""
+"""Routes of an HTTP port, and the table of those that a broker serves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, unquote
@@ -49,16 +50,16 @@ ROUTES: Final = (
     Route("GET", "/topics/{topic}/partitions/{partition}/records", "http.fetch", fetch.handle, fetch.QUERY),
 )
 UNKNOWN_API: Final = "http.unknown"
-_PATHS: Final = ", ".join(f"{route.method} {route.path}" for route in ROUTES)
 
 
-def find(request: Request, target: str) -> tuple[Route, Request] | Response:
+def find(routes: Sequence[Route], request: Request, target: str) -> tuple[Route, Request] | Response:
     """The route of a request's target, with the request completed by path and query; or the answer that refuses it."""
     path, _, query = target.partition("?")
     segments = path.split("/")
-    matches = [(route, parameters) for route in ROUTES if (parameters := route.match(segments)) is not None]
+    matches = [(route, parameters) for route in routes if (parameters := route.match(segments)) is not None]
     if not matches:
-        return refusal(404, "UnknownPath", f"there is nothing at {path[:200]}; there is {_PATHS}")
+        paths = ", ".join(f"{route.method} {route.path}" for route in routes)
+        return refusal(404, "UnknownPath", f"there is nothing at {path[:200]}; there is {paths}")
     method = "GET" if request.method == "HEAD" else request.method
     for route, parameters in matches:
         if route.method == method:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from headrace.http.routes import ROUTES, Route
 from headrace.http.services import HttpServices
 from headrace.http.session import HttpSession
 from headrace.metrics import Sample
@@ -15,8 +17,14 @@ CONNECTIONS_MAX: Final = 1000
 
 class HttpServer:
     def __init__(
-        self, network: Network, address: Address, services: HttpServices, connections_max: int | None = None
+        self,
+        network: Network,
+        address: Address,
+        services: HttpServices,
+        connections_max: int | None = None,
+        routes: Sequence[Route] = ROUTES,
     ) -> None:
+        self._routes = routes
         self._network = network
         self._wanted = address
         self._services = services
@@ -37,7 +45,7 @@ class HttpServer:
         if len(self._sessions) >= self._connections_max:
             self._services.metrics.connections_refused += 1
             return None
-        session = HttpSession(self._services, self._sessions.discard)
+        session = HttpSession(self._services, self._routes, self._sessions.discard)
         self._sessions.add(session)
         self._services.metrics.connections_accepted += 1
         return session

@@ -10,7 +10,7 @@ the connection is closed: closing at once would reset it, and the client would n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any, Final, cast
 
@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.http import routes
 from headrace.http.exchange import Exchange
 from headrace.http.message import Request, Response, error_response, refusal
+from headrace.http.routes import Route
 from headrace.http.services import HttpServices
 from headrace.ports.network import Address, Channel, Part
 
@@ -32,11 +33,12 @@ NOWHERE: Final = Address("", 0)
 
 
 class HttpSession:
-    def __init__(self, services: HttpServices, ended: Callable[[HttpSession], None]) -> None:
+    def __init__(self, services: HttpServices, table: Sequence[Route], ended: Callable[[HttpSession], None]) -> None:
         self.peer = NOWHERE
         self.quiet_since = services.clock.now()
         """When the last request was answered, or its answer read; one under way is bounded by its own deadline."""
         self._services = services
+        self._table = table
         self._metrics = services.metrics
         self._ended = ended
         self._body_max_bytes: int = services.settings["http.body.max.bytes"]
@@ -169,7 +171,7 @@ class HttpSession:
         request = Request(received.method.decode("latin-1"), target, {}, headers, bytes(self._body))
         self._body = bytearray()
         try:
-            found = routes.find(request, target)
+            found = routes.find(self._table, request, target)
         except HeadraceError as error:
             found = error_response(error)
         if isinstance(found, Response):

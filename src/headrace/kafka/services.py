@@ -9,7 +9,7 @@ from typing import Any
 from headrace.cluster.config import Configs
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics
-from headrace.cluster.view import ClusterView
+from headrace.cluster.view import View
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.kafka.metadata_cache import MetadataCache
 from headrace.kafka.producer_ids import ProducerIds
@@ -31,7 +31,7 @@ class Services:
     metrics: Metrics
     broker_id: int
     cluster_id: str
-    view: ClusterView
+    view: View
     tasks: Tasks
     topics: Topics
     configs: Configs
@@ -46,7 +46,5 @@ class Services:
     """Something broke that the broker cannot go on without."""
     effective: Callable[[], BrokerSettings]
     """The settings with what was altered while running."""
-    controller_id: Callable[[], int]
-    """The broker that is controller now, -1 while none is."""
     metadata_cache: MetadataCache = field(default_factory=MetadataCache)
     connections: set[object] = field(default_factory=set)

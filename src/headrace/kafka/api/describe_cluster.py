@@ -27,6 +27,6 @@ def handle(request: Request) -> Message:
         error_code=Code.NONE,
         endpoint_type=BROKERS,
         cluster_id=services.cluster_id,
-        controller_id=services.controller_id(),
+        controller_id=services.view.image.controller_id(),
         brokers=brokers(services.view.image, request.connection.listener),
     )

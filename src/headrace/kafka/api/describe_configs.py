@@ -69,7 +69,7 @@ def _topic(request: Request, name: str) -> Iterable[Row]:
 def _broker(request: Request, name: str) -> Iterable[Row]:
     services = request.services
     if name not in ("", str(services.broker_id)):
-        raise InvalidRequest(f"this is broker {services.broker_id}: ask broker {name} itself")
+        raise InvalidRequest(f"only broker {name} itself knows its settings: ask there")
     current = effective(services.settings, services.view.image, services.broker_id)
     for setting in BROKER_BY_NAME.values():
         source = _SOURCES.get(current.sources[setting.name], SOURCE_STATIC)

@@ -116,6 +116,6 @@ def _response(request: Request, topics: list[Message]) -> Message:
         throttle_time_ms=0,
         brokers=brokers(services.view.image, request.connection.listener),
         cluster_id=services.cluster_id,
-        controller_id=services.controller_id(),
+        controller_id=services.view.image.controller_id(),
         topics=topics,
     )
