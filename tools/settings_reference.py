@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from headrace.settings import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, Value
+from headrace.settings import BROKER_SETTINGS, REGISTRY_BY_NAME, REGISTRY_SETTINGS, TOPIC_SETTINGS, Setting, Value
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
 HEAD = """# Settings
 
-Generated from `src/headrace/declared.py` and `declared_broker.py` by `make settings`; do not edit.
+Generated from `src/headrace/declared.py`, `declared_broker.py` and `declared_registry.py` by `make settings`; do not
+edit.
 
 A broker setting comes, weakest first, from its default, the config file (`headrace serve --config FILE`, TOML), the
 environment (`HEADRACE_` and the name in capitals, dots as underscores) and the command line (`--set name=value`).
@@ -38,9 +39,13 @@ def table(settings: tuple[Setting, ...]) -> str:
 
 
 def reference() -> str:
+    own = {setting.name for setting in REGISTRY_SETTINGS}
+    shared = [name for name in REGISTRY_BY_NAME if name not in own]
     return (
         f"{HEAD}\n## Broker\n\n{table(BROKER_SETTINGS)}\n## Topic\n\n"
         f"Each has a broker-wide default called `log.` and the name.\n\n{table(TOPIC_SETTINGS)}"
+        f"\n## Registry\n\n`headrace registry` reads them in the same ways.\n\n{table(REGISTRY_SETTINGS)}\n"
+        f"Of a broker's settings it uses {', '.join(f'`{name}`' for name in shared)}.\n"
     )
 
 

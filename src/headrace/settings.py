@@ -2,6 +2,7 @@
 
 A broker setting comes, weakest first, from its default, the config file (TOML), the environment
 (`HEADRACE_` + the name in capitals, dots as underscores) and the command line (`--set name=value`), by the same name.
+A registry's settings come the same way.
 A topic setting has the broker-wide default `log.<name>`. Unknown names are refused with the nearest known one.
 """
 
@@ -16,12 +17,13 @@ from typing import Any, Final
 
 from headrace.declared import FOREVER_MS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
 from headrace.declared_broker import BROKER_SETTINGS
+from headrace.declared_registry import REGISTRY_SETTINGS, USED_BY_REGISTRY
 from headrace.errors import InvalidConfig, SettingError
 
 __all__ = [
-    "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "TOPIC_BY_NAME",
-    "TOPIC_SETTINGS", "BrokerSettings", "LogSettings", "Secret", "Setting", "Value", "check_topic_overrides",
-    "load", "log_settings",
+    "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "REGISTRY_BY_NAME",
+    "REGISTRY_SETTINGS", "TOPIC_BY_NAME", "TOPIC_SETTINGS", "BrokerSettings", "LogSettings", "Secret", "Setting",
+    "Value", "check_topic_overrides", "load", "log_settings",
 ]  # fmt: skip
 
 DEFAULTS_FOR_TOPICS: Final = tuple(
@@ -29,14 +31,19 @@ DEFAULTS_FOR_TOPICS: Final = tuple(
     for s in TOPIC_SETTINGS
 )
 TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC_SETTINGS}
-CLIENT_VARIABLES: Final = frozenset({"HEADRACE_BOOTSTRAP"})
-"""Read by the command line when it talks to a broker; a broker that finds them passes over them."""
+CLIENT_VARIABLES: Final = frozenset({"HEADRACE_BOOTSTRAP", "HEADRACE_REGISTRY"})
+"""Read by the command line when it talks to a server; a server that finds them passes over them."""
 BROKER_BY_NAME: Final = {setting.name: setting for setting in (*BROKER_SETTINGS, *DEFAULTS_FOR_TOPICS)}
+REGISTRY_BY_NAME: Final = {setting.name: setting for setting in REGISTRY_SETTINGS} | {
+    name: BROKER_BY_NAME[name] for name in USED_BY_REGISTRY
+}
+_KNOWN: Final = BROKER_BY_NAME | REGISTRY_BY_NAME
+"""A file may hold both kinds: each server reads its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The effective settings of a broker, with where each came from."""
+    """The effective settings of a broker or registry, with where each came from."""
 
     values: Mapping[str, Value]
     sources: Mapping[str, str]
@@ -130,8 +137,8 @@ def check_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
 def load(
     file: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> BrokerSettings:
-    """Effective broker settings from all sources; SettingError names source and setting."""
-    values: dict[str, Value] = {name: setting.default for name, setting in BROKER_BY_NAME.items()}
+    """Effective settings from all sources; SettingError names source and setting."""
+    values: dict[str, Value] = {name: setting.default for name, setting in _KNOWN.items()}
     sources = dict.fromkeys(values, "default")
     for source, given in (
         (f"file {file}", _from_file(file) if file else {}),
@@ -139,9 +146,9 @@ def load(
         ("flag", dict(flags or {})),
     ):
         for name, raw in given.items():
-            setting = BROKER_BY_NAME.get(name)
+            setting = _KNOWN.get(name)
             if setting is None:
-                raise SettingError(f"{source}: unknown setting {name!r}{_nearest(name, BROKER_BY_NAME)}")
+                raise SettingError(f"{source}: unknown setting {name!r}{_nearest(name, _KNOWN)}")
             try:
                 values[name] = setting.parse(raw)
             except SettingError as error:
@@ -175,7 +182,7 @@ def _flatten(prefix: str, table: Mapping[str, object]) -> Iterable[tuple[str, ob
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    by_variable = {"HEADRACE_" + name.upper().replace(".", "_"): name for name in BROKER_BY_NAME}
+    by_variable = {"HEADRACE_" + name.upper().replace(".", "_"): name for name in _KNOWN}
     given: dict[str, object] = {}
     for variable, value in environment.items():
         if not variable.startswith("HEADRACE_") or variable in CLIENT_VARIABLES:

@@ -22,6 +22,7 @@ EXIT_INTERRUPTED = 130
 # Name, module, one line for the help: what --help shows without importing anything.
 COMMANDS = {
     "serve": ("headrace.cli.serve", "Run a broker."),
+    "registry": ("headrace.cli.registry", "Run a registry: routes for clients, and nothing kept."),
     "topic": ("headrace.cli.topic", "Create, list, describe, alter and delete topics."),
     "produce": ("headrace.cli.produce", "Send lines of standard input, or of a file, to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of a topic."),

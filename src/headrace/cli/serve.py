@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import click
 
 from headrace import settings
+from headrace.cli import printed_settings
 from headrace.cli.options import pairs
-from headrace.cli.output import show_json, show_table
 
 
 @click.command()
@@ -42,36 +41,9 @@ def serve(
     flags.update((name, value) for name, value in named.items() if value)
     effective = settings.load(config_file, flags=flags)
     if print_config:
-        _print_config(effective, as_json)
+        printed_settings.print_config(effective, settings.BROKER_BY_NAME.values(), as_json)
         return 0
     gc.disable()  # until the broker stands: what a start makes stays, and looking through it takes a tenth of the time
     from headrace.node import run
 
     return run(effective)
-
-
-def _print_config(effective: settings.BrokerSettings, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "setting": name,
-            "value": _plain(effective.values[name]),
-            "unit": setting.unit,
-            "source": effective.sources[name],
-            "meaning": setting.meaning,
-        }
-        for name, setting in settings.BROKER_BY_NAME.items()
-    ]
-    if as_json:
-        show_json(rows)
-    else:
-        shown = [
-            {**row, "value": str(row["value"]).lower() if isinstance(row["value"], bool) else row["value"]}
-            for row in rows
-        ]
-        show_table(shown, ("setting", "value", "unit", "source", "meaning"))
-
-
-def _plain(value: settings.Value) -> object:
-    if isinstance(value, settings.Secret):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value

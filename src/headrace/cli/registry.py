@@ -1,0 +1,59 @@
+"""`headrace registry`: settings from file, environment and flags, then the registry until it is stopped."""
+
+from __future__ import annotations
+
+import gc
+
+import click
+
+from headrace import settings
+from headrace.cli.options import pairs
+from headrace.cli.printed_settings import print_config
+from headrace.cluster.coordination import ETCD_SCHEME
+
+
+@click.command()
+@click.option("--config", "config_file", metavar="FILE", help="Settings as TOML.")
+@click.option("--etcd", metavar="HOST:PORT,...", help="The cluster's etcd nodes.  [coordination]")
+@click.option(
+    "--listen", multiple=True, metavar="[NAME=][tls://]HOST:PORT", help="Kafka listener; repeat.  [registry.listen]"
+)
+@click.option("--http", metavar="HOST:PORT|off", help="HTTP port.  [registry.http.listen]")
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeat.")
+@click.option("--print-config", "printing", is_flag=True, help="Print all settings with their source, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
+def registry(
+    config_file: str | None,
+    etcd: str | None,
+    listen: tuple[str, ...],
+    http: str | None,
+    assignments: tuple[str, ...],
+    printing: bool,
+    as_json: bool,
+) -> int:
+    """Run a registry: it tells clients where brokers, topics and groups are.
+
+    It keeps nothing; run as many as you like and name them all as bootstrap
+    servers. Settings come as those of `headrace serve` do, and may stand in the
+    same file; docs/REGISTRY.md says more.
+
+    \b
+    headrace registry --etcd 127.0.0.1:2379
+    headrace consume orders --bootstrap 127.0.0.1:9080
+    curl 127.0.0.1:8083/brokers
+    """
+    flags: dict[str, object] = dict(pairs(assignments, "--set"))
+    named = {
+        "coordination": None if etcd is None else ETCD_SCHEME + etcd.removeprefix(ETCD_SCHEME),
+        "registry.listen": listen,
+        "registry.http.listen": http,
+    }
+    flags.update((name, value) for name, value in named.items() if value)
+    effective = settings.load(config_file, flags=flags)
+    if printing:
+        print_config(effective, settings.REGISTRY_BY_NAME.values(), as_json)
+        return 0
+    gc.disable()  # until the registry stands: what a start makes stays
+    from headrace.registry.registry import run
+
+    return run(effective)

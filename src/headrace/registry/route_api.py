@@ -1,0 +1,207 @@
+"""The HTTP port of a registry: routes, placement and cluster-wide settings as JSON.
+
+    GET  /brokers                  who is there, and at which addresses
+    GET  /topics, /topics/{topic}  as at a broker, without what only a replica knows
+    GET  /ring                     the hash ring; with ?topic=T&partition=N&replicas=R where a partition falls on it
+    GET  /placement/topics         every partition and its replicas
+    GET  /placement/brokers        every broker and what it leads and follows
+    GET  /settings, /settings/{name}
+    PUT  /settings/{name}          the body is the value; ?revision=N only if that is its revision, 0 if it is new
+    DEL  /settings/{name}          ?revision=N as above
+    GET  /health, /ready, /metrics
+
+Everything that is read comes from the image in memory, and is encoded once for each image. /health says how long etcd
+has been silent; /ready does not turn on that: routes are wanted most when etcd is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from headrace.cluster import listing, ring, values
+from headrace.cluster.image import Broker, Endpoint, Image, StoredValue
+from headrace.cluster.placement import open_sites
+from headrace.cluster.values import Values
+from headrace.errors import InvalidRequest
+from headrace.http import health, metrics, topics
+from headrace.http.bodies import PARTITION_MAX
+from headrace.http.exchange import Exchange
+from headrace.http.message import Request, Response, json_response
+from headrace.http.routes import Route
+from headrace.metrics import Sample
+from headrace.registry.pulse import Pulse
+
+REVISION_MAX: Final = (1 << 63) - 1
+REPLICAS_MAX: Final = 1000
+
+
+class RouteApi:
+    """`image` is what clients are told, `values` carries changes of settings out."""
+
+    def __init__(self, cluster_id: str, image: Callable[[], Image], values: Values, pulse: Pulse) -> None:
+        self._cluster_id = cluster_id
+        self._image = image
+        self._values = values
+        self._pulse = pulse
+        self._kept: dict[str, Response] = {}
+        self._kept_of: Image | None = None
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("GET", "/", "http.index", self._index),
+            Route("GET", "/health", "http.health", self._health),
+            Route("GET", "/ready", "http.ready", health.ready),
+            Route("GET", "/metrics", "http.metrics", metrics.exposition),
+            Route("GET", "/brokers", "http.brokers", self._once_an_image(_brokers)),
+            Route("GET", "/topics", "http.topics", topics.list_topics),
+            Route("GET", "/topics/{topic}", "http.topic", topics.describe_topic),
+            Route("GET", "/ring", "http.ring", self._ring, ("topic", "partition", "replicas")),
+            Route("GET", "/placement/topics", "http.placement.topics", self._once_an_image(_by_topic)),
+            Route("GET", "/placement/brokers", "http.placement.brokers", self._once_an_image(_by_broker)),
+            Route("GET", "/settings", "http.settings", self._once_an_image(_settings)),
+            Route("GET", "/settings/{name}", "http.setting", self._setting),
+            Route("PUT", "/settings/{name}", "http.setting.put", self._put_setting, ("revision",)),
+            Route("DELETE", "/settings/{name}", "http.setting.delete", self._delete_setting, ("revision",)),
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        image = self._image()
+        yield Sample("headrace_image_revision", "gauge", "Revision of etcd that is told.", (), image.revision)
+        yield Sample("headrace_brokers", "gauge", "Brokers that are told of.", (), len(image.brokers))
+        silent = "Seconds since etcd answered."
+        yield Sample("headrace_etcd_silent_seconds", "gauge", silent, (), self._pulse.silent_seconds)
+
+    def _index(self, _exchange: Exchange) -> Response:
+        paths = [f"{route.method} {route.path}" for route in self.routes()]
+        return json_response({"registry_of": self._cluster_id, "paths": paths})
+
+    def _health(self, _exchange: Exchange) -> Response:
+        image, pulse = self._image(), self._pulse
+        return json_response(
+            {
+                "status": "alive",
+                "cluster": self._cluster_id,
+                "revision": image.revision,
+                "brokers": len(image.brokers),
+                "etcd": {
+                    "status": "silent" if pulse.silent else "heard",
+                    "silent_ms": int(pulse.silent_seconds * 1000),
+                    "trouble": pulse.trouble or None,
+                },
+            }
+        )
+
+    def _once_an_image(self, describe: Callable[[Image], dict[str, Any]]) -> Callable[[Exchange], Response]:
+        """Encoded when first asked for, and kept until the image is replaced."""
+
+        def answer(exchange: Exchange) -> Response:
+            image = self._image()
+            if image is not self._kept_of:
+                self._kept, self._kept_of = {}, image
+            path = exchange.request.path
+            if path not in self._kept:
+                self._kept[path] = json_response({"revision": image.revision, **describe(image)})
+            return self._kept[path]
+
+        return answer
+
+    def _ring(self, exchange: Exchange) -> Response:
+        request = exchange.request
+        if not request.query:
+            return self._once_an_image(_ring)(exchange)
+        if not {"topic", "partition"} <= set(request.query):
+            raise InvalidRequest("give topic and partition, and replicas if it is not 1")
+        topic, partition = request.query["topic"], request.integer("partition", 0, 0, PARTITION_MAX)
+        whole = ring.Ring(open_sites(self._image()))
+        return json_response(
+            {
+                "topic": topic,
+                "partition": partition,
+                "point": _shown_point(ring.point_of(topic, partition)),
+                "replicas": whole.replicas_of(topic, partition, request.integer("replicas", 1, 1, REPLICAS_MAX)),
+            }
+        )
+
+    # Settings.
+
+    def _setting(self, exchange: Exchange) -> Response:
+        name = exchange.request.parameters["name"]
+        return json_response(_shown_setting(name, values.find(self._image(), name)))
+
+    def _put_setting(self, exchange: Exchange) -> None:
+        name, expected = exchange.request.parameters["name"], _revision(exchange.request)
+        try:
+            text = exchange.request.body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the value of a setting is text in UTF-8: {error.reason}") from None
+
+        async def put() -> Response:
+            return json_response(_shown_setting(name, await self._values.put(name, text, expected)))
+
+        exchange.later(put())
+
+    def _delete_setting(self, exchange: Exchange) -> None:
+        name, expected = exchange.request.parameters["name"], _revision(exchange.request)
+
+        async def delete() -> Response:
+            await self._values.delete(name, expected)
+            return json_response({"name": name, "deleted": True})
+
+        exchange.later(delete())
+
+
+def _revision(request: Request) -> int | None:
+    return request.integer("revision", 0, 0, REVISION_MAX) if "revision" in request.query else None
+
+
+def _brokers(image: Image) -> dict[str, Any]:
+    controller = image.controller_id()
+    return {"controller": controller, "brokers": [_broker(image, image.brokers[n]) for n in sorted(image.brokers)]}
+
+
+def _broker(image: Image, broker: Broker) -> dict[str, Any]:
+    return {
+        "broker": broker.id,
+        "listeners": {name: _shown_end(end) for name, end in broker.listeners.items()},
+        "http": None if broker.http is None else _shown_end(broker.http),
+        "rack": broker.rack,
+        "state": broker.state,
+        "draining": broker.id in image.controls.draining,
+        "started_ms": broker.started_ms,
+    }
+
+
+def _shown_end(end: Endpoint) -> str:
+    return f"[{end.host}]:{end.port}" if ":" in end.host else f"{end.host}:{end.port}"
+
+
+def _by_topic(image: Image) -> dict[str, Any]:
+    return {"partitions": [asdict(row) for row in listing.by_topic(image)]}
+
+
+def _by_broker(image: Image) -> dict[str, Any]:
+    return {"brokers": [asdict(row) for row in listing.by_broker(image)]}
+
+
+def _ring(image: Image) -> dict[str, Any]:
+    """Points as text: JSON readers lose the last digits of numbers of 64 bits."""
+    whole = ring.Ring(open_sites(image))
+    return {
+        "points_a_broker": ring.POINTS,
+        "shares": {str(broker): round(share, 4) for broker, share in whole.shares().items()},
+        "points": [[_shown_point(mark), broker] for mark, broker in whole.marks()],
+    }
+
+
+def _shown_point(mark: int) -> str:
+    return f"{mark:016x}"
+
+
+def _settings(image: Image) -> dict[str, Any]:
+    return {"settings": [_shown_setting(name, image.values[name]) for name in sorted(image.values)]}
+
+
+def _shown_setting(name: str, found: StoredValue) -> dict[str, Any]:
+    return {"name": name, "value": found.text, "revision": found.revision}
