@@ -19,6 +19,8 @@ from headrace.client.consuming.assignors.participants import Participant, Rooms,
 from headrace.client.consuming.assignors.room_first import assign_room_first
 from headrace.errors import SettingError
 
+ROOM_FIRST: Final = "headrace-room-first"
+
 Assign = Callable[[Sequence[Participant], Rooms], Shares]
 
 
@@ -32,7 +34,7 @@ class Assignor:
 
 ASSIGNORS: Final = {
     "average": Assignor({"headrace-average": assign_average, RANGE: assign_range}),
-    "room-first": Assignor({"headrace-room-first": assign_room_first, RANGE: assign_range}),
+    "room-first": Assignor({ROOM_FIRST: assign_room_first, RANGE: assign_range}),
     "consistent-hash": Assignor({"headrace-consistent-hash": assign_by_ring, RANGE: assign_range}),
     "cooperative": Assignor({"cooperative-sticky": assign_sticky}, step_by_step=True),
 }

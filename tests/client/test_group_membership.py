@@ -1,0 +1,276 @@
+"""Members on the engine, several on one network, against a real broker: what each is given, gives up and saves."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from brokers import Broker
+from headrace.client import admin, groups
+from headrace.client.assignment import Place
+from headrace.client.cluster import Cluster
+from headrace.client.consuming.membership import Membership, State
+from headrace.client.consuming.progress import Offsets
+from headrace.client.engine.network import Network, shared
+from headrace.client.engine.threads import ThreadReactor
+from headrace.errors import Code, HeadraceError
+from proving import proves
+
+DEADLINE_S = 30.0
+MakeTopic = Callable[..., str]
+
+
+class Observer:
+    """One member, and all that it was told. It answers a revocation with `reached` of what goes."""
+
+    def __init__(self, network: Network, group: str, *topics: str, assignor: str = "average", **how: object) -> None:
+        self.events: list[tuple[str, frozenset[Place]]] = []
+        self.positions: Offsets = {}
+        self.reached: Offsets = {}
+        self.errors: list[HeadraceError] = []
+        self.membership = Membership(
+            network,
+            group,
+            topics,
+            assignor,
+            on_assigned=self._assigned,
+            on_revoked=self._revoked,
+            on_lost=lambda places: self.events.append(("lost", places)),
+            on_error=self.errors.append,
+            **{"session_timeout_ms": 6000, "beat_interval_ms": 100, "look_interval_ms": 200, **how},  # type: ignore[arg-type]
+        )
+        self.membership.start()
+
+    def _assigned(self, places: frozenset[Place], positions: Offsets) -> None:
+        self.events.append(("assigned", places))
+        self.positions.update(positions)
+
+    def _revoked(self, places: frozenset[Place]) -> Offsets:
+        self.events.append(("revoked", places))
+        return {place: offset for place, offset in self.reached.items() if place in places}
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(number for _, number in self.membership.held)
+
+    def told(self, event: str) -> set[int]:
+        return {number for kind, places in self.events if kind == event for _, number in places}
+
+
+Join = Callable[..., Observer]
+Wait = Callable[[Callable[[], bool]], None]
+
+
+@pytest.fixture
+def network(broker: Broker) -> Iterator[Network]:
+    made = shared(broker.bootstrap, client_id=f"members-{uuid.uuid4().hex[:6]}")
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def wait(network: Network) -> Wait:
+    def until(done: Callable[[], bool]) -> None:
+        reactor = network.reactor
+        assert isinstance(reactor, ThreadReactor)
+        assert reactor.wait(done, time.monotonic() + DEADLINE_S)
+
+    return until
+
+
+@pytest.fixture
+def join(network: Network, wait: Wait) -> Iterator[Join]:
+    """Members that do not outlive the test."""
+    joined: list[Observer] = []
+
+    def make(group: str, *topics: str, **how: object) -> Observer:
+        observer = Observer(network, group, *topics, **how)  # type: ignore[arg-type]
+        joined.append(observer)
+        return observer
+
+    yield make
+    left: list[HeadraceError | None] = []
+    for observer in joined:
+        observer.membership.leave(left.append)
+    wait(lambda: len(left) == len(joined))
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"
+
+
+def share(*observers: Observer) -> Callable[[], bool]:
+    """Whether all are in the same generation, settled, and have six partitions between them."""
+
+    def shared_out() -> bool:
+        members = [observer.membership for observer in observers]
+        settled = all(member.state is State.STABLE for member in members) and len({m.generation for m in members}) == 1
+        return settled and sorted(n for observer in observers for n in observer.numbers) == list(range(6))
+
+    return shared_out
+
+
+@proves("R9")
+@pytest.mark.parametrize("assignor", ["average", "room-first", "consistent-hash", "cooperative"])
+def test_members_of_one_process_join_and_leave(
+    topic: MakeTopic, join: Join, wait: Wait, group: str, assignor: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target, assignor=assignor)
+    wait(share(first))
+    second = join(group, target, assignor=assignor)
+    wait(share(first, second))
+    assert first.numbers
+    assert second.numbers
+    if assignor == "cooperative":
+        assert first.told("revoked") == set(second.numbers)
+    left: list[HeadraceError | None] = []
+    first.membership.leave(left.append)
+    wait(lambda: bool(left) and share(second)())
+    assert left == [None]
+
+
+@proves("R8")
+@pytest.mark.parametrize("assignor", ["average", "cooperative"])
+def test_progress_is_saved_when_partitions_go_and_found_by_who_gets_them(
+    topic: MakeTopic, join: Join, wait: Wait, group: str, assignor: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target, assignor=assignor)
+    wait(share(first))
+    assert first.positions == {}
+    first.reached = {(target, number): 100 + number for number in range(6)}
+    second = join(group, target, assignor=assignor)
+    wait(share(first, second))
+    assert second.positions == {(target, number): 100 + number for number in second.numbers}
+    first.reached = {(target, number): 200 + number for number in range(6)}
+    kept = first.numbers
+    left: list[HeadraceError | None] = []
+    first.membership.leave(left.append)
+    wait(lambda: bool(left) and share(second)())
+    assert {second.positions[target, number] for number in kept} == {200 + number for number in kept}
+
+
+def test_what_the_application_works_on_is_not_given_up_before_it_comes_back(
+    topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target)
+    wait(share(first))
+    first.membership.away()
+    second = join(group, target)
+    wait(lambda: first.membership._rejoining)
+    assert second.membership.state is State.JOINING
+    assert len(first.numbers) == 6
+    first.reached = {(target, number): 7 for number in range(6)}
+    first.membership.touch()
+    wait(share(first, second))
+    assert set(second.positions.values()) == {7}
+
+
+def test_one_who_stays_away_too_long_leaves_and_joins_again_when_back(
+    topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target, rebalance_timeout_ms=1000)
+    second = join(group, target)
+    wait(share(first, second))
+    first.membership.away()
+    wait(share(second))
+    assert first.told("lost")
+    assert first.membership.state is State.OUT
+    first.membership.touch()
+    wait(share(first, second))
+
+
+@proves("R9")
+@pytest.mark.parametrize("assignor", ["average", "cooperative"])
+def test_partitions_that_a_topic_gains_are_shared_out(
+    cluster: Cluster, topic: MakeTopic, join: Join, wait: Wait, group: str, assignor: str
+) -> None:
+    target = topic(partitions=2)
+    members = [join(group, target, assignor=assignor) for _ in range(3)]
+    wait(lambda: sum(len(member.numbers) for member in members) == 2)
+    admin.create_partitions(cluster, target, 6)
+    wait(share(*members))
+    assert all(len(member.numbers) == 2 for member in members)
+
+
+def test_a_topic_that_comes_later_is_read_when_it_is_there(
+    cluster: Cluster, join: Join, wait: Wait, group: str
+) -> None:
+    target = f"later-{uuid.uuid4().hex[:8]}"
+    member = join(group, target)
+    wait(lambda: member.membership.state is State.STABLE)
+    admin.create_topic(cluster, target, partitions=6)
+    wait(share(member))
+
+
+def test_members_with_different_assignors_agree_on_range(topic: MakeTopic, join: Join, wait: Wait, group: str) -> None:
+    target = topic(partitions=6)
+    members = [join(group, target, assignor=name) for name in ("average", "room-first", "consistent-hash")]
+    wait(share(*members))
+    assert {member.membership.protocol for member in members} == {"range"}
+
+
+def test_cooperative_beside_eager_is_refused_with_what_to_do(
+    topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target)
+    wait(share(first))
+    second = join(group, target, assignor="cooperative")
+    wait(lambda: bool(second.errors))
+    assert second.errors[0].kafka_code == Code.INCONSISTENT_GROUP_PROTOCOL
+    assert second.membership.state is State.ENDED
+
+
+def test_a_static_member_returns_to_what_it_had_and_nobody_else_notices(
+    topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    target = topic(partitions=6)
+    staying = join(group, target, instance_id="staying", session_timeout_ms=20_000)
+    returning = join(group, target, instance_id="returning", session_timeout_ms=20_000)
+    wait(share(staying, returning))
+    had, told = returning.numbers, len(staying.events)
+    left: list[HeadraceError | None] = []
+    returning.membership.leave(left.append)
+    wait(lambda: bool(left))
+    returned = join(group, target, instance_id="returning", session_timeout_ms=20_000)
+    wait(lambda: returned.numbers == had)
+    assert len(staying.events) == told
+
+
+def test_the_second_owner_of_an_instance_fences_the_first(topic: MakeTopic, join: Join, wait: Wait, group: str) -> None:
+    target = topic(partitions=6)
+    first = join(group, target, instance_id="only")
+    wait(share(first))
+    second = join(group, target, instance_id="only")
+    wait(share(second))
+    wait(lambda: bool(first.errors))
+    assert first.errors[0].kafka_code == Code.FENCED_INSTANCE_ID
+    assert first.told("lost") == set(range(6))
+
+
+def test_commits_in_a_rebalance_are_done_after_it_and_those_of_others_partitions_not_at_all(
+    cluster: Cluster, topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target, assignor="cooperative")
+    wait(share(first))
+    second = join(group, target, assignor="cooperative")
+    wait(lambda: first.membership.state is State.JOINING)
+    done: list[HeadraceError | None] = []
+    first.membership.commit({(target, number): 5 for number in range(6)}, done.append)
+    wait(lambda: bool(done) and share(first, second)())
+    assert done == [None]
+    saved = groups.fetch_offsets(cluster, group)
+    assert {(target, number) for number in first.numbers} <= saved.keys()
+    second.membership.commit({(target, number): 9 for number in range(6)}, done.append)
+    wait(lambda: len(done) == 2)
+    after = groups.fetch_offsets(cluster, group)
+    assert {number for (_, number), offset in after.items() if offset == 9} == set(second.numbers)
