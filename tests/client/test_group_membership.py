@@ -12,7 +12,7 @@ from brokers import Broker
 from headrace.client import admin, groups
 from headrace.client.assignment import Place
 from headrace.client.cluster import Cluster
-from headrace.client.consuming.membership import Membership, State
+from headrace.client.consuming.membership import Membership, NotHeld, State
 from headrace.client.consuming.progress import Offsets
 from headrace.client.engine.network import Network, shared
 from headrace.client.engine.threads import ThreadReactor
@@ -268,9 +268,10 @@ def test_commits_in_a_rebalance_are_done_after_it_and_those_of_others_partitions
     first.membership.commit({(target, number): 5 for number in range(6)}, done.append)
     wait(lambda: bool(done) and share(first, second)())
     assert done == [None]
-    saved = groups.fetch_offsets(cluster, group)
-    assert {(target, number) for number in first.numbers} <= saved.keys()
+    assert groups.fetch_offsets(cluster, group) == {(target, number): 5 for number in range(6)}
     second.membership.commit({(target, number): 9 for number in range(6)}, done.append)
     wait(lambda: len(done) == 2)
     after = groups.fetch_offsets(cluster, group)
     assert {number for (_, number), offset in after.items() if offset == 9} == set(second.numbers)
+    assert isinstance(done[1], NotHeld)
+    assert all(f"{target}-{number}" in str(done[1]) for number in first.numbers)

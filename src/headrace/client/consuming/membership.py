@@ -59,6 +59,17 @@ Lost = Callable[[frozenset[Place]], None]
 log = logging.getLogger(__name__)
 
 
+class NotHeld(HeadraceError):
+    """Progress of partitions that the group has not given to this member, or not any more."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(places))
+        super().__init__(
+            f"progress of {names} was not saved: the group has not given it to this member, or to another since; "
+            "whoever has it goes on from what was last saved"
+        )
+
+
 class State(Enum):
     OUT = "out"
     JOINING = "joining"
@@ -142,17 +153,19 @@ class Membership:
             self._away_since = self._reactor.now()
 
     def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
-        """Save progress of partitions that are held; that of others has been saved, or is no longer this member's to
-        save. During a rebalance it waits for its end.
+        """Save progress of partitions that are held; of any other the answer is NotHeld. In a rebalance it waits for
+        the end of that.
         """
         with self._reactor.lock:
             mine = {place: offset for place, offset in offsets.items() if place in self.held}
+            gone = offsets.keys() - mine.keys()
+            refusal = (self._failure or NotHeld(gone)) if gone else None
             if not mine:
-                self._reactor.call_soon(lambda: on_done(self._failure))
+                self._reactor.call_soon(lambda: on_done(refusal))
             elif self.state is not State.STABLE:
-                self._parked.append((mine, on_done))
+                self._parked.append((dict(offsets), on_done))
             else:
-                self._commit(mine, on_done)
+                self._commit(mine, lambda error: on_done(error or refusal))
 
     def leave(self, on_done: Saved) -> None:
         """Give everything up, save its progress, and let the others have it now."""
