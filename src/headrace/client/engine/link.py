@@ -118,9 +118,9 @@ class Link:
         return self._state is _State.OPEN
 
     @property
-    def is_failing(self) -> bool:
-        """The last try to open it, or the connection that it had, has failed."""
-        return self._failures > 0
+    def is_idle(self) -> bool:
+        """Not connected, and nobody waits for it."""
+        return self._state is _State.IDLE and not self._waiting
 
     @property
     def in_flight(self) -> int:

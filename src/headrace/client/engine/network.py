@@ -62,6 +62,7 @@ class Network:
         self._coordinators = Coordinators(self)
         self._avoided: dict[Address, float] = {}
         self._marked: dict[int, float] = {}
+        self._lagging: dict[Address, float] = {}
         self._users = 1
         self._key: _Key | None = None
         self._closed = False
@@ -82,6 +83,7 @@ class Network:
         if link is None:
             if self._closed:
                 raise EngineClosed("the client is closed; make a new one")
+            self._prune()
             link = self._links[lane, address] = Link(
                 self.reactor,
                 address,
@@ -91,6 +93,12 @@ class Network:
                 on_failed=self._failed,
             )
         return link
+
+    def _prune(self) -> None:
+        """Let go of what was never opened again at addresses that the cluster has left."""
+        kept = {*self._bootstrap, *(broker.address for broker in self.routes.image.brokers.values())}
+        for key in [key for key, link in self._links.items() if key[1] not in kept and link.is_idle]:
+            del self._links[key]
 
     def close_lane(self, lane: str) -> None:
         """Close the lane's connections to all brokers; for a consumer or member that goes."""
@@ -108,7 +116,7 @@ class Network:
     def ask_elsewhere(self) -> None:
         """The broker asked last by `ask_any` may lag behind: begin with another one next time."""
         if self._control is not None:
-            self._avoided[self._control] = self.reactor.now() + AVOID_S
+            self._lagging[self._control] = self.reactor.now() + AVOID_S
             self._control = None
 
     def ask_coordinator(
@@ -169,10 +177,12 @@ class Network:
         known = [broker.address for broker in self.routes.image.brokers.values()]
         opened = {address for (_, address), link in self._links.items() if link.is_open}
         first = [] if self._control is None else [self._control]
-        others = sorted(
-            dict.fromkeys((*known, *self._bootstrap)),
-            key=lambda address: (self._avoided.get(address, 0.0) > now, address not in opened, address not in known),
-        )
+
+        def demerits(address: Address) -> tuple[bool, bool, bool]:
+            avoided = max(self._avoided.get(address, 0.0), self._lagging.get(address, 0.0)) > now
+            return avoided, address not in opened, address not in known
+
+        others = sorted((*known, *self._bootstrap), key=demerits)
         return list(dict.fromkeys((*first, *others)))
 
 

@@ -155,8 +155,9 @@ class ThreadReactor:
 
     def wake(self) -> None:
         """From any thread: whoever drives looks again at what everyone waits for."""
-        if not self._closed:
-            os.eventfd_write(self._bell, 1)
+        with self.lock:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
 
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Drive one turn if nobody else does; what is ready to be written is written in any case. True if it drove."""
@@ -204,7 +205,7 @@ class ThreadReactor:
                     try:
                         self._tell_all()
                     finally:
-                        lock.acquire()
+                        self._retake()
                     continue
                 if monotonic() >= deadline:
                     return False
@@ -228,16 +229,15 @@ class ThreadReactor:
             for waiter in self._standing_by:
                 waiter.call()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and not self._owned():
             thread.join()
         with self.lock:
             self._dispose()
 
     def _dispose(self) -> None:
         """The last one out closes the descriptors: none may be polled while it is closed."""
-        in_use = self._driver is not None or (self._thread is not None and self._thread.is_alive())
-        leaving = self._thread is threading.current_thread()
-        if self._closed and not self._epoll.closed and (leaving or not in_use) and self._driver is None:
+        behind = self._thread is not None and self._thread.is_alive() and self._thread is not threading.current_thread()
+        if self._closed and not self._epoll.closed and not behind and self._driver is None:
             self._epoll.close()
             os.close(self._bell)
             os.close(self._rear_bell)
@@ -282,11 +282,12 @@ class ThreadReactor:
                 try:
                     events = self._epoll.poll(min(sleep_s, SLEEP_MAX_S))
                 finally:
-                    self.lock.acquire()
-                    self._asleep_until = -math.inf
+                    self._retake()
+                self._asleep_until = -math.inf
             self._work(events)
         finally:
             self._driver = None
+            self._asleep_until = -math.inf
 
     def _stand_by(self, done: Callable[[], bool], deadline: float) -> None:
         waiter = _StandBy(done)
@@ -295,8 +296,25 @@ class ThreadReactor:
         try:
             waiter.gate.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX))
         finally:
-            self.lock.acquire()
+            self._standing_by_no_more(waiter)
+
+    def _standing_by_no_more(self, waiter: _StandBy) -> None:
+        try:
+            self._retake()
+        finally:
             self._standing_by.remove(waiter)
+
+    def _retake(self) -> None:
+        """Take the lock again, come what may: Ctrl-C is passed on when it is held."""
+        interruption: BaseException | None = None
+        while True:
+            try:
+                self.lock.acquire()
+                break
+            except BaseException as raised:  # noqa: BLE001 - a signal handler may raise anything
+                interruption = raised
+        if interruption is not None:
+            raise interruption
 
     def _hand_over(self) -> None:
         self._left_at = monotonic()

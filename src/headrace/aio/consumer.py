@@ -1,0 +1,263 @@
+"""The consumer for asyncio: the same heart as the one for threads, driven by the running loop.
+
+    async with Consumer("orders", group="billing") as consumer:
+        async for record in consumer:
+            print(record.offset, record.value)
+
+Make it where its loop runs, and use it from one task at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from headrace.aio.reactor import AsyncioReactor
+from headrace.client.assignment import Place
+from headrace.client.consuming.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S
+from headrace.client.consuming.listing import Listing
+from headrace.client.consuming.options import ConsumerOptions, chosen
+from headrace.client.consuming.reading import Reading
+from headrace.client.engine.errors import EngineClosed
+from headrace.client.engine.network import shared
+from headrace.client.offsets import EARLIEST, LATEST
+from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.records.received import ReceivedRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Consumer:
+    """As `headrace.Consumer`, with `await`."""
+
+    def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
+        self._options = chosen(topics, options)
+        self._closed = False
+        self._yielded_at = 0.0
+        self._waiting: asyncio.Future[None] | None = None
+        self._reactor = AsyncioReactor.of_running_loop()
+        self._network = shared(
+            self._options.bootstrap,
+            client_id=self._options.client_id,
+            tls=self._options.tls,
+            reactor=self._reactor,
+        )
+        try:
+            self._reading = Reading(self._network, self._options, self._wake)
+            self._reading.start()
+        except BaseException:
+            self._network.release()
+            raise
+        self._hand = self._reading.hand
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(handed_out=kind is None)
+
+    def __aiter__(self) -> AsyncIterator[ReceivedRecord]:
+        return self.records()
+
+    async def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
+        """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
+        found: list[ReceivedRecord] = []
+
+        def take() -> bool:
+            self._hand.take(found, max_records)
+            return bool(found)
+
+        await self._wait_to(take, timeout_ms)
+        return found
+
+    async def records(self, timeout_ms: int | None = None) -> AsyncIterator[ReceivedRecord]:
+        """Record after record; ends when none came for `timeout_ms`, else never."""
+        while await self._wait_to(lambda: self._hand.take_chunk(CHUNK_RECORDS), timeout_ms):
+            for record in self._hand.unread:
+                yield record
+
+    async def batches(
+        self,
+        columns: Iterable[str] = COLUMNS,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        timeout_ms: int | None = None,
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`."""
+        wanted = tuple(columns)
+        self._hand.forget_decoders()
+        found: list[pa.RecordBatch] = []
+
+        def take() -> bool:
+            rows = self._hand.take_rows(wanted, batch_rows)
+            if rows is not None:
+                found.append(rows)
+            return bool(found)
+
+        while await self._wait_to(take, timeout_ms):
+            yield found.pop()
+
+    # Positions
+
+    @property
+    def assignment(self) -> list[Place]:
+        """Topic and partition of all that is read now."""
+        return self._reading.assignment
+
+    async def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that will be handed out."""
+        place = await self._assigned(topic, partition)
+        await self._wait_until(lambda: self._reading.position(place) >= 0, f"the first offset of {topic}-{partition}")
+        return self._reading.position(place)
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at an offset."""
+        self._reading.seek(await self._assigned(topic, partition), offset)
+
+    async def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
+        """Go on at the first record that is not before a time; at the end where there is none."""
+        self._reading.seek_moment(await self._chosen(places), timestamp_ms)
+
+    async def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
+        self._reading.seek_moment(await self._chosen(places), EARLIEST)
+
+    async def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
+        self._reading.seek_moment(await self._chosen(places), LATEST)
+
+    async def pause(self, places: Iterable[Place] | None = None) -> None:
+        """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
+        self._reading.pause(await self._chosen(places))
+
+    async def resume(self, places: Iterable[Place] | None = None) -> None:
+        self._reading.resume(await self._chosen(places))
+
+    async def lag(self) -> dict[Place, int]:
+        """How many offsets there are between what was handed out and the end of each partition now."""
+        ends: dict[Place, int | HeadraceError] = {}
+        wanted = await self._chosen(None)
+
+        def found(place: Place, end: int | HeadraceError) -> None:
+            ends[place] = end
+            self._wake()
+
+        Listing(self._network, dict.fromkeys(wanted, LATEST), found, found)
+        await self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+        lags: dict[Place, int] = {}
+        for place in wanted:
+            end = ends[place]
+            if isinstance(end, HeadraceError):
+                raise end
+            lags[place] = max(0, end - await self.position(*place))
+        return lags
+
+    # Progress
+
+    async def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+        """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
+        self._check_open()
+        wanted = self._reading.handed_out() if offsets is None else dict(offsets)
+        await self._settled(lambda done: self._reading.save(wanted, done), "the progress to be saved")
+
+    async def close(self) -> None:
+        """Save what was handed out, leave the group, and let the connections go."""
+        await self._close(handed_out=True)
+
+    async def _close(self, *, handed_out: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._settled(
+                lambda done: self._reading.close(handed_out=handed_out, on_done=done),
+                "the progress to be saved and the group to be left",
+            )
+        finally:
+            self._network.release()
+
+    # Waiting
+
+    async def _settled(self, begin: Callable[[Callable[[HeadraceError | None], None]], None], what: str) -> None:
+        results: list[HeadraceError | None] = []
+
+        def done(error: HeadraceError | None) -> None:
+            results.append(error)
+            self._wake()
+
+        begin(done)
+        await self._wait_until(lambda: bool(results), what)
+        if results[0] is not None:
+            raise results[0]
+
+    async def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
+        """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
+        self._check_open()
+        reading, reactor = self._reading, self._reactor
+        reading.begin()
+        try:
+            if take():
+                now = reactor.now()
+                # Others on the loop, the fetches among them, have their turn even while there is always something here.
+                if now - self._yielded_at >= TURN_S:
+                    self._yielded_at = now
+                    await asyncio.sleep(0)
+                return True
+            deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
+            while True:
+                came = await self._woken(lambda: reading.ready, deadline)
+                self._yielded_at = reactor.now()
+                self._check_open()
+                if take():
+                    return True
+                reading.raise_failure()
+                if not came:
+                    return False
+        finally:
+            reading.end()
+
+    async def _wait_until(self, done: Callable[[], bool], what: str) -> None:
+        timeout_ms = self._options.timeout_ms
+        if not await self._woken(done, self._reactor.now() + timeout_ms / 1000):
+            raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
+
+    async def _woken(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not done():
+                    self._waiting = asyncio.get_running_loop().create_future()
+                    await self._waiting
+            return True
+        except TimeoutError:
+            return done()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _assigned(self, topic: str, partition: int) -> Place:
+        """A place that is assigned, or will be within the timeout."""
+        place = topic, partition
+        self._check_open()
+        if place not in self._reading.assigned:
+            await self._wait_until(
+                lambda: place in self._reading.assigned or self._reading.error is not None,
+                f"{topic}-{partition} to be assigned to this consumer",
+            )
+            self._reading.raise_error()
+        return place
+
+    async def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
+        if places is not None:
+            return [await self._assigned(*place) for place in places]
+        self._check_open()
+        await self._wait_until(lambda: bool(self._reading.assigned) or self._reading.error is not None, "an assignment")
+        self._reading.raise_error()
+        return self._reading.assignment
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("this consumer is closed; make a new one")

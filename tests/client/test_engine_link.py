@@ -1,0 +1,378 @@
+"""One link, driven by callers, by the background thread, by asyncio and by uvloop: all of it must look the same."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers import Broker, free_port
+from certificates import self_signed
+from client.conftest import MakeTopic
+from client.engine_drivers import KINDS, Driver
+from client.engine_peer import Peer
+from headrace.client.cluster import parse_address
+from headrace.client.engine import link as links
+from headrace.client.engine.errors import EngineClosed, NeverSent
+from headrace.client.engine.link import Link
+from headrace.client.produce import Outgoing, encode_parts
+from headrace.client.refusal import BrokerUnreachable
+from headrace.errors import HeadraceError, ProtocolError, Unsupported
+from headrace.ports.disk import Buffer
+from headrace.ports.network import Address
+from headrace.records import kernel
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+from proving import proves
+
+NOTHING = Message(topics=[])
+Heard = list[Message | HeadraceError]
+
+
+@pytest.fixture(params=KINDS)
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    made = Driver(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[Driver]:
+    made = Driver("threads")
+    yield made
+    made.close()
+
+
+def open_link(driver: Driver, address: Address, **how: object) -> Link:
+    return Link(driver.reactor, address, client_id="test", **how)  # type: ignore[arg-type]
+
+
+def ask(link: Link, timeout_s: float = 20.0) -> Heard:
+    heard: Heard = []
+    link.ask(apis.METADATA, NOTHING, heard.append, timeout_s=timeout_s)
+    assert heard == []
+    return heard
+
+
+def produce_body(name: str, batch: Buffer, acks: int = -1) -> Callable[[int], list[Buffer]]:
+    # Later versions name topics by id only; the tests that send this agree on an earlier one with their peer.
+    return lambda version: encode_parts(version, [Outgoing(name, 0, batch)], {name: bytes(16)}, acks=acks, timeout_ms=9)
+
+
+@proves("G4")
+def test_requests_wait_for_the_connection_and_are_answered_in_their_order(driver: Driver, broker: Broker) -> None:
+    link = open_link(driver, parse_address(broker.bootstrap))
+    with pytest.raises(Unsupported, match="not open"):
+        link.version(apis.METADATA)
+    heard: list[tuple[int, str]] = []
+    for nth in range(300):
+        key = (apis.METADATA, apis.LIST_GROUPS, apis.DESCRIBE_CLUSTER)[nth % 3]
+        link.ask(key, NOTHING, lambda answer, nth=nth: heard.append((nth, type(answer).__name__)), timeout_s=20)  # type: ignore[misc]
+    driver.until(lambda: len(heard) == 300)
+    kinds = ("MetadataResponse", "ListGroupsResponse", "DescribeClusterResponse")
+    assert heard == [(nth, kinds[nth % 3]) for nth in range(300)]
+    assert link.is_open
+    assert link.version(apis.FETCH) >= 4
+    link.close(EngineClosed("enough"))
+    assert not link.is_open
+
+
+@proves("G4")
+def test_a_large_batch_goes_there_and_back(driver: Driver, broker: Broker, topic: MakeTopic) -> None:
+    name = topic(max_message_bytes=20 << 20)
+    batch = kernel.build([(1, None, bytes(range(256)) * (9 << 12), [])])
+    link = open_link(driver, parse_address(broker.bootstrap))
+    known = ask_topic(driver, link, name)
+
+    def body(version: int) -> list[Buffer]:
+        return encode_parts(version, [Outgoing(name, 0, batch)], {name: known}, acks=-1, timeout_ms=9000)
+
+    heard: Heard = []
+    link.ask(apis.PRODUCE, body, heard.append, timeout_s=30)
+    driver.until(lambda: heard)
+    assert isinstance(heard[0], Message)
+    assert heard[0].responses[0].partition_responses[0].error_code == 0
+    partition = Message(partition=0, fetch_offset=0, partition_max_bytes=32 << 20, current_leader_epoch=-1)
+    asked = Message(topic=name, topic_id=known, partitions=[partition])
+    request = Message(
+        replica_id=-1, max_wait_ms=9000, min_bytes=1, max_bytes=32 << 20, session_epoch=-1, topics=[asked]
+    )
+    link.ask(apis.FETCH, request, heard.append, timeout_s=30)
+    driver.until(lambda: len(heard) == 2)
+    assert isinstance(heard[1], Message)
+    records = heard[1].responses[0].partitions[0].records
+    assert bytes(records[61:]) == bytes(batch[61:])
+    link.close(EngineClosed("enough"))
+
+
+def ask_topic(driver: Driver, link: Link, name: str) -> bytes:
+    heard: Heard = []
+    link.ask(apis.METADATA, Message(topics=[Message(name=name)]), heard.append, timeout_s=20)
+    driver.until(lambda: heard)
+    assert isinstance(heard[0], Message)
+    topic_id: bytes = heard[0].topics[0].topic_id
+    return topic_id
+
+
+def test_a_refused_connection_says_so_and_that_nothing_was_sent(driver: Driver) -> None:
+    link = open_link(driver, Address("127.0.0.1", free_port()))
+    heard = ask(link)
+    driver.until(lambda: heard)
+    assert isinstance(heard[0], NeverSent)
+    assert "no broker answers at 127.0.0.1:" in str(heard[0])
+    assert "make serve" in str(heard[0])
+
+
+def test_a_name_is_looked_up_and_one_that_has_no_address_is_told(driver: Driver, broker: Broker) -> None:
+    by_name = open_link(driver, Address("localhost", broker.host_port[1]))
+    heard = ask(by_name)
+    driver.until(lambda: heard)
+    assert isinstance(heard[0], Message)
+    by_name.close(EngineClosed("enough"))
+    nowhere = ask(open_link(driver, Address("no-such-host.invalid", 9092)))
+    driver.until(lambda: nowhere)
+    assert isinstance(nowhere[0], NeverSent)
+    assert "no-such-host.invalid:9092: the name cannot be looked up" in str(nowhere[0])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack(">i", -1),
+        struct.pack(">i", 2),
+        struct.pack(">i", 0x7FFFFFFF),
+        struct.pack(">iihi", 10, 77, 0, 0),
+        struct.pack(">ii", 1 << 20, 1) + bytes(1 << 20),
+    ],
+)
+def test_a_peer_that_is_no_broker_is_told_as_such(threads: Driver, answer: bytes) -> None:
+    with Peer(greeting=answer) as peer:
+        heard = ask(open_link(threads, peer.address))
+        threads.until(lambda: heard)
+    assert isinstance(heard[0], ProtocolError)
+    assert str(heard[0]) == f"{peer.address} does not answer as a Kafka broker"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (struct.pack(">i", 0x7FFFFFFF), "announced an answer of 2147483647 bytes: is it a Kafka port"),
+        (struct.pack(">iib", 5, 999, 0), "answered request 999, not 1"),
+        (struct.pack(">iib", 5, 1, 0), "sent an answer that is broken: metadata v13 response"),
+        (struct.pack(">iib", 1 << 20, 1, 0) + bytes(1 << 20), "sent an answer that is broken: metadata v13"),
+    ],
+)
+def test_a_broken_answer_is_told_with_its_place_and_ends_the_connection(
+    driver: Driver, answer: bytes, expected: str
+) -> None:
+    with Peer(lambda key, request: answer) as peer:
+        link = open_link(driver, peer.address)
+        first, second = ask(link), ask(link)
+        driver.until(lambda: first and second)
+        assert isinstance(first[0], ProtocolError)
+        assert f"{peer.address} {expected}" in str(first[0])
+        assert isinstance(second[0], ProtocolError)
+        assert not link.is_open
+
+
+def test_a_connection_that_is_cut_fails_what_is_in_flight_and_opens_again_for_the_next(driver: Driver) -> None:
+    answers: list[Message | bytes | None] = [b"", Message(brokers=[], topics=[])]
+    with Peer(lambda key, request: answers.pop(0)) as peer:
+        link = open_link(driver, peer.address)
+        lost = ask(link)
+        driver.until(lambda: lost)
+        assert type(lost[0]) is BrokerUnreachable
+        assert "closed the connection" in str(lost[0])
+        heard = ask(link)
+        driver.until(lambda: heard)
+        assert isinstance(heard[0], Message)
+        assert link.opened_count == 2
+        link.close(EngineClosed("enough"))
+
+
+def test_a_connection_that_is_cut_while_idle_is_no_error_to_anyone(driver: Driver) -> None:
+    with Peer(lambda key, request: Message(brokers=[], topics=[])) as peer:
+        failures: list[HeadraceError] = []
+        link = open_link(driver, peer.address, on_failed=lambda link, error: failures.append(error))
+        first = ask(link)
+        driver.until(lambda: first)
+        peer.drop()
+        driver.until(lambda: not link.is_open)
+        again = ask(link)
+        driver.until(lambda: again)
+        assert isinstance(again[0], Message)
+        assert failures == []
+        link.close(EngineClosed("enough"))
+
+
+def test_a_request_that_is_not_answered_in_time_takes_the_connection_with_it(driver: Driver) -> None:
+    with Peer() as peer:
+        link = open_link(driver, peer.address)
+        first, second = ask(link, timeout_s=0.1), ask(link, timeout_s=30)
+        driver.until(lambda: first and second)
+        assert f"no answer to Metadata from {peer.address} within 0.1 s" in str(first[0])
+        assert type(second[0]) is BrokerUnreachable
+        assert not link.is_open
+
+
+def test_a_peer_that_accepts_and_says_nothing_is_given_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SETUP_TIMEOUT_S", 0.2)
+    with Peer(greeting=None) as peer:
+        heard = ask(open_link(driver, peer.address))
+        driver.until(lambda: heard)
+        assert isinstance(heard[0], NeverSent)
+        assert f"no answer as a Kafka broker from {peer.address} within 0.2 s" in str(heard[0])
+
+
+def test_one_that_waits_too_long_for_the_connection_hears_so_alone(driver: Driver) -> None:
+    with Peer(greeting=None) as peer:
+        link = open_link(driver, peer.address)
+        short, long = ask(link, timeout_s=0.05), ask(link, timeout_s=30)
+        driver.until(lambda: short)
+        assert isinstance(short[0], NeverSent)
+        assert "Metadata could not be sent to" in str(short[0])
+        assert long == []
+        link.close(EngineClosed("that is enough"))
+        assert isinstance(long[0], EngineClosed)
+
+
+def test_a_peer_that_stops_reading_holds_back_what_has_not_begun(driver: Driver) -> None:
+    """What the kernel has begun to send may have arrived; what waits behind it certainly has not."""
+    with Peer(reads=False) as peer:
+        link = open_link(driver, peer.address)
+        batch = kernel.build([(1, None, bytes(24 << 20), [])])
+        begun: Heard = []
+        oneway: Heard = []
+        link.ask(apis.PRODUCE, produce_body("t", batch), begun.append, timeout_s=0.5)
+        driver.until(lambda: link.is_open)
+        driver.reached(lambda: link._writes_blocked, 10)
+        link.ask(apis.PRODUCE, produce_body("t", batch, acks=0), oneway.append, timeout_s=30, answered=False)
+        waits = ask(link, timeout_s=30)
+        driver.until(lambda: begun and oneway and waits)
+        assert type(begun[0]) is BrokerUnreachable
+        assert isinstance(oneway[0], NeverSent)
+        assert isinstance(waits[0], NeverSent)
+
+
+def test_a_request_without_an_answer_is_done_when_the_kernel_has_it(driver: Driver) -> None:
+    with Peer() as peer:
+        link = open_link(driver, peer.address)
+        heard: Heard = []
+        batch = kernel.build([(1, None, b"x", [])])
+        link.ask(apis.PRODUCE, produce_body("t", batch, acks=0), heard.append, timeout_s=20, answered=False)
+        driver.until(lambda: heard)
+        assert heard == [Message()]
+        assert link.in_flight == 0
+        link.close(EngineClosed("enough"))
+
+
+def test_what_cannot_be_encoded_fails_alone(driver: Driver, broker: Broker) -> None:
+    link = open_link(driver, parse_address(broker.bootstrap))
+    wrong: Heard = []
+    link.ask(apis.METADATA, Message(topics=[Message(name=3)]), wrong.append, timeout_s=20)
+    right = ask(link)
+    driver.until(lambda: wrong and right)
+    assert isinstance(wrong[0], ProtocolError)
+    assert isinstance(right[0], Message)
+    link.close(EngineClosed("enough"))
+
+
+def test_a_callback_that_raises_stops_nobody_else(
+    driver: Driver, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = open_link(driver, parse_address(broker.bootstrap))
+
+    def faulty(answer: object) -> None:
+        raise RuntimeError("by mistake")
+
+    link.ask(apis.METADATA, NOTHING, faulty, timeout_s=20)
+    heard = ask(link)
+    driver.until(lambda: heard)
+    assert isinstance(heard[0], Message)
+    assert "by mistake" in caplog.text
+    link.close(EngineClosed("enough"))
+
+
+def test_a_link_that_has_ended_takes_nothing_more(driver: Driver) -> None:
+    link = open_link(driver, Address("127.0.0.1", free_port()))
+    link.end(EngineClosed("it is over"))
+    heard = ask(link)
+    driver.until(lambda: heard)
+    assert str(heard[0]) == "it is over"
+
+
+def test_requests_without_a_connection_are_bounded(threads: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "WAITING_MAX", 10)
+    with Peer(greeting=None) as peer:
+        link = open_link(threads, peer.address)
+        heard = [ask(link) for _ in range(11)]
+        threads.until(lambda: heard[10])
+        assert "10 requests wait for" in str(heard[10][0])
+        assert not any(heard[:10])
+        link.end(EngineClosed("enough"))
+
+
+@proves("R16")
+def test_a_failing_connection_is_tried_after_growing_pauses(driver: Driver) -> None:
+    """However eagerly it is asked: after 20, 40, 80 ms and so on."""
+    with Peer(greeting=b"") as peer:
+        link = open_link(driver, peer.address)
+        outcomes: Heard = []
+
+        def again(answer: Message | HeadraceError) -> None:
+            outcomes.append(answer)
+            if len(outcomes) < 6:
+                link.ask(apis.METADATA, NOTHING, again, timeout_s=20)
+
+        link.ask(apis.METADATA, NOTHING, again, timeout_s=20)
+        driver.until(lambda: len(outcomes) == 6)
+        assert all(isinstance(outcome, BrokerUnreachable) for outcome in outcomes)
+        gaps = [later - earlier for earlier, later in zip(peer.accepted_at, peer.accepted_at[1:], strict=False)]
+        assert len(gaps) == 5
+        assert all(gap >= least / 1000 - 0.005 for gap, least in zip(gaps, (20, 40, 80, 160, 320), strict=True))
+
+
+@proves("R16")
+def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker], tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    broker = fresh_broker(
+        listen=("tls://127.0.0.1:0",),
+        settings={"tls.certificate": certificate.certificate_path, "tls.key": certificate.key_path},
+    )
+    address = parse_address(broker.bootstrap)
+    trusting = ssl.create_default_context(cafile=str(certificate.certificate_path))
+    for kind in KINDS:
+        driver = Driver(kind)
+        link = open_link(driver, address, tls=trusting)
+        assert send_many(driver, link, f"sealed-{kind}", 20) == list(range(20))
+        link.close(EngineClosed("enough"))
+        strange = ask(open_link(driver, address, tls=ssl.create_default_context()))
+        driver.until(lambda: strange)  # noqa: B023
+        assert isinstance(strange[0], NeverSent)
+        assert f"no TLS with {address}" in str(strange[0])
+        driver.close()
+
+
+def send_many(driver: Driver, link: Link, name: str, count: int) -> list[int]:
+    """Batches of half a megabyte, all at once; the offsets that they got."""
+    heard: Heard = []
+    request = Message(topics=[Message(name=name)], allow_auto_topic_creation=True)
+    link.ask(apis.METADATA, request, heard.append, timeout_s=20)
+    driver.until(lambda: heard)
+    assert isinstance(heard[0], Message)
+    ids = {name: heard[0].topics[0].topic_id}
+    batch = kernel.build([(1, None, bytes(500_000), [])])
+    produced: Heard = []
+
+    def body(version: int) -> list[Buffer]:
+        return encode_parts(version, [Outgoing(name, 0, batch)], ids, acks=-1, timeout_ms=9000)
+
+    for _ in range(count):
+        link.ask(apis.PRODUCE, body, produced.append, timeout_s=30)
+    driver.until(lambda: len(produced) == count)
+    answers = [answer for answer in produced if isinstance(answer, Message)]
+    return [answer.responses[0].partition_responses[0].base_offset for answer in answers]
