@@ -9,6 +9,7 @@ A registry has no data folder; the one named here only gives the name of the fil
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -45,3 +46,8 @@ class Registry(Broker):
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             return {"status": error.code, **json.load(error)}
+
+
+def begin(registry: Registry) -> subprocess.Popen[str]:
+    """One that is not expected to become ready; what it says is to be read."""
+    return subprocess.Popen(registry.command(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -27,7 +27,7 @@ REGISTRY_SETTINGS: Final[tuple[Setting, ...]] = (
         "registry.start.ms",
         "int",
         30_000,
-        "how long a registry that starts waits for the first broker to have made the cluster",
+        "how long a registry that starts waits for etcd and for the first broker",
         "ms",
         0,
     ),

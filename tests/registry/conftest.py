@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from brokers import wait_for
+from brokers import free_port, wait_for
 from clusters import BrokerCluster
-from registries import Registry
+from registries import Registry, begin
 
 LEASE_MS = 2000
 SETTINGS = {
@@ -22,7 +23,19 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="package")
-def started_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+def without_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A registry whose etcd is not there. It takes its time to say so: other tests run meanwhile."""
+    folder = tmp_path_factory.mktemp("without-etcd")
+    process = begin(Registry(folder / "registry", f"etcd://127.0.0.1:{free_port()}", registry_start_ms=0))
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="package")
+def started_cluster(
+    tmp_path_factory: pytest.TempPathFactory, without_etcd: subprocess.Popen[str]
+) -> Iterator[BrokerCluster]:
     with BrokerCluster(tmp_path_factory.mktemp("registry"), brokers=2, etcd=1, settings=SETTINGS) as cluster:
         yield cluster
 

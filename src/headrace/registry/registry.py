@@ -27,7 +27,7 @@ from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.values import Values
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import pause
-from headrace.errors import OperatorError, SettingError
+from headrace.errors import CoordinationError, OperatorError, SettingError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from as group_limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
@@ -58,7 +58,7 @@ from headrace.wire import api
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 1.0
 IDLE_CHECK_SECONDS: Final = 1.0
 NO_FOLDER: Final = ""
 
@@ -109,14 +109,21 @@ class Registry:
         return f"registry-{socket.gethostname().replace('/', '-')}-{port or secrets.token_hex(4)}"
 
     async def _find_cluster(self) -> str:
-        """A registry makes no cluster: it waits for the first broker to."""
-        wanted: str = self._settings["cluster.id"]
+        """A registry makes no cluster: it waits for etcd, and for the first broker."""
+        wanted, where = self._settings["cluster.id"], self._settings["coordination"]
         give_up = self._clock.now() + self._settings["registry.start.ms"] / 1000
-        while (found := await self._coordination.get(keys.CLUSTER_ID)) is None:
-            where = self._settings["coordination"]
+        lacking: CoordinationError | OperatorError
+        while True:
+            try:
+                found = await self._coordination.get(keys.CLUSTER_ID)
+                if found is not None:
+                    break
+                lacking = OperatorError(f"there is no cluster in {where}: start a broker with that coordination first")
+            except CoordinationError as error:
+                lacking = error
             if self._clock.now() >= give_up:
-                raise OperatorError(f"there is no cluster in {where}: start a broker with that coordination first")
-            log.info("no broker has started a cluster in %s yet; waiting for one", where)
+                raise lacking
+            log.warning("waiting: %s", lacking)
             await pause(self._clock, LOOK_SECONDS)
         cluster_id = str(keys.decode(found.key, found.value))
         if wanted and wanted != cluster_id:
