@@ -13,10 +13,13 @@ from types import ModuleType
 import pytest
 
 import headrace.records.arrow
+import headrace.records.building
 import headrace.records.decoding
 import headrace.records.encoding
 import headrace.records.kernel
 import headrace.records.key_hashing
+import headrace.records.received
+import headrace.records.routing
 
 ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 150
@@ -122,4 +125,25 @@ def arrow(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture(scope="session", params=["compiled", "uncompiled"])
 def key_hashing(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
     installed = headrace.records.key_hashing
+    return as_c(installed, built) if request.param == "compiled" else as_python(installed)
+
+
+@pytest.fixture(scope="session", params=["compiled", "uncompiled"])
+def building(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
+    installed = headrace.records.building
+    return as_c(installed, built) if request.param == "compiled" else as_python(installed)
+
+
+@pytest.fixture(scope="session")
+def routing(building: ModuleType, built: Callable[[], Path]) -> ModuleType:
+    """The router over the same form of batches."""
+    installed = headrace.records.routing
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, building.__name__.replace("uncompiled_", ""), building)
+        return as_c(installed, built) if building.compiled else as_python(installed)
+
+
+@pytest.fixture(scope="session", params=["compiled", "uncompiled"])
+def received(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
+    installed = headrace.records.received
     return as_c(installed, built) if request.param == "compiled" else as_python(installed)

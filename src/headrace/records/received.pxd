@@ -53,7 +53,7 @@ cdef class RecordSet:
     cdef readonly int partition
     cdef readonly long long next_offset, end_offset
     cdef readonly bint finished, check_crc
-    cdef object view
+    cdef object view, failed
     cdef const unsigned char[::1] records, payload
     cdef Py_ssize_t records_end, batch_end, pos, end
     cdef bint append_time

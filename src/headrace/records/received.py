@@ -222,6 +222,7 @@ class RecordSet:
         self.end_offset = end_offset
         self.check_crc = check_crc
         self.finished = False
+        self.failed: HeadraceError | None = None
         self.batch_end = 0
         self.nth = 0
         self.record_count = 0
@@ -229,6 +230,8 @@ class RecordSet:
 
     def take(self, into: list[Any], max_records: int) -> int:
         """Append up to `max_records` records to `into`, and tell how many they were."""
+        if self.failed is not None:
+            raise self.failed
         before = len(into)
         try:
             while len(into) - before < max_records:
@@ -237,7 +240,8 @@ class RecordSet:
                     break
                 self.fill(into, max_records - (len(into) - before))
         except HeadraceError as error:
-            raise self.placed(error) from None
+            self.failed = self.placed(error)
+            raise self.failed from None
         return len(into) - before
 
     def placed(self, error: HeadraceError) -> HeadraceError:
@@ -274,6 +278,7 @@ class RecordSet:
                 check(self.view, start)
                 raise InvalidRecord(f"batch counts {count} records, but its last offset delta is {self.last_delta}")
             if self.base_offset >= self.end_offset:
+                self.next_offset = max(self.next_offset, self.end_offset)
                 return False
             attributes = number(data, start + ATTRIBUTES_AT, 2)
             self.after_batch = self.base_offset + self.last_delta + 1
@@ -357,7 +362,6 @@ class RecordSet:
             self.nth += 1
         if self.nth == self.record_count:
             if self.pos != self.end:
-                self.nth -= 1
                 raise InvalidRecord(
                     f"{self.end - self.pos} bytes follow the last record of the batch at offset {self.base_offset}"
                 )
