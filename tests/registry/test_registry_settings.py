@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
-from brokers import wait_for
+import pytest
+
+from brokers import free_port, wait_for
+from headrace.cli.main import main
 from proving import proves
 from registries import Registry
 
@@ -56,3 +60,30 @@ def test_no_change_is_lost_among_writers_at_several_registries(registries: list[
     for writer in writers:
         writer.join(60)
     assert registries[0].ask("/settings/counter")["value"] == str(WRITERS * STEPS)
+
+
+@proves("R1")
+def test_settings_from_the_command_line(registries: list[Registry], capsys: pytest.CaptureFixture[str]) -> None:
+    addresses = f"127.0.0.1:{free_port()},{registries[0].addresses['http']}"
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["config", "cluster", *arguments, "--registry", addresses])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    code, out, _ = run("set", "shop.open", "9 to 5", "--revision", "0")
+    revision = out.split()[-1]
+    assert (code, out) == (0, f"set shop.open, revision {revision}\n")
+    assert run("get", "shop.open")[:2] == (0, "9 to 5\n")
+    assert f"shop.open  9 to 5  {revision.rjust(8)}" in " ".join(run("list")[1].split("\n"))
+    found = json.loads(run("get", "shop.open", "--json")[1])
+    assert found == {"name": "shop.open", "value": "9 to 5", "revision": int(revision)}
+    code, _, err = run("set", "shop.open", "never", "--revision", "1")
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"has revision {revision}, and the change was made for revision 1" in err
+    assert run("delete", "shop.open", "--revision", revision)[:2] == (0, "deleted shop.open\n")
+    assert run("get", "shop.open")[0] == 1
+    code, _, err = run("get", "no/name")
+    assert (code, "is no name of a setting" in err) == (1, True)
+    assert main(["config", "cluster", "list", "--registry", f"127.0.0.1:{free_port()},nowhere:x"]) == 1
+    assert "no registry answers" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`headrace config`: settings of topics and brokers, with where each value comes from."""
+"""`headrace config`: settings of topics and brokers, with where each value comes from; and those of users."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 import click
 
+from headrace.cli import kept_settings
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
 from headrace.client import admin
@@ -19,7 +20,10 @@ def _resource(command: click.decorators.FC) -> click.decorators.FC:
 
 @click.group()
 def config() -> None:
-    """Show and change settings of topics and brokers."""
+    """Show and change settings of topics and brokers, and names and values of your own."""
+
+
+config.add_command(kept_settings.cluster)
 
 
 @config.command()

@@ -27,7 +27,7 @@ COMMANDS = {
     "produce": ("headrace.cli.produce", "Send lines of standard input, or of a file, to a topic."),
     "consume": ("headrace.cli.consume", "Print the records of a topic."),
     "group": ("headrace.cli.group", "List, describe, reset and delete consumer groups."),
-    "config": ("headrace.cli.config", "Show and change settings of topics and brokers."),
+    "config": ("headrace.cli.config", "Show and change settings of topics, brokers and the cluster."),
     "cluster": ("headrace.cli.cluster", "Describe a cluster; run one on this machine."),
     "broker": ("headrace.cli.broker", "List, describe and drain brokers."),
     "partition": ("headrace.cli.partition", "List and move partitions, elect leaders."),

@@ -3,3 +3,5 @@
 from typing import Final
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+DEFAULT_REGISTRIES: Final = "127.0.0.1:8083"
+"""HTTP ports."""
