@@ -1,0 +1,286 @@
+"""The consumer for threads: `poll`, `records`, `batches`, with the next fetches always under way.
+
+    with Consumer("orders", group="billing") as consumer:
+        for record in consumer.records():
+            print(record.offset, record.value)
+
+Use one consumer from one thread at a time. Groups are kept up in the background while the caller works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, Unpack
+
+from headrace.client.assignment import Place
+from headrace.client.consuming.listing import Listing
+from headrace.client.consuming.options import ConsumerOptions, chosen
+from headrace.client.consuming.reading import Reading
+from headrace.client.engine.errors import EngineClosed
+from headrace.client.engine.network import shared
+from headrace.client.engine.threads import ThreadReactor
+from headrace.client.offsets import EARLIEST, LATEST
+from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.records.received import ReceivedRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_RECORDS: Final = 500
+BATCH_ROWS: Final = 10_000
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+IDLE_S: Final = 3600.0
+TURN_S: Final = 0.0005
+"""While records are there, the network is looked after no more often than this."""
+
+
+class Consumer:
+    """Reads topics, alone or as a member of a group. The options are those of `ConsumerOptions`.
+
+    Errors that pass are waited out: a broker that is restarted, a leader that moves, a topic that grows. What a call
+    raises needs somebody to do something, and says what. A partition that cannot be read on (a damaged batch, a decoder
+    that fails) does not hold up the others: the error is raised when there is nothing else to give, until a `seek`.
+    """
+
+    def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
+        self._options = chosen(topics, options)
+        self._closed = False
+        self._turned_at = 0.0
+        self._network = shared(self._options.bootstrap, client_id=self._options.client_id, tls=self._options.tls)
+        reactor = self._network.reactor
+        assert isinstance(reactor, ThreadReactor)
+        self._reactor = reactor
+        try:
+            with reactor.lock:
+                self._reading = Reading(self._network, self._options, lambda: None)
+                self._reading.start()
+        except BaseException:
+            self._network.release()
+            raise
+        self._hand = self._reading.hand
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(handed_out=kind is None)
+
+    def __iter__(self) -> Iterator[ReceivedRecord]:
+        return self.records()
+
+    def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
+        """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
+        found: list[ReceivedRecord] = []
+
+        def take() -> bool:
+            self._hand.take(found, max_records)
+            return bool(found)
+
+        self._wait_to(take, timeout_ms)
+        return found
+
+    def records(self, timeout_ms: int | None = None) -> Iterator[ReceivedRecord]:
+        """Record after record; ends when none came for `timeout_ms`, else never."""
+        while self._wait_to(lambda: self._hand.take_chunk(CHUNK_RECORDS), timeout_ms):
+            yield from self._hand.unread
+
+    def batches(
+        self,
+        columns: Iterable[str] = COLUMNS,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        timeout_ms: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`.
+
+        Columns are those of `headrace.records.arrow.TYPES`. Values are not decoded and priorities not heeded.
+        """
+        wanted = tuple(columns)
+        with self._reactor.lock:
+            self._hand.forget_decoders()
+        while (rows := self._next_rows(wanted, batch_rows, timeout_ms)) is not None:
+            yield rows
+
+    # Positions
+
+    @property
+    def assignment(self) -> list[Place]:
+        """Topic and partition of all that is read now."""
+        with self._reactor.lock:
+            return self._reading.assignment
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that will be handed out."""
+        place = self._assigned(topic, partition)
+        self._wait_until(lambda: self._reading.position(place) >= 0, f"the first offset of {topic}-{partition}")
+        with self._reactor.lock:
+            return self._reading.position(place)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at an offset."""
+        place = self._assigned(topic, partition)
+        with self._reactor.lock:
+            self._reading.seek(place, offset)
+        self._look_after()
+
+    def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
+        """Go on at the first record that is not before a time; at the end where there is none."""
+        self._seek_moment(timestamp_ms, places)
+
+    def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
+        self._seek_moment(EARLIEST, places)
+
+    def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
+        self._seek_moment(LATEST, places)
+
+    def pause(self, places: Iterable[Place] | None = None) -> None:
+        """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
+        wanted = self._chosen(places)
+        with self._reactor.lock:
+            self._reading.pause(wanted)
+
+    def resume(self, places: Iterable[Place] | None = None) -> None:
+        wanted = self._chosen(places)
+        with self._reactor.lock:
+            self._reading.resume(wanted)
+        self._look_after()
+
+    def lag(self) -> dict[Place, int]:
+        """How many offsets there are between what was handed out and the end of each partition now."""
+        ends: dict[Place, int | HeadraceError] = {}
+        wanted = self._chosen(None)
+        with self._reactor.lock:
+            Listing(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
+        self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+        found: dict[Place, int] = {}
+        for place in wanted:
+            end = ends[place]
+            if isinstance(end, HeadraceError):
+                raise end
+            found[place] = max(0, end - self.position(*place))
+        return found
+
+    # Progress
+
+    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+        """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
+        results: list[HeadraceError | None] = []
+        with self._reactor.lock:
+            self._check_open()
+            wanted = self._reading.handed_out() if offsets is None else dict(offsets)
+            self._reading.save(wanted, results.append)
+        self._wait_until(lambda: bool(results), "the progress to be saved")
+        if results[0] is not None:
+            raise results[0]
+
+    def close(self) -> None:
+        """Save what was handed out, leave the group, and let the connections go."""
+        self._close(handed_out=True)
+
+    def _close(self, *, handed_out: bool) -> None:
+        if self._closed:
+            return
+        results: list[HeadraceError | None] = []
+        try:
+            with self._reactor.lock:
+                self._closed = True
+                self._reading.close(handed_out=handed_out, on_done=results.append)
+            self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
+        finally:
+            self._network.release()
+        if results[0] is not None:
+            raise results[0]
+
+    # Waiting
+
+    def _next_rows(self, columns: tuple[str, ...], batch_rows: int, timeout_ms: int | None) -> pa.RecordBatch | None:
+        found: list[pa.RecordBatch] = []
+
+        def take() -> bool:
+            rows = self._hand.take_rows(columns, batch_rows)
+            if rows is not None:
+                found.append(rows)
+            return bool(found)
+
+        return found[0] if self._wait_to(take, timeout_ms) else None
+
+    def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
+        """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
+        reactor, reading = self._reactor, self._reading
+        with reactor.lock:
+            self._check_open()
+            reading.begin()
+            if take():
+                reading.end()
+                taken = True
+            else:
+                taken = False
+        if taken:
+            self._look_after()
+            return True
+        try:
+            return self._wait_for(take, timeout_ms)
+        finally:
+            with reactor.lock:
+                reading.end()
+
+    def _wait_for(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
+        reactor, reading = self._reactor, self._reading
+        deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
+        while True:
+            until = reactor.now() + IDLE_S if deadline is None else deadline
+            came = reactor.wait(lambda: reading.ready, until)
+            with reactor.lock:
+                self._check_open()
+                if take():
+                    return True
+                reading.raise_failure()
+            if not came and deadline is not None:
+                return False
+
+    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
+        timeout_ms = self._options.timeout_ms
+        if not self._reactor.wait(done, self._reactor.now() + timeout_ms / 1000):
+            raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
+
+    def _look_after(self) -> None:
+        now = self._reactor.now()
+        if now - self._turned_at >= TURN_S:
+            self._turned_at = now
+            self._reactor.turn()
+
+    def _assigned(self, topic: str, partition: int) -> Place:
+        """A place that is assigned, or will be within the timeout."""
+        place = topic, partition
+        with self._reactor.lock:
+            self._check_open()
+            here = place in self._reading.assigned
+        if not here:
+            ready = lambda: place in self._reading.assigned or self._reading.error is not None  # noqa: E731
+            self._wait_until(ready, f"{topic}-{partition} to be assigned to this consumer")
+            with self._reactor.lock:
+                self._reading.raise_error()
+        return place
+
+    def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
+        if places is not None:
+            return [self._assigned(*place) for place in places]
+        with self._reactor.lock:
+            self._check_open()
+        self._wait_until(lambda: bool(self._reading.assigned) or self._reading.error is not None, "an assignment")
+        with self._reactor.lock:
+            self._reading.raise_error()
+            return self._reading.assignment
+
+    def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
+        wanted = self._chosen(places)
+        with self._reactor.lock:
+            self._reading.seek_moment(wanted, moment)
+        self._look_after()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("this consumer is closed; make a new one")

@@ -1,0 +1,233 @@
+"""Handing out what was fetched: as records, one by one or in lists, or as Arrow batches.
+
+Handing out is by calls: what one call gave is done with when the next one begins. A record set that is handed out in
+part waits open; when the way of handing out changes, or its partition pauses, the rest goes back to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from operator import length_hint
+from typing import TYPE_CHECKING, Final
+
+from headrace.client.assignment import Place
+from headrace.client.consuming.feed import Feed, RawSet
+from headrace.client.consuming.fetching import Fetcher
+from headrace.client.consuming.options import Options
+from headrace.client.consuming.priority import PriorityOrder
+from headrace.client.consuming.progress import Offsets
+from headrace.errors import HeadraceError, InvalidRecord
+from headrace.records.received import ReceivedRecord, RecordSet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.records.arrow import Decoder
+
+_NOTHING: Final[list[ReceivedRecord]] = []
+
+
+class HandOut:
+    def __init__(self, fetcher: Fetcher, options: Options) -> None:
+        self._fetcher = fetcher
+        self._check_crc = options.check_crc
+        self._decode = options.decoder
+        self.unread: Iterator[ReceivedRecord] = iter(_NOTHING)
+        """Of the last chunk, what was not yielded yet."""
+        self._chunk: list[ReceivedRecord] = _NOTHING
+        self._raw: RawSet | None = None
+        self._cursor: RecordSet | None = None
+        self._rows: Iterator[pa.RecordBatch] | None = None
+        self._decoders: dict[Place, Decoder] = {}
+        self._order = PriorityOrder(options.priority_header) if options.priority_header else None
+        self._moved: list[Feed] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call would give something now."""
+        return (
+            self._raw is not None
+            or self._fetcher.ready
+            or length_hint(self.unread) > 0
+            or (self._order is not None and self._order.count > 0)
+        )
+
+    def finish_last(self) -> None:
+        """What earlier calls gave is done with."""
+        if not self._moved:
+            return
+        first = self.first_unread()
+        for feed in self._moved:
+            feed.done = min(feed.position, first.get(feed.place, feed.position))
+        self._moved = [feed for feed in self._moved if feed.place in first]
+
+    def take(self, into: list[ReceivedRecord], most: int) -> None:
+        """Append records that are there now, up to `most` in all."""
+        if self._chunk:
+            self._take_unread(into, most)
+        if self._order is not None:
+            self._take_in_order(into, most - len(into))
+            return
+        while len(into) < most:
+            cursor = self._cursor or self._open()
+            if cursor is None:
+                return
+            assert self._raw is not None
+            raw, feed, before = self._raw, self._raw.feed, len(into)
+            self._moved.append(feed)
+            try:
+                cursor.take(into, most - before)
+                if self._decode is not None:
+                    self._decode_values(feed, into, before)
+            except HeadraceError as error:
+                feed.position = into[-1].offset + 1 if len(into) > before else feed.position
+                self._shut()
+                self._fetcher.fail(feed, error)
+                continue
+            if cursor.finished:
+                feed.position = raw.next_offset
+                self._shut()
+            else:
+                feed.position = cursor.next_offset
+
+    def take_chunk(self, most: int) -> bool:
+        """As many records into `unread`, to be yielded one by one; whatever call comes next gives out what is left."""
+        chunk: list[ReceivedRecord] = []
+        self.take(chunk, most)
+        self._chunk, self.unread = chunk, iter(chunk)
+        return bool(chunk)
+
+    def take_rows(self, columns: tuple[str, ...], batch_rows: int) -> pa.RecordBatch | None:
+        """The next Arrow batch of what is there now."""
+        if self._cursor is not None:
+            self._put_back()
+        while True:
+            if self._rows is None:
+                raw = self._raw = self._fetcher.take()
+                if raw is None:
+                    return None
+                decoder = self._decoder(raw.feed.place, columns, batch_rows)
+                self._rows = decoder.decode(raw.records, raw.first_offset, raw.next_offset, checked=not self._check_crc)
+            assert self._raw is not None
+            feed = self._raw.feed
+            try:
+                rows = next(self._rows, None)
+            except HeadraceError as error:
+                self._shut()
+                self._fetcher.fail(feed, error)
+                return None
+            self._moved.append(feed)
+            if rows is None:
+                feed.position = self._raw.next_offset
+                self._shut()
+            else:
+                if "offset" in columns:
+                    feed.position = rows["offset"][-1].as_py() + 1
+                return rows
+
+    def _open(self) -> RecordSet | None:
+        if self._rows is not None:
+            self._put_back()
+        raw = self._raw = self._fetcher.take()
+        if raw is None:
+            return None
+        self._cursor = self._cursor_of(raw)
+        return self._cursor
+
+    def _cursor_of(self, raw: RawSet) -> RecordSet:
+        topic, partition = raw.feed.place
+        return RecordSet(raw.records, topic, partition, raw.first_offset, raw.next_offset, self._check_crc)
+
+    def _decoder(self, place: Place, columns: tuple[str, ...], batch_rows: int) -> Decoder:
+        from headrace.records.arrow import Decoder
+
+        decoder = self._decoders.get(place)
+        if decoder is None:
+            decoder = self._decoders[place] = Decoder(*place, columns, batch_rows=batch_rows)
+        return decoder
+
+    def forget_decoders(self) -> None:
+        """The columns wanted may be others from now on."""
+        if self._rows is not None:
+            self._put_back()
+        self._decoders.clear()
+
+    def _take_in_order(self, into: list[ReceivedRecord], most: int) -> None:
+        order = self._order
+        assert order is not None
+        while order.has_room and (raw := self._fetcher.take(hold=True)) is not None:
+            records: list[ReceivedRecord] = []
+            cursor = self._cursor_of(raw)
+            try:
+                while not cursor.finished:
+                    cursor.take(records, 1 << 30)
+                if self._decode is not None:
+                    self._decode_values(raw.feed, records, 0)
+            except HeadraceError as error:
+                end = records[-1].offset + 1 if records else raw.first_offset
+                order.put(replace(raw, next_offset=end), records)
+                self._fetcher.stop(raw.feed, error)
+            else:
+                order.put(raw, records)
+        self._moved += order.take(into, most)
+        self._fetcher.free(order.freed_bytes)
+        order.freed_bytes = 0
+
+    def _decode_values(self, feed: Feed, records: list[ReceivedRecord], first: int) -> None:
+        """Values from `first` on through the decoder; the record that it fails at and those after it go."""
+        decode = self._decode
+        assert decode is not None
+        for nth in range(first, len(records)):
+            record = records[nth]
+            try:
+                record.value = decode(record.value)
+            except Exception as error:
+                del records[nth:]
+                raise InvalidRecord(
+                    f"{feed} at offset {record.offset}: the decoder failed with {type(error).__name__}: {error}; "
+                    "mend it, or seek past the record"
+                ) from error
+
+    def _take_unread(self, into: list[ReceivedRecord], most: int) -> None:
+        rest = list(self.unread)
+        taken = rest[: most - len(into)]
+        into += taken
+        feeds = self._fetcher.feeds
+        self._moved += {feed for record in taken if (feed := feeds.get((record.topic, record.partition))) is not None}
+        self._chunk = rest[len(taken) :]
+        self.unread = iter(self._chunk)
+
+    def first_unread(self) -> Offsets:
+        """By partition, the lowest offset of the chunk that was not yielded yet."""
+        first: Offsets = {}
+        left = length_hint(self.unread)
+        for record in self._chunk[len(self._chunk) - left :] if left else ():
+            place = record.topic, record.partition
+            first[place] = min(first.get(place, record.offset), record.offset)
+        return first
+
+    def _put_back(self) -> None:
+        """What is open and was not handed out yet waits as a record set again."""
+        raw = self._raw
+        self._shut()
+        if raw is not None and raw.counts and raw.feed.position < raw.next_offset:
+            self._fetcher.put_back(replace(raw, first_offset=max(raw.first_offset, raw.feed.position)))
+
+    def _shut(self) -> None:
+        self._raw = self._cursor = self._rows = None
+
+    def put_back_paused(self) -> None:
+        if self._raw is not None and self._raw.feed.paused:
+            self._put_back()
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """After a seek or a revoke: what is open or unread of these is not handed out any more."""
+        gone = set(places)
+        if self._raw is not None and not self._raw.counts:
+            self._shut()
+        rest = [record for record in self.unread if (record.topic, record.partition) not in gone]
+        self._chunk, self.unread = rest, iter(rest)
+        self._moved = [feed for feed in self._moved if feed.place not in gone]
+        for place in gone - self._fetcher.feeds.keys():
+            self._decoders.pop(place, None)
