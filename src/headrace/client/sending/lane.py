@@ -29,6 +29,7 @@ from enum import Enum, auto
 from typing import Final
 
 from headrace.client.sending.outcomes import Outcome
+from headrace.errors import HeadraceError
 
 REMEMBERED_BATCHES: Final = 5
 SEQUENCES: Final = 1 << 31
@@ -67,6 +68,8 @@ class Parcel:
     told: bool = False
     """Its fate was told before an attempt at it ended."""
     sent_at: float = 0.0
+    reason: HeadraceError | None = None
+    """What went wrong last; the sender's."""
 
     @property
     def stamped(self) -> bool:

@@ -1,0 +1,155 @@
+"""Where records are taken in: one desk, with its router and its tracks, for each acks, and for ordered records.
+
+The router (`records.routing`) puts a record into the open batch of its partition and comes here only when it cannot:
+an unknown topic, a batch that is full, a queue that is full.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from headrace.client.cluster import UnknownTopic
+from headrace.client.sending.errors import QueueFull
+from headrace.client.sending.identity import Identities
+from headrace.client.sending.options import check_acks
+from headrace.client.sending.spread import next_partition
+from headrace.client.sending.track import Track
+from headrace.client.topology import Topic
+from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.records.building import Delivery, OpenBatch, SentBatch
+from headrace.records.routing import Lane, Lanes, Router
+
+if TYPE_CHECKING:
+    from headrace.client.sending.sender import Sender
+
+FIND_WITHIN_S: Final = 60.0
+ENLARGED_WITHIN_S: Final = 1.0
+
+
+class NoRoom(Exception):
+    """The queue is full, and this is no place to wait."""
+
+    def __init__(self, needed_bytes: int) -> None:
+        super().__init__()
+        self.needed_bytes = needed_bytes
+
+
+class Desk:
+    """`may_wait` is False while its owner holds the lock: what would wait raises NoRoom then."""
+
+    def __init__(self, sender: Sender, acks: int, ordered: bool) -> None:
+        self.sender = sender
+        self.options = sender.options
+        self.acks = acks
+        self.ordered = ordered
+        self.numbered = self.options.numbered(acks)
+        options = self.options
+        self.router_here = Router(
+            self, sender.reactor.lock, sender.quota, acks, options.max_record_bytes, options.encoder
+        )
+        self.may_wait = True
+        self.identities = Identities(sender.network, options.request_timeout_ms / 1000, self._named)
+        self._topic_ids: dict[str, bytes] = {}
+
+    def _named(self) -> None:
+        """A producer id has come, or it is time to ask again."""
+        for topic in self.router_here.topics:
+            for track in self.tracks(topic):
+                if track.lane.wants_identity and track.lane.waiting:
+                    self.sender.make_ready(track)
+
+    def tracks(self, topic: str) -> list[Track]:
+        lanes = self.router_here.topics.get(topic)
+        return [] if lanes is None else lanes.lanes
+
+    def router(self, acks: int) -> Router:
+        check_acks(acks)
+        return self.sender.desk(acks, self.ordered).router_here
+
+    def find(self, topic: str, partition: int) -> None:
+        """Wait until the topic is known, and has the partition."""
+        sender = self.sender
+        heard: list[Topic | HeadraceError] = []
+        with sender.reactor.lock:
+            if topic not in self.router_here.topics:
+                sender.network.routes.want(topic, create=True, on_known=heard.append)
+            else:
+                sender.network.routes.stale(topic)
+        if topic not in self.router_here.topics:
+            within_s = min(FIND_WITHIN_S, self.options.delivery_timeout_ms / 1000)
+            if not sender.driver.until(lambda: bool(heard), sender.reactor.now() + within_s):
+                raise RequestTimedOut(
+                    f"nothing was heard of topic {topic!r} within {within_s:g} s: are brokers running?"
+                )
+            if isinstance(heard[0], HeadraceError):
+                raise heard[0]
+            with sender.reactor.lock:
+                self.learn(heard[0])
+        if partition >= len(self.tracks(topic)):
+            deadline = sender.reactor.now() + ENLARGED_WITHIN_S
+            if not sender.driver.until(lambda: partition < len(self.tracks(topic)), deadline):
+                raise UnknownTopic(topic, partition, len(self.tracks(topic)))
+
+    def learn(self, topic: Topic) -> None:
+        """The topic as it is now: tracks for partitions that are new, none for those that are gone."""
+        count = len(topic.partitions)
+        lanes = self.router_here.topics.get(topic.name)
+        if lanes is None:
+            lanes = Lanes(topic.name, [Track(self, topic.name, index) for index in range(count)])
+            self._topic_ids[topic.name] = topic.topic_id
+            self.spread(lanes, random.randrange(count))
+            self.router_here.topics[topic.name] = lanes
+            return
+        for index in range(len(lanes.lanes), count):
+            lanes.lanes.append(Track(self, topic.name, index))
+        if self._topic_ids[topic.name] != topic.topic_id:
+            self._topic_ids[topic.name] = topic.topic_id
+            for track in lanes.lanes:
+                track.lane.doubt()
+            del lanes.lanes[count:]
+            self.spread(lanes, 0)
+
+    def spread(self, lanes: Lanes, current: int) -> None:
+        """Let records without a key go to the next good partition."""
+        routes = self.sender.network.routes
+        leaders = [routes.leader(lanes.topic, index) for index in range(len(lanes.lanes))]
+        lanes.sticky = lanes.lanes[next_partition(current, leaders, self.sender.avoided())]
+
+    def next_batch(self, lane: Lane, batch: OpenBatch | None) -> None:
+        assert isinstance(lane, Track)
+        sender = self.sender
+        with sender.reactor.lock:
+            if lane.batch is not batch:
+                return
+            if batch is None:
+                sender.open(lane)
+                return
+            sender.seal(lane)
+            sender.make_ready(lane)
+        sender.driver.turn()
+
+    def when_full(self, topic: str, needed_bytes: int) -> Delivery | None:
+        """None when there is room again; otherwise the delivery of a record that was dropped."""
+        sender, policy_ms = self.sender, self.options.when_full
+        if not self.may_wait:
+            raise NoRoom(needed_bytes)
+        if policy_ms != 0:
+            with sender.reactor.lock:
+                sender.hurry()
+            deadline = math.inf if policy_ms < 0 else sender.reactor.now() + policy_ms / 1000
+            if sender.driver.until(lambda: sender.has_room(needed_bytes), deadline):
+                return None
+        quota = sender.quota
+        sender.count.dropped += 1
+        waited = f" for {policy_ms:g} ms" if policy_ms > 0 else ""
+        sent = SentBatch(topic, -1, sender)
+        sent.fail(
+            QueueFull(
+                f"a record for {topic} was dropped: {quota.records} records, {quota.bytes} bytes wait for their "
+                f"acknowledgement{waited}; raise queue_bytes or queue_records, send slower, or set when_full=-1"
+            )
+        )
+        return Delivery(sent, 0, time.time_ns() // 1_000_000)

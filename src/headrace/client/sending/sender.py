@@ -1,0 +1,429 @@
+"""Tracks joined to the engine: what is ready leaves at the end of a turn, one request for each leader and acks.
+
+All of this runs under the reactor's lock. A batch is open until it is full, or its interval is over and its lane can
+send; it is settled when its fate is known, at the latest when its delivery timeout is over. A record counts in the
+queue from when it is in a batch until that batch is settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from headrace.client.engine.errors import NeverSent
+from headrace.client.engine.network import Network
+from headrace.client.engine.reactor import Timer
+from headrace.client.refusal import BrokerUnreachable, Refusal
+from headrace.client.sending import ordered, outcomes
+from headrace.client.sending.desk import Desk
+from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
+from headrace.client.sending.faults import FaultLatency
+from headrace.client.sending.lane import Fate, Parcel, Verdict
+from headrace.client.sending.options import Options
+from headrace.client.sending.outcomes import Outcome
+from headrace.client.sending.requests import Request, Sending, load_of, put
+from headrace.client.sending.spread import next_partition
+from headrace.client.sending.track import Load, Track
+from headrace.client.topology import Topic
+from headrace.errors import Code, HeadraceError
+from headrace.records.building import Delivery, Report, SentBatch
+from headrace.records.routing import Quota
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+ANSWER_MARGIN_S: Final = 1.0
+LEADERLESS_S: Final = 0.1
+ABANDON_AFTER_S: Final = 0.5
+NO_OFFSET: Final = -1
+
+
+class Driver(Protocol):
+    """How those who use a sender wait for it."""
+
+    def until(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Wait until `done()`; False at the deadline. Where nobody may wait, it raises."""
+        ...
+
+    def turn(self) -> None:
+        """Let what is ready leave, if the caller is the one to do it."""
+        ...
+
+    def awaited(self, delivery: Delivery) -> Awaitable[Report]: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    delivered: int = 0
+    failed: int = 0
+    unknown: int = 0
+    dropped: int = 0
+    batches: int = 0
+    bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    moved: int = 0
+
+
+class Sender:
+    def __init__(self, network: Network, options: Options, driver: Driver) -> None:
+        self.network = network
+        self.reactor = network.reactor
+        self.options = options
+        self.driver = driver
+        self.quota = Quota(options.queue_bytes, options.queue_records)
+        self.count = Counts()
+        self.faults = FaultLatency(options.latency_table)
+        self._desks: dict[tuple[int, bool], Desk] = {}
+        self._numbers = 0
+        self._unsettled: dict[int, Load] = {}
+        self._lingering: deque[Load] = deque()
+        self._linger: Timer | None = None
+        self._expiring: deque[Load] = deque()
+        self._expiry: Timer | None = None
+        self._ready: dict[Track, None] = {}
+        self._pump_due = False
+        network.routes.listeners.append(self._routed)
+
+    # For desks and producers.
+
+    def desk(self, acks: int, ordered: bool = False) -> Desk:
+        with self.reactor.lock:
+            desk = self._desks.get((acks, ordered))
+            if desk is None:
+                desk = self._desks[acks, ordered] = Desk(self, acks, ordered)
+            return desk
+
+    def desks(self) -> list[Desk]:
+        return list(self._desks.values())
+
+    def avoided(self) -> frozenset[int]:
+        """Brokers that records which may go anywhere stay away from."""
+        failing = self.network.failing()
+        return failing | self.faults.avoided(self.reactor.now()) if self.options.avoid_slow else failing
+
+    def has_room(self, needed_bytes: int) -> bool:
+        quota = self.quota
+        return not quota.records or (
+            quota.records < quota.max_records and quota.bytes + needed_bytes <= quota.max_bytes
+        )
+
+    def wait(self, delivery: Delivery, deadline: float | None) -> None:
+        self.driver.until(lambda: delivery.done, float("inf") if deadline is None else deadline)
+
+    def awaited(self, delivery: Delivery) -> Awaitable[Report]:
+        return self.driver.awaited(delivery)
+
+    def open(self, track: Track) -> None:
+        """Give the track a batch to put records into."""
+        now, options = self.reactor.now(), self.options
+        self._numbers += 1
+        due_at = now + options.interval_ms / 1000
+        load = Load(track, self._numbers, due_at, now + options.delivery_timeout_ms / 1000)
+        track.load, track.batch, track.due = load, load.batch, False
+        self._unsettled[load.number] = load
+        self._lingering.append(load)
+        self._expiring.append(load)
+        if self._linger is None:
+            self._linger = self.reactor.call_at(due_at, self._interval_over)
+        if self._expiry is None:
+            self._expiry = self.reactor.call_at(load.deadline, self._time_is_up)
+
+    def seal(self, track: Track) -> None:
+        """Close the track's open batch: it waits in its lane from now on."""
+        load = track.load
+        assert load is not None
+        track.load, track.batch, track.due = None, None, False
+        lanes = track.desk.router_here.topics.get(track.topic)
+        if lanes is not None and lanes.sticky is track:
+            track.desk.spread(lanes, track.partition)
+        if not load.batch.count:
+            self.forget(load)
+            return
+        movable = not load.batch.pinned and not track.desk.ordered
+        load.parcel = Parcel(load.batch.count, load.deadline, load, movable)
+        track.lane.add(load.parcel)
+
+    def leave(self, load: Load) -> None:
+        """Let a batch leave without waiting for its interval."""
+        if load.track.load is load:
+            load.track.due = True
+            self.make_ready(load.track)
+
+    def make_ready(self, track: Track) -> None:
+        """Look at the track at the end of this turn."""
+        self._ready[track] = None
+        if not self._pump_due:
+            self._pump_due = True
+            self.reactor.call_soon(self.pump)
+
+    def hurry(self) -> None:
+        """Let everything that waits for its interval leave."""
+        for load in self._unsettled.values():
+            self.leave(load)
+
+    def mark(self) -> int:
+        """All batches that there are now have numbers up to this one."""
+        return self._numbers
+
+    def settled(self, mark: int) -> bool:
+        return next(iter(self._unsettled), mark + 1) > mark
+
+    def pump(self) -> None:
+        """Send what may leave."""
+        self._pump_due = False
+        if not self._ready:
+            return
+        ready, self._ready = self._ready, {}
+        requests: dict[tuple[int, int], list[Request]] = {}
+        failing = self.network.failing()
+        for track in ready:
+            self._advance(track, failing, requests)
+        for (leader, acks), rounds in requests.items():
+            for request in rounds:
+                self._ask(leader, acks, request)
+
+    def give_up(self, error: HeadraceError) -> None:
+        """Settle what is left as it is."""
+        for load in list(self._unsettled.values()):
+            may_be_written = load.parcel is not None and load.parcel.attempt > 0
+            self._settle_one(load, Fate.UNKNOWN if may_be_written else Fate.FAILED, error)
+
+    def close(self) -> None:
+        self.network.routes.listeners.remove(self._routed)
+        for timer in (self._linger, self._expiry):
+            if timer is not None:
+                timer.cancel()
+
+    def metrics(self) -> dict[str, int]:
+        tracks = [track for desk in self.desks() for topic in desk.router_here.topics for track in desk.tracks(topic)]
+        return {
+            **asdict(self.count),
+            "renewals": sum(track.lane.renewals for track in tracks),
+            "queue_bytes": self.quota.bytes,
+            "queue_records": self.quota.records,
+        }
+
+    # Leaving.
+
+    def _advance(self, track: Track, failing: frozenset[int], requests: dict[tuple[int, int], list[Request]]) -> None:
+        now, lane = self.reactor.now(), track.lane
+        leader = self.network.routes.leader(track.topic, track.partition)
+        if leader is None:
+            self.network.routes.stale(track.topic)
+            self._later(track, now + LEADERLESS_S)
+            return
+        if leader in failing:
+            self._move_away(track, failing)
+        rounds = requests.setdefault((leader, track.desk.acks), [])
+        after = 0
+        while True:
+            if track.due and not lane.waiting and len(lane.flying) < lane.in_flight:
+                self.seal(track)
+            parcel = lane.next(now, leader)
+            if parcel is None:
+                if lane.wants_identity and lane.waiting and track.desk.identities.give(lane):
+                    continue
+                break
+            after = put(rounds, after, track, parcel)
+        if not lane.waiting:
+            return
+        if lane.wants_identity:
+            track.desk.identities.ask()
+        if lane.paused_until > now:
+            self._later(track, lane.paused_until)
+        elif lane.idempotent and lane.flying and lane.leader != leader:
+            self._abandon(track, now)
+
+    def _move_away(self, track: Track, failing: frozenset[int]) -> None:
+        """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
+        tracks = track.desk.tracks(track.topic)
+        leaders = [self.network.routes.leader(track.topic, index) for index in range(len(tracks))]
+        avoided = self.avoided()
+        target = next_partition(track.partition, leaders, avoided)
+        if track.partition >= len(tracks) or leaders[target] is None or leaders[target] in failing:
+            return
+        if track.due and track.load is not None and not track.load.batch.pinned:
+            self.seal(track)
+        for parcel in [parcel for parcel in track.lane.waiting if parcel.movable]:
+            if track.lane.release(parcel):
+                load = load_of(parcel)
+                load.track = tracks[target]
+                load.batch.sent.partition = target
+                tracks[target].lane.add(parcel)
+                self.count.moved += 1
+                self.make_ready(tracks[target])
+
+    def _abandon(self, track: Track, now: float) -> None:
+        """Send again what went to a broker that leads no more and does not answer."""
+        if track.moved_at is None:
+            track.moved_at = now
+        if now - track.moved_at < ABANDON_AFTER_S:
+            self._later(track, track.moved_at + ABANDON_AFTER_S)
+            return
+        track.moved_at = None
+        for parcel in track.lane.flying:
+            load_of(parcel).lent = True
+        self._settle(track.lane.abandon(now))
+        self.make_ready(track)
+
+    def _ask(self, leader: int, acks: int, request: Request) -> None:
+        self.count.requests += 1
+        self.count.retries += sum(each.attempt > 1 for each in request.sendings)
+        body = request.body(self.network.routes, acks, int(self.options.request_timeout_ms))
+        heard = partial(self._heard, leader, acks, request, self.reactor.now())
+        try:
+            link = self.network.broker(leader)
+        except BrokerUnreachable as error:
+            heard(NeverSent(str(error)))
+            return
+        timeout_s = self.options.request_timeout_ms / 1000 + ANSWER_MARGIN_S
+        link.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=acks != 0)
+
+    # Answers.
+
+    def _heard(
+        self, leader: int, acks: int, request: Request, asked_at: float, answer: Message | HeadraceError
+    ) -> None:
+        now = self.reactor.now()
+        if isinstance(answer, HeadraceError):
+            self.faults.failed(leader, now)
+            outcome = outcomes.of_error(answer, not isinstance(answer, NeverSent))
+            if acks == 0 and outcome is Outcome.UNSURE:
+                outcome = Outcome.LOST
+            for each in request.sendings:
+                self.network.routes.stale(each.track.topic)
+                self._ended(each, outcome, answer, now)
+            return
+        self.faults.took(leader, (now - asked_at) * 1000, now)
+        rows = request.rows(answer) if acks else {}
+        for each in request.sendings:
+            row = rows.get((each.track.topic, each.track.partition))
+            if acks == 0:
+                self._ended(each, Outcome.WRITTEN, None, now)
+            elif row is None:
+                missing = Refusal(
+                    Code.UNKNOWN, f"produce to {each.track.label}", "the answer leaves this partition out"
+                )
+                self._ended(each, Outcome.UNSURE, missing, now)
+            else:
+                self._row(each, row, answer, leader, now)
+
+    def _row(self, each: Sending, row: Message, answer: Message, leader: int, now: float) -> None:
+        track, code = each.track, int(row.error_code)
+        outcome = outcomes.of_code(code)
+        if outcome is Outcome.WRITTEN:
+            self._ended(each, outcome, None, now, row.base_offset, row.log_append_time_ms)
+            return
+        routes = self.network.routes
+        hinted = row.current_leader
+        if hinted is not None and hinted.leader_id >= 0:
+            ends = answer.node_endpoints
+            routes.hint(track.topic, track.partition, hinted.leader_id, hinted.leader_epoch, ends)
+            track.lane.hurry()
+        if outcome is Outcome.UNSURE and routes.leader(track.topic, track.partition) == leader:
+            routes.stale(track.topic)
+        if code == Code.STORAGE_ERROR:
+            self.network.failed(leader)
+        self._ended(each, outcome, Refusal(code, f"produce to {track.label}", row.error_message), now)
+
+    def _ended(
+        self,
+        each: Sending,
+        outcome: Outcome,
+        reason: HeadraceError | None,
+        now: float,
+        base_offset: int = NO_OFFSET,
+        append_ms: int = -1,
+    ) -> None:
+        """One attempt at one batch is over."""
+        if reason is not None:
+            each.parcel.reason = reason
+        self._settle(each.track.lane.answered(each.parcel, each.attempt, outcome, now), base_offset, append_ms)
+        self.make_ready(each.track)
+
+    def _settle(self, verdicts: list[Verdict], base_offset: int = NO_OFFSET, append_ms: int = -1) -> None:
+        for parcel, fate in verdicts:
+            load = load_of(parcel)
+            if fate is not Fate.DELIVERED:
+                self._settle_one(load, fate, parcel.reason)
+                continue
+            self.count.delivered += load.batch.count
+            self.count.bytes += load.batch.record_bytes
+            self.count.batches += 1
+            if load.batch.sent.finish(base_offset, append_ms):
+                self.reactor.tell(load.batch.sent.tell)
+            self.forget(load)
+
+    def _settle_one(self, load: Load, fate: Fate, reason: HeadraceError | None) -> None:
+        count, where = load.batch.count, load.track.label
+        told = f": {reason}" if reason is not None else ": no answer came in time"
+        if fate is Fate.UNKNOWN:
+            self.count.unknown += count
+            error: NotDelivered = DeliveryUnknown(
+                f"whether {count} records for {where} were written is not known{told}; look before sending them again",
+                reason,
+            )
+        else:
+            self.count.failed += count
+            error = NotDelivered(f"{count} records for {where} were not written{told}", reason)
+        self.fail(load.batch.sent, error)
+        self.forget(load)
+        if load.orders:
+            ordered.hold_back(self, load, error)
+
+    def fail(self, sent: SentBatch, error: HeadraceError) -> None:
+        if sent.fail(error):
+            self.reactor.tell(sent.tell)
+
+    def forget(self, load: Load) -> None:
+        self.quota.give_back(load.batch)
+        load.settled = True
+        load.data = bytearray()
+        self._unsettled.pop(load.number, None)
+        while self._expiring and self._expiring[0].settled:
+            self._expiring.popleft()
+
+    # Time.
+
+    def _later(self, track: Track, when: float) -> None:
+        if self.reactor.now() < track.wakes_at <= when:
+            return
+        track.wakes_at = when
+        self.reactor.call_at(when, partial(self.make_ready, track))
+
+    def _interval_over(self) -> None:
+        now = self.reactor.now()
+        while self._lingering and (self._lingering[0].due_at <= now or self._lingering[0].parcel is not None):
+            self.leave(self._lingering.popleft())
+        self._linger = None
+        if self._lingering:
+            self._linger = self.reactor.call_at(self._lingering[0].due_at, self._interval_over)
+
+    def _time_is_up(self) -> None:
+        now = self.reactor.now()
+        while self._expiring and (self._expiring[0].settled or self._expiring[0].deadline <= now):
+            load = self._expiring.popleft()
+            if load.settled:
+                continue
+            if load.track.load is load:
+                self.seal(load.track)
+            self._settle(load.track.lane.expire(now))
+            self.make_ready(load.track)
+        self._expiry = None
+        if self._expiring:
+            self._expiry = self.reactor.call_at(self._expiring[0].deadline, self._time_is_up)
+
+    def _routed(self, name: str, topic: Topic | None) -> None:
+        """A topic has more partitions, other leaders, or is another one."""
+        for desk in self._desks.values():
+            if topic is not None and name in desk.router_here.topics:
+                desk.learn(topic)
+            for track in desk.tracks(name):
+                leader = self.network.routes.leader(name, track.partition)
+                if leader is not None and leader != track.lane.leader:
+                    track.lane.hurry()
+                if track.lane.waiting or track.due:
+                    self.make_ready(track)

@@ -1,0 +1,99 @@
+"""A partition as records come to it and as batches leave it, and each batch from its first record to its fate."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from headrace.client.sending.lane import Lane, Parcel
+from headrace.records import batch as batches
+from headrace.records import routing
+from headrace.records.building import Delivery, OpenBatch, SentBatch
+
+if TYPE_CHECKING:
+    from headrace.client.sending.desk import Desk
+
+_IDENTITY_AT: Final = 43
+_IDENTITY: Final = struct.Struct(">qhi")
+
+
+class Load:
+    """One batch. It is open, then a parcel in its track's lane, then settled."""
+
+    __slots__ = (
+        "_stamp",
+        "batch",
+        "data",
+        "deadline",
+        "due_at",
+        "lent",
+        "number",
+        "orders",
+        "parcel",
+        "settled",
+        "track",
+    )
+
+    def __init__(self, track: Track, number: int, due_at: float, deadline: float) -> None:
+        sent = Sent(track.topic, track.partition, track.desk.sender)
+        sent.load = self
+        options = track.desk.options
+        self.batch: OpenBatch = OpenBatch(sent, options.codec_id, options.batch_bytes)
+        self.track = track
+        self.number = number
+        self.due_at = due_at
+        self.deadline = deadline
+        self.parcel: Parcel | None = None
+        self.settled = False
+        self.lent = False
+        """An attempt was given up while a connection may still be writing these bytes."""
+        self.orders: list[tuple[bytes, Delivery]] = []
+        self.data = bytearray()
+        self._stamp: tuple[int, int, int] | None = None
+
+    def rebuild(self, batch: OpenBatch, orders: list[tuple[bytes, Delivery]]) -> None:
+        """Another batch in the place of this one, of which nothing has left."""
+        assert self.parcel is None or not self.parcel.stamped
+        self.batch, self.orders, self.data, self._stamp = batch, orders, bytearray(), None
+        if self.parcel is not None:
+            self.parcel.count = batch.count
+
+    def sign(self, parcel: Parcel) -> bytearray:
+        """The batch under the parcel's identity and sequence."""
+        stamp = (parcel.producer_id, parcel.epoch, parcel.sequence)
+        if stamp == self._stamp:
+            return self.data
+        self._stamp = stamp
+        if not self.data:
+            self.data = self.batch.seal(*stamp)
+            return self.data
+        if self.lent:
+            self.data = bytearray(self.data)
+            self.lent = False
+        _IDENTITY.pack_into(self.data, _IDENTITY_AT, *stamp)
+        batches.sign(self.data)
+        return self.data
+
+
+class Sent(SentBatch):
+    """What became of a batch, and the way back to it."""
+
+    load: Load
+
+
+class Track(routing.Lane):
+    def __init__(self, desk: Desk, topic: str, partition: int) -> None:
+        super().__init__(topic, partition)
+        self.desk = desk
+        self.load: Load | None = None
+        self.due = False
+        """The open batch is to leave as soon as the lane lets it."""
+        self.wakes_at = 0.0
+        self.moved_at: float | None = None
+        """Since when batches are in flight to a broker that is not the leader any more."""
+        options = desk.options
+        self.lane = Lane(topic, partition, desk.acks, desk.numbered, 1 if desk.ordered else options.in_flight)
+
+    @property
+    def label(self) -> str:
+        return f"{self.topic}-{self.partition}"

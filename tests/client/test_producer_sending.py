@@ -1,0 +1,430 @@
+"""The producer against a broker: every way to send, what is told of each record, limits and what they do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from brokers import Broker, wait_for
+from client.conftest import MakeTopic
+from client.reading_back import read_partition, read_topic
+from clients.cutting import CuttingProxy
+from headrace.client import admin
+from headrace.client.cluster import Cluster, UnknownTopic
+from headrace.client.refusal import BrokerUnreachable
+from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+from headrace.client.sending.producer import Producer
+from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError
+from headrace.records.building import Delivery, Report
+from headrace.records.partitioner import partition_for_key
+from proving import proves
+
+MakeProducer = Callable[..., Producer]
+
+
+@pytest.fixture
+def producing(broker: Broker) -> Iterator[MakeProducer]:
+    """Producers for the shared broker, closed at the end."""
+    made: list[Producer] = []
+
+    def make(**options: object) -> Producer:
+        given = {"bootstrap": broker.bootstrap, "delivery_timeout_ms": 30_000, **options}
+        producer = Producer(**given)  # type: ignore[arg-type]
+        made.append(producer)
+        return producer
+
+    yield make
+    for producer in made:
+        producer.close(10.0)
+
+
+@proves("R6", "J8", "G17")
+def test_a_record_sent_is_reported_and_is_where_the_report_says(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(partitions=3)
+    producer = producing()
+    headers: list[tuple[str, bytes | None]] = [("trace", b"\x00\xff"), ("trace", None), ("ü", b"")]
+    report = producer.send(name, b"value", key=b"key", headers=headers, partition=2, timestamp_ms=1_700_000_000_000)
+    assert report == Report(name, 2, 0, 1_700_000_000_000)
+    (record,) = read_partition(cluster, name, 2)
+    assert (record.key, record.value, record.headers) == (b"key", b"value", headers)
+    assert producer.send(name, None, key=b"key", partition=2).offset == 1
+    assert read_partition(cluster, name, 2)[1].value is None
+
+
+@proves("R6", "J8")
+def test_an_asynchronous_send_tells_its_future_and_its_callback(producing: MakeProducer, topic: MakeTopic) -> None:
+    name = topic()
+    producer = producing()
+    heard: list[Delivery] = []
+    deliveries = [producer.send_async(name, b"%d" % nth, callback=heard.append) for nth in range(100)]
+    assert [delivery.result(20.0).offset for delivery in deliveries] == list(range(100))
+    producer.flush(20.0)
+    wait_for("the callbacks", lambda: len(heard) == 100)
+    assert heard == deliveries
+    late: list[Delivery] = []
+    deliveries[0].add_callback(late.append)
+    assert late == [deliveries[0]]
+
+
+@proves("J8")
+def test_a_record_that_nobody_waits_for_leaves_when_its_interval_is_over(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    producer = producing(interval_ms=50)
+    delivery = producer.send_async(name, b"alone")
+    wait_for("the background to send it", lambda: delivery.done)
+    assert len(read_partition(cluster, name, 0)) == 1
+
+
+@proves("J8")
+def test_full_batches_leave_without_waiting_for_the_interval(producing: MakeProducer, topic: MakeTopic) -> None:
+    producer = producing(interval_ms=3_600_000, batch_bytes=2_000)
+    name = topic()
+    deliveries = [producer.send_async(name, b"x" * 500) for _ in range(40)]
+    wait_for("all but the last batch", lambda: all(delivery.done for delivery in deliveries[:-3]))
+    assert not deliveries[-1].done
+    producer.flush(20.0)
+    assert deliveries[-1].done
+
+
+@proves("R6")
+def test_a_oneway_send_is_answered_by_nobody_and_arrives(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    producer = producing()
+    for nth in range(20):
+        producer.send_oneway(name, b"%d" % nth)
+    producer.flush(20.0)
+    wait_for("the records", lambda: len(read_partition(cluster, name, 0)) == 20)
+    assert [record.value for record in read_partition(cluster, name, 0)] == [b"%d" % nth for nth in range(20)]
+
+
+@pytest.mark.parametrize("acks", [-1, 0, 1])
+def test_acks_of_the_producer_and_of_a_send(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic, acks: int
+) -> None:
+    name = topic()
+    offset = producing(acks=acks).send(name, b"a").offset
+    assert offset == (-1 if acks == 0 else 0)
+    wait_for("the record", lambda: len(read_partition(cluster, name, 0)) == 1)
+    assert (producing().send(name, b"b", acks=acks).offset == -1) is (acks == 0)
+    with pytest.raises(SettingError, match="acks=3"):
+        producing().send(name, b"c", acks=3)
+
+
+@proves("J8")
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_codec(producing: MakeProducer, cluster: Cluster, topic: MakeTopic, codec: str) -> None:
+    name = topic()
+    producer = producing(codec=codec)
+    deliveries = [producer.send_async(name, b"%d " % nth * 100, key=b"k") for nth in range(200)]
+    producer.flush(20.0)
+    assert [delivery.result().offset for delivery in deliveries] == list(range(200))
+    assert [record.value for record in read_partition(cluster, name, 0)] == [b"%d " % nth * 100 for nth in range(200)]
+
+
+@proves("J8")
+def test_an_encoder_makes_bytes_of_values(producing: MakeProducer, cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    producing(encoder=lambda value: json.dumps(value).encode()).send(name, {"a": [1, None]})
+    assert read_partition(cluster, name, 0)[0].value == b'{"a": [1, null]}'
+    with pytest.raises(TypeError, match="encoder"):
+        producing().send(name, {"a": 1})
+
+
+@proves("G17")
+def test_keys_go_by_their_hash_and_records_without_one_are_spread(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(partitions=5)
+    producer = producing(batch_bytes=1_000, interval_ms=1)
+    keyed = {nth: producer.send_async(name, b"v", key=b"key-%d" % nth) for nth in range(200)}
+    producer.flush(20.0)
+    for nth, delivery in keyed.items():
+        assert delivery.result().partition == partition_for_key(b"key-%d" % nth, 5)
+    spread = [producer.send_async(name, b"w" * 100) for _ in range(500)]
+    producer.flush(20.0)
+    counts = [sum(delivery.result().partition == partition for delivery in spread) for partition in range(5)]
+    assert min(counts) > 50, counts
+    with pytest.raises(UnknownTopic, match="no partition 5"):
+        producer.send(name, b"v", partition=5)
+    with pytest.raises(InvalidRecord, match="-1"):
+        producer.send(name, b"v", partition=-1)
+
+
+def test_a_topic_that_is_not_there_is_made_and_a_name_that_cannot_be_is_refused(producing: MakeProducer) -> None:
+    producer = producing()
+    assert producer.send("made-by-a-producer", b"v").topic == "made-by-a-producer"
+    with pytest.raises(HeadraceError, match="no name"):
+        producer.send("no name", b"v")
+
+
+def test_a_record_above_the_limit_is_refused_before_it_is_queued(producing: MakeProducer, topic: MakeTopic) -> None:
+    name = topic()
+    producer = producing(max_record_bytes=1_000)
+    with pytest.raises(BatchTooLarge, match="max_record_bytes"):
+        producer.send_async(name, b"x" * 1_001)
+    assert producer.metrics()["queue_records"] == 0
+
+
+def test_a_record_that_the_broker_will_not_have_fails_alone(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(max_message_bytes=2_000)
+    producer = producing(batch_bytes=1_000)
+    producer.send(name, b"first")
+    deliveries = [producer.send_async(name, b"x" * (5_000 if nth == 10 else 300)) for nth in range(30)]
+    producer.flush(20.0)
+    errors = [delivery.exception() for delivery in deliveries]
+    failed = [nth for nth, error in enumerate(errors) if error is not None]
+    assert failed == [10]
+    assert isinstance(errors[10], NotDelivered)
+    assert not isinstance(errors[10], DeliveryUnknown)
+    assert errors[10].kafka_code == 10
+    assert "max.message.bytes" in str(errors[10])
+    assert [len(record.value or b"") for record in read_partition(cluster, name, 0)] == [5, *[300] * 29]
+    assert producer.metrics()["renewals"] == 1
+
+
+@proves("J8")
+def test_when_the_queue_is_full_records_are_dropped_and_it_is_told(
+    fresh_broker: Callable[..., Broker], producing: MakeProducer
+) -> None:
+    broker = fresh_broker()
+    producer = producing(bootstrap=broker.bootstrap, queue_records=10, when_full=0, interval_ms=3_600_000)
+    heard: list[Delivery] = []
+    deliveries = [producer.send_async("dropping", b"v", callback=heard.append) for _ in range(25)]
+    assert isinstance(deliveries[10].exception(), QueueFull)
+    assert "queue_records" in str(deliveries[10].exception())
+    assert producer.metrics()["dropped"] == 15
+    assert heard == deliveries[10:]
+    with pytest.raises(QueueFull):
+        producer.send("dropping", b"v")
+    producer.flush(20.0)
+    assert all(delivery.exception() is None for delivery in deliveries[:10])
+    assert producer.send("dropping", b"v").offset == 10
+
+
+@proves("J8")
+def test_when_the_queue_is_full_a_send_waits_for_room(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    producer = producing(queue_bytes=5_000, batch_bytes=1_000, interval_ms=3_600_000)
+    deliveries = [producer.send_async(name, b"x" * 200) for _ in range(300)]
+    assert producer.metrics()["queue_bytes"] <= 5_000
+    producer.flush(20.0)
+    assert [delivery.result().offset for delivery in deliveries] == list(range(300))
+    assert producer.metrics()["dropped"] == 0
+
+
+@proves("J8")
+def test_when_the_queue_stays_full_a_send_waits_so_long_and_drops(
+    fresh_broker: Callable[..., Broker], producing: MakeProducer
+) -> None:
+    broker = fresh_broker()
+    producer = producing(bootstrap=broker.bootstrap, queue_records=5, when_full=200)
+    producer.send("waiting", b"v")
+    broker.kill()
+    began = producer._reactor.now()
+    deliveries = [producer.send_async("waiting", b"v") for _ in range(6)]
+    error = deliveries[-1].exception()
+    assert isinstance(error, QueueFull)
+    assert "for 200 ms" in str(error)
+    assert producer._reactor.now() - began >= 0.2
+    broker.start()
+    producer.flush(30.0)
+    assert all(delivery.exception() is None for delivery in deliveries[:5])
+
+
+def test_a_record_given_up_while_its_broker_is_gone_is_told_as_not_written_or_unknown(
+    fresh_broker: Callable[..., Broker], producing: MakeProducer
+) -> None:
+    broker = fresh_broker()
+    producer = producing(bootstrap=broker.bootstrap, delivery_timeout_ms=700)
+    producer.send("gone", b"0")
+    broker.kill()
+    deliveries = [producer.send_async("gone", b"v") for _ in range(3)]
+    with pytest.raises(NotDelivered, match="gone-0"):
+        deliveries[0].result(20.0)
+    producer.flush(20.0)
+    broker.start()
+    assert wait_for("the broker", lambda: _sends(producer, "gone")).offset >= 1
+    metrics = producer.metrics()
+    assert metrics["failed"] + metrics["unknown"] >= 3
+    assert metrics["queue_records"] == 0
+    assert metrics["queue_bytes"] == 0
+
+
+def _sends(producer: Producer, topic: str) -> Report | None:
+    try:
+        return producer.send(topic, b"after")
+    except NotDelivered:
+        return None
+
+
+def test_a_producer_sends_what_waits_when_it_is_closed_and_nothing_after(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    producer = producing(interval_ms=3_600_000)
+    delivery = producer.send_async(name, b"v")
+    producer.close()
+    assert delivery.result().offset == 0
+    with pytest.raises(ProducerClosed):
+        producer.send_async(name, b"w")
+    assert len(read_partition(cluster, name, 0)) == 1
+    producer.close()
+
+
+def test_a_flush_that_takes_too_long_says_so(fresh_broker: Callable[..., Broker], producing: MakeProducer) -> None:
+    broker = fresh_broker()
+    producer = producing(bootstrap=broker.bootstrap)
+    producer.send("slow", b"v")
+    broker.kill()
+    delivery = producer.send_async("slow", b"v")
+    with pytest.raises(RequestTimedOut, match="1 records"):
+        producer.flush(0.1)
+    with pytest.raises(RequestTimedOut, match="still under way"):
+        delivery.result(0.1)
+    producer.close(0.1)
+    assert isinstance(delivery.exception(), NotDelivered)
+
+
+def test_many_threads_send_through_one_producer(producing: MakeProducer, cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=3)
+    producer = producing(batch_bytes=4_000)
+
+    def send(thread: int) -> None:
+        for nth in range(300):
+            if nth % 10 == 0:
+                producer.send(name, b"%d-%d" % (thread, nth), key=b"%d" % thread)
+            else:
+                producer.send_async(name, b"%d-%d" % (thread, nth), key=b"%d" % thread)
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    producer.flush(20.0)
+    found = [record for records in read_topic(cluster, name).values() for record in records]
+    for number in range(6):
+        mine = [record.value for record in found if record.key == b"%d" % number]
+        assert mine == [b"%d-%d" % (number, nth) for nth in range(300)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"acks": 2}, {"codec": "rar"}, {"in_flight": 0}, {"queue_bytes": 0}, {"interval_ms": -1}, {"batch_bytes": 0}],
+)
+def test_options_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        Producer("127.0.0.1:1", **wrong)  # type: ignore[arg-type]
+
+
+@proves("G17")
+def test_a_topic_that_grows_is_used_whole(producing: MakeProducer, cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=2)
+    producer = producing()
+    producer.send(name, b"v")
+    admin.create_partitions(cluster, name, 4)
+    assert wait_for("the new partition", lambda: _placed(producer, name, 3)).partition == 3
+    wait_for("records in all", lambda: producer.send(name, b"w").partition == 2)
+
+
+def _placed(producer: Producer, topic: str, partition: int) -> Report | None:
+    try:
+        return producer.send(topic, b"v", partition=partition)
+    except UnknownTopic:
+        return None
+
+
+@proves("R6")
+def test_an_order_key_keeps_its_partition_when_the_topic_grows(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(partitions=2)
+    producer = producing()
+    keys = [b"order-%d" % nth for nth in range(12)]
+    before = {key: producer.send_ordered(name, b"1", key).result().partition for key in keys}
+    admin.create_partitions(cluster, name, 7)
+    wait_for("the new partitions", lambda: _placed(producer, name, 6))
+    after = {key: producer.send_ordered(name, b"2", key, key=b"another").result().partition for key in keys}
+    assert after == before
+
+
+@proves("R6")
+def test_records_behind_one_of_their_order_key_that_failed_do_not_overtake_it(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(max_message_bytes=2_000)
+    producer = producing(batch_bytes=500, interval_ms=3_600_000)
+    heard: list[Delivery] = []
+
+    def send(value: bytes, order_key: bytes) -> Delivery:
+        return producer.send_ordered(name, value, order_key, callback=heard.append)
+
+    good = send(b"a1", b"a")
+    refused = send(b"b1" * 2_000, b"b")
+    mixed = [send(b"%s-%d" % (key, nth) * 20, key) for nth in range(6) for key in (b"a", b"b")]
+    producer.flush(20.0)
+    after = producer.send_ordered(name, b"b-after", b"b")
+    producer.flush(20.0)
+    assert good.result().offset == 0
+    assert isinstance(refused.exception(), NotDelivered)
+    told = [delivery.exception() for delivery in mixed]
+    assert all(error is None for error in told[0::2])
+    assert all(error is not None and "order key" in str(error) for error in told[1::2])
+    assert after.exception() is None
+    expected = [b"a1", *(b"a-%d" % nth * 20 for nth in range(6)), b"b-after"]
+    records = read_partition(cluster, name, 0)
+    assert [record.value for record in records] == expected
+    assert [delivery.result().offset for delivery in mixed[0::2]] == [1, 2, 3, 4, 5, 6]
+    wait_for("the callbacks", lambda: len(heard) == 14)
+    assert producer.metrics()["queue_records"] == producer.metrics()["queue_bytes"] == 0
+
+
+@proves("J10")
+def test_connections_cut_at_any_byte_double_nothing_and_lose_nothing(
+    fresh_broker: Callable[..., Broker], seed: int
+) -> None:
+    proxy = CuttingProxy(seed, (2_000, 60_000))
+    broker = fresh_broker(advertise=(proxy.address,))
+    proxy.upstream = broker.host_port
+    count = 4_000
+    with Cluster(broker.bootstrap) as cluster:
+        admin.create_topic(cluster, "cut", partitions=3)
+        with Producer(broker.bootstrap, batch_bytes=3_000, interval_ms=1) as producer:
+            deliveries = [
+                producer.send_async("cut", b"%d" % nth + bytes(200), key=b"%d" % (nth % 50)) for nth in range(count)
+            ]
+            producer.flush(60.0)
+            assert all(delivery.exception() is None for delivery in deliveries)
+        proxy.cutting = False
+    assert proxy.cuts > 10
+    host, port = broker.host_port
+    with Cluster(f"{host}:{port}") as cluster:
+        found = read_topic(cluster, "cut")
+    numbers = {part: [int((record.value or b"").rstrip(b"\0")) for record in found[part]] for part in found}
+    assert sorted(number for part in numbers.values() for number in part) == list(range(count))
+    for partition, order in numbers.items():
+        assert order == sorted(order), f"partition {partition}"
+    for nth, delivery in enumerate(deliveries):
+        report = delivery.result()
+        if report.offset >= 0:
+            assert numbers[report.partition][report.offset] == nth
+
+
+def test_a_producer_that_is_told_nothing_but_unreachable_addresses_says_which() -> None:
+    with Producer("127.0.0.1:1", delivery_timeout_ms=200) as producer:
+        with pytest.raises((BrokerUnreachable, RequestTimedOut, HeadraceError)) as told:
+            producer.send("t", b"v")
+        assert "127.0.0.1:1" in str(told.value) or "brokers running" in str(told.value)
