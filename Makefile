@@ -8,7 +8,10 @@ SEEDS ?= 1-2000
 PACKAGES := etcd ip kcat node npm strace java
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
-KERNELS := $(foreach name,kernel decoding encoding key_hashing,$(wildcard src/headrace/records/$(name).p*))
+KERNELS := $(foreach types,$(wildcard src/headrace/records/*.pxd),$(types) $(types:.pxd=.py))
+# The package, compiled, and what it needs; make test takes all steps of its set-up at once where they allow it.
+RUNTIME := $(VENV)/.package $(VENV)/.runtime
+TESTS := $(VENV)/.package $(VENV)/.tests
 
 .DEFAULT_GOAL := help
 .PHONY: help serve demo packages test check prove sim bench settings inventory format clean
@@ -26,61 +29,60 @@ help:
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make clean      remove the virtual environment and everything that was built'
 
-serve: $(VENV)/.runtime
+serve: $(RUNTIME)
 	@exec $(BIN)/headrace serve $(ARGS)
 
-demo: $(VENV)/.runtime
+demo: $(VENV)/.package $(VENV)/.spark
 	@tools/packages.py java
-	@$(BIN)/python -c 'import deltalake, matplotlib, pyspark' 2>/dev/null || { \
-		echo 'setup: installing PySpark, about 450 MB'; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-			--no-build-isolation --editable '.[spark]'; }
 	@$(BIN)/python tools/demo.py
 
-$(VENV)/.runtime: pyproject.toml setup.py constraints.txt tools/setup.sh $(KERNELS)
-	@tools/setup.sh runtime
+$(VENV)/.made: tools/setup.sh
+	@tools/setup.sh venv
 
-$(VENV)/.tests: pyproject.toml constraints.txt tools/setup.sh $(VENV)/.runtime
-	@tools/setup.sh tests
+$(VENV)/.package: pyproject.toml setup.py constraints.txt $(KERNELS) $(VENV)/.made
+	@tools/setup.sh package
+
+$(VENV)/.spark: EXTRAS := spark
+$(VENV)/.tests: EXTRAS := dev spark etcd
+$(VENV)/.runtime $(VENV)/.spark $(VENV)/.tests: pyproject.toml constraints.txt $(VENV)/.made
+	@tools/setup.sh needs $(@F) $(EXTRAS)
 
 packages:
 	@tools/packages.py $(PACKAGES)
 
-.work/node/.installed: tests/clients/kafkajs/package.json
+.work/node/.installed: tests/clients/kafkajs/package.json | packages
 	@tools/setup.sh node
 
 test:
-	@$(MAKE) --no-print-directory --jobs 2 packages $(VENV)/.tests
-	@$(MAKE) --no-print-directory .work/node/.installed
+	@$(MAKE) --no-print-directory --jobs packages $(TESTS) .work/node/.installed
 	@mkdir -p .work && rm -f .work/proven*.json
 	$(BIN)/python tools/side_by_side.py --proven .work/proven.json -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
 	@$(BIN)/python tools/inventory.py compare
 
-check: $(VENV)/.tests
+check: $(TESTS)
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	$(BIN)/ruff check $(PYTHON_FILES)
 	MYPYPATH=bench $(BIN)/mypy $(PYTHON_FILES)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/test_tidy.py
 
-prove: packages $(VENV)/.tests
-	@$(MAKE) --no-print-directory .work/node/.installed
+prove: packages $(TESTS) .work/node/.installed
 	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
 
-sim: $(VENV)/.runtime
+sim: $(RUNTIME)
 	@$(BIN)/python tools/simulate.py $(SEEDS) $(ARGS)
 
-bench: $(VENV)/.tests
+bench: $(TESTS)
 	$(BIN)/python bench/run.py $(ARGS)
 
-settings: $(VENV)/.runtime
+settings: $(RUNTIME)
 	@$(BIN)/python tools/settings_reference.py
 
 inventory:
 	@$(BIN)/python tools/inventory.py accept
 
-format: $(VENV)/.tests
+format: $(TESTS)
 	$(BIN)/ruff format $(PYTHON_FILES)
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 

@@ -1,6 +1,8 @@
 #!/bin/sh
-# Makes the virtual environment: `setup.sh runtime` for a broker, `setup.sh tests` for everything else on top;
-# `setup.sh node` installs the Node clients. Leaves a stamp, so that make comes here only when something changed.
+# The steps of the set-up, each ending in a stamp, so that make comes here only when something changed, and may take
+# those that do not need each other at once: `setup.sh venv` makes the virtual environment, `setup.sh package` compiles
+# the package into it, `setup.sh needs STAMP [EXTRA...]` installs what the package and its extras need, `setup.sh node`
+# the Node clients.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -20,39 +22,55 @@ find_python() {
     stop "Python 3.11 or newer is needed, and here is $found. On Debian 12 or newer: apt-get install python3 python3-venv"
 }
 
+usable() { [ -x $venv/bin/python ] && new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1; }
+
 make_venv() {
-    if [ -x $venv/bin/python ] && new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1; then
-        return
+    if ! usable; then
+        python=$(find_python)
+        if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+            package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+            stop "$python has no venv. On Debian: apt-get install $package"
+        fi
+        say "making $venv with $($python --version)"
+        "$python" -m venv --clear $venv
     fi
-    python=$(find_python)
-    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
-        stop "$python has no venv. On Debian: apt-get install $package"
-    fi
-    say "making $venv with $($python --version)"
-    "$python" -m venv --clear $venv
+    # setup.py compiles the kernels where Cython and a compiler are there.
+    install setuptools $(command -v cc >/dev/null && echo cython)
+    touch $venv/.made
 }
 
-install() { $venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@"; }
+# What is imported is compiled to bytecode then; most of what PySpark brings never is.
+install() {
+    $venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-build-isolation \
+        --constraint constraints.txt "$@"
+}
 
-runtime() {
-    make_venv
-    say 'installing what the broker needs'
+package() {
+    say 'compiling the record kernels'
     rm -f src/headrace/records/*.so
-    # setup.py compiles the kernel where Cython and a compiler are there.
-    install setuptools $(command -v cc >/dev/null && echo cython)
-    install --no-build-isolation --editable .
-    if ! $venv/bin/python -c 'import sys, headrace.records.kernel as k; sys.exit(k.__file__.endswith(".py"))'; then
+    printf '[build_ext]\nparallel = %s\n' "$(nproc)" >$venv/build.cfg
+    DIST_EXTRA_CONFIG=$PWD/$venv/build.cfg install --no-deps --editable .
+    if ! ls src/headrace/records/kernel.*.so >/dev/null 2>&1; then
         say 'running uncompiled: no C compiler that works (on Debian: apt-get install gcc python3-dev, then make clean)'
     fi
-    touch $venv/.runtime
+    touch $venv/.package
 }
 
-tests() {
-    say 'installing what the tests need'
-    say 'installing PySpark, about 450 MB'
-    install --no-build-isolation --editable '.[dev,spark,etcd]'
-    touch $venv/.tests
+needs() {
+    stamp=$1
+    shift
+    say "installing what the package needs${*:+, with the extras $*}"
+    case " $* " in *' spark '*) say 'among it PySpark, about 450 MB' ;; esac
+    list=$venv/$stamp.txt
+    $venv/bin/python - "$@" >"$list" <<'END'
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+extras = project["optional-dependencies"]
+print(*project["dependencies"], *(named for extra in sys.argv[1:] for named in extras[extra]), sep="\n")
+END
+    install --requirement "$list"
+    touch "$venv/$stamp"
 }
 
 node() {
@@ -65,8 +83,9 @@ node() {
 }
 
 case "${1:-}" in
-runtime) runtime ;;
-tests) tests ;;
+venv) make_venv ;;
+package) package ;;
+needs) shift && needs "$@" ;;
 node) node ;;
-*) stop 'say runtime, tests or node' ;;
+*) stop 'say venv, package, needs or node' ;;
 esac
