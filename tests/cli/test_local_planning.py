@@ -77,6 +77,18 @@ def test_a_cluster_gets_more_brokers_and_never_fewer(tmp_path: Path) -> None:
     assert cluster_file.load(tmp_path) == larger
 
 
+def test_registries_are_added_and_need_etcd(tmp_path: Path) -> None:
+    control.make(tmp_path, 0, brokers=1, etcd=1, settings={}, registries=1)
+    larger = control.make(tmp_path, 0, brokers=1, etcd=1, settings={}, registries=2)
+    assert [node.name for node in larger.registries] == ["registry1", "registry2"]
+    told = tomllib.loads((tmp_path / "registry2" / "headrace.toml").read_text())
+    assert told["registry.listen"] == [larger.node("registry2").address]
+    assert told["coordination"] == f"etcd://{larger.node('etcd1').address}"
+    assert control.make(tmp_path, 0, brokers=1, etcd=1, settings={}) == larger, "none is taken away"
+    with pytest.raises(OperatorError, match="need etcd"):
+        control.make(tmp_path / "alone", 0, brokers=1, etcd=0, settings={}, registries=1)
+
+
 def test_a_port_in_use_is_named_with_what_wants_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,7 +1,7 @@
 """The file cluster.json of a local cluster's folder: what belongs to it, how each part is started, which process it is.
 
     {"format": 1, "bootstrap": "127.0.0.1:9092,...", "base_port": 9092, "settings": {name: text},
-     "nodes": [{"name": "etcd1" | "broker1", "kind": "etcd" | "broker", "number", "address", "ports": {use: port},
+     "nodes": [{"name": "etcd1", "kind": "etcd" | "broker" | "registry", "number", "address", "ports": {use: port},
                 "folder", "log", "command": [...], "process": {"pid", "started_ticks", "boot"} | null}]}
 
 It is written beside the old one and renamed, under a lock on the folder, so commands at the same time do not undo each
@@ -28,12 +28,13 @@ FORMAT: Final = 1
 HOST: Final = "127.0.0.1"
 """The only host that a local cluster listens on."""
 
-Kind = Literal["etcd", "broker"]
+Kind = Literal["etcd", "broker", "registry"]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """An etcd node or a broker; `ports` by use: client and peer, or kafka, http and replication."""
+    """An etcd node, a broker or a registry; `ports` by use: client and peer; kafka, http and replication; routes and
+    routes_http."""
 
     name: str
     kind: Kind
@@ -58,6 +59,10 @@ class LocalCluster:
     @property
     def brokers(self) -> tuple[LocalNode, ...]:
         return tuple(node for node in self.nodes if node.kind == "broker")
+
+    @property
+    def registries(self) -> tuple[LocalNode, ...]:
+        return tuple(node for node in self.nodes if node.kind == "registry")
 
     @property
     def etcd(self) -> tuple[LocalNode, ...]:

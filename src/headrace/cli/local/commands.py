@@ -39,6 +39,7 @@ folder_option = click.option(
 @click.command()
 @click.option("--brokers", type=click.IntRange(1, planning.BROKERS_MAX), help="How many; 3 in a new cluster.")
 @click.option("--etcd", type=click.Choice(["0", "1", "3"]), help="etcd nodes; 1 in a new cluster.")
+@click.option("--registries", type=click.IntRange(0, planning.BLOCK), help="How many; none in a new cluster.")
 @folder_option
 @click.option(
     "--base-port",
@@ -51,6 +52,7 @@ folder_option = click.option(
 def up(
     brokers: int | None,
     etcd: str | None,
+    registries: int | None,
     folder: Path,
     base_port: int | None,
     assignments: tuple[str, ...],
@@ -69,6 +71,7 @@ def up(
         brokers or (len(found.brokers) if found else 3),
         int(etcd) if etcd else (len(found.etcd) if found else 1),
         pairs(assignments, "--set"),
+        registries or 0,
     )
     if not foreground:
         _start(folder, as_json)
@@ -94,12 +97,16 @@ def _start(folder: Path, as_json: bool) -> None:
 
 def _tell(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool) -> None:
     rows = _process_rows(cluster)
+    registries = ",".join(node.address for node in cluster.registries)
     if as_json:
-        show_json({"bootstrap": cluster.bootstrap, "started": started, "processes": rows})
+        show_json({"bootstrap": cluster.bootstrap, "registries": registries, "started": started, "processes": rows})
         return
     show_table(rows, ("name", "state", "pid", "address", "log"))
     click.echo(f"\nstarted: {', '.join(started) or 'nothing, all of it was up'}")
-    click.echo(f"bootstrap servers: {cluster.bootstrap}\n\nnext:")
+    click.echo(f"bootstrap servers: {cluster.bootstrap}")
+    if cluster.registries:
+        click.echo(f"registries, which can be bootstrap servers too: {registries}")
+    click.echo("\nnext:")
     several = len(cluster.brokers) > 1
     for line in (
         f"export HEADRACE_BOOTSTRAP={cluster.bootstrap}",
@@ -154,7 +161,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 @click.command()
 @folder_option
-@click.argument("name", metavar="BROKER|etcdN")
+@click.argument("name", metavar="BROKER|etcdN|registryN")
 @click.option(
     "--signal",
     "signal_name",
@@ -164,7 +171,7 @@ def status(folder: Path, as_json: bool) -> int:
     help="KILL as a crash, TERM as a clean stop, STOP and CONT to pause and go on.",
 )
 def kill(folder: Path, name: str, signal_name: str) -> None:
-    """Send a signal to one broker, by its number, or to one etcd node."""
+    """Send a signal to one broker, by its number, or to one other process."""
     node = control.send(folder, name, SIGNALS[signal_name])
     assert node.process is not None
     click.echo(f"SIG{signal_name} to {node.name}, process {node.process.pid}")
@@ -172,9 +179,9 @@ def kill(folder: Path, name: str, signal_name: str) -> None:
 
 @click.command()
 @folder_option
-@click.argument("names", nargs=-1, required=True, metavar="BROKER|etcdN...")
+@click.argument("names", nargs=-1, required=True, metavar="BROKER|etcdN|registryN...")
 def start(folder: Path, names: tuple[str, ...]) -> None:
-    """Start brokers or etcd nodes that are down, and wait until they are ready."""
+    """Start processes that are down, and wait until they are ready."""
     started = control.start(folder, names)
     cluster = cluster_file.load(folder)
     paused = [name for name in names if cluster.node(name).state() is State.PAUSED]
@@ -187,7 +194,7 @@ def start(folder: Path, names: tuple[str, ...]) -> None:
 @click.command()
 @folder_option
 def down(folder: Path) -> None:
-    """Stop the brokers cleanly, then etcd. What they have stored stays in DIR."""
+    """Stop registries and brokers cleanly, then etcd. What they have stored stays in DIR."""
     stopped = control.stop(folder, _progress)
     click.echo(f"stopped: {', '.join(node.name for node in stopped) or 'nothing, all of it was down'}")
 

@@ -29,23 +29,33 @@ LOG_SHOWN_BYTES: Final = 4000
 Progress = Callable[[str], None]
 
 
-def make(folder: Path, base_port: int, brokers: int, etcd: int, settings: dict[str, str]) -> LocalCluster:
-    """The cluster of the folder: a new one, or the one that is there, with more brokers if so many are asked for."""
+def make(
+    folder: Path, base_port: int, brokers: int, etcd: int, settings: dict[str, str], registries: int = 0
+) -> LocalCluster:
+    """The cluster of the folder: a new one, or the one that is there, with more brokers and registries if so many are
+    asked for.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with cluster_file.locked(folder):
         found = cluster_file.find(folder)
         if found is None:
-            cluster = planning.plan(folder, base_port, brokers, etcd, settings)
+            cluster = planning.plan(folder, base_port, brokers, etcd, settings, registries)
             planning.check_ports(cluster)
         else:
-            cluster = _as_asked(found, folder, base_port, brokers, etcd, settings)
+            cluster = _as_asked(found, folder, base_port, brokers, etcd, settings, registries)
         planning.write_configs(cluster)
         cluster_file.save(folder, cluster)
     return cluster
 
 
 def _as_asked(
-    found: LocalCluster, folder: Path, base_port: int, brokers: int, etcd: int, settings: dict[str, str]
+    found: LocalCluster,
+    folder: Path,
+    base_port: int,
+    brokers: int,
+    etcd: int,
+    settings: dict[str, str],
+    registries: int,
 ) -> LocalCluster:
     if base_port not in (0, found.base_port):
         raise OperatorError(f"the cluster in {folder} has base port {found.base_port}; leave --base-port out")
@@ -55,7 +65,9 @@ def _as_asked(
         raise OperatorError(
             f"the cluster in {folder} has {len(found.brokers)} brokers; `headrace broker drain` empties one of them"
         )
-    return planning.enlarge(replace(found, settings={**found.settings, **settings}), folder, brokers)
+    if registries and not etcd:
+        raise OperatorError(f"the cluster in {folder} has no etcd, and registries need it")
+    return planning.enlarge(replace(found, settings={**found.settings, **settings}), folder, brokers, registries)
 
 
 def start(folder: Path, names: Iterable[str] | None = None) -> list[LocalNode]:
@@ -91,13 +103,13 @@ def send(folder: Path, name: str, number: signal.Signals) -> LocalNode:
 
 
 def wait_until_ready(cluster: LocalCluster, progress: Progress) -> None:
-    """Every etcd node answers with a leader, then every broker knows all the brokers that run."""
+    """Every etcd node answers with a leader, then every broker and registry knows all the brokers that run."""
     for node in _running(cluster.etcd):
         progress(f"waiting for {node.name}")
         _wait_running(node, lambda node=node: etcd_is_healthy(node))  # type: ignore[misc]
     brokers = _running(cluster.brokers)
     numbers = {node.number for node in brokers}
-    for node in brokers:
+    for node in (*brokers, *_running(cluster.registries)):
         progress(f"waiting for {node.name}")
         _wait_running(node, lambda node=node: numbers <= _brokers_known_to(node))  # type: ignore[misc]
     progress("")
@@ -133,10 +145,10 @@ def connect(bootstrap: str) -> Cluster:
 
 
 def stop(folder: Path, progress: Progress) -> list[LocalNode]:
-    """SIGTERM to the brokers, then, when they have gone, to etcd; answers what was running."""
+    """SIGTERM to registries and brokers, then, when they have gone, to etcd; answers what was running."""
     cluster = cluster_file.load(folder)
     stopped = []
-    for nodes in (cluster.brokers, cluster.etcd):
+    for nodes in ((*cluster.registries, *cluster.brokers), cluster.etcd):
         ours = [node for node in nodes if _ask_to_stop(node)]
         for node in ours:
             progress(f"waiting for {node.name} to stop")

@@ -1,8 +1,10 @@
 """What a local cluster is made of: names, ports, folders, config files, commands. Nothing is started here.
 
     D/etcd1/etcd.json, etcd.log, data/          D/broker1/headrace.toml, broker.log, data/
+    D/registry1/headrace.toml, registry.log
 
-Ports lie in blocks from the base port on: Kafka, replication, HTTP, etcd's clients, etcd's peers, 20 apart. A base port
+Ports lie in blocks from the base port on, 20 apart: Kafka, replication, HTTP, etcd's clients, etcd's peers, and of
+registries Kafka and HTTP. A base port
 of 0 takes a free block below the ports that the kernel gives to outgoing connections: while a broker is down, nobody is
 given its port.
 """
@@ -22,7 +24,7 @@ from headrace.errors import OperatorError
 
 BLOCK: Final = 20
 BROKERS_MAX: Final = BLOCK
-USES: Final = ("kafka", "replication", "http", "client", "peer")
+USES: Final = ("kafka", "replication", "http", "client", "peer", "routes", "routes_http")
 FREE_PORTS: Final = (20_000, 32_000)
 FREE_TRIES: Final = 100
 
@@ -32,27 +34,32 @@ LEASE_MS: Final = 3000
 """Of a broker, unless set: somebody who tries a kill does not want to wait ten seconds for the new leader."""
 
 
-def plan(folder: Path, base_port: int, brokers: int, etcd: int, settings: dict[str, str]) -> LocalCluster:
+def plan(
+    folder: Path, base_port: int, brokers: int, etcd: int, settings: dict[str, str], registries: int = 0
+) -> LocalCluster:
     """A new cluster; its folders and config files are written when it is."""
-    if etcd == 0 and brokers > 1:
-        raise OperatorError("several brokers need etcd: give --etcd 1 or --etcd 3")
+    if etcd == 0 and (brokers > 1 or registries):
+        raise OperatorError("several brokers, and registries, need etcd: give --etcd 1 or --etcd 3")
     base = base_port or _free_block()
     nodes = tuple(_etcd_node(folder, base, number, etcd) for number in range(1, etcd + 1))
-    return enlarge(LocalCluster(base, settings, nodes), folder, brokers)
+    return enlarge(LocalCluster(base, settings, nodes), folder, brokers, registries)
 
 
-def enlarge(cluster: LocalCluster, folder: Path, brokers: int) -> LocalCluster:
-    """The same cluster with so many brokers."""
-    known = len(cluster.brokers)
-    new = (_broker_node(folder, cluster.base_port, number) for number in range(known + 1, brokers + 1))
-    return LocalCluster(cluster.base_port, cluster.settings, (*cluster.nodes, *new))
+def enlarge(cluster: LocalCluster, folder: Path, brokers: int, registries: int = 0) -> LocalCluster:
+    """The same cluster with so many brokers and registries."""
+    base = cluster.base_port
+    new = (_broker_node(folder, base, number) for number in range(len(cluster.brokers) + 1, brokers + 1))
+    added = (_registry_node(folder, base, number) for number in range(len(cluster.registries) + 1, registries + 1))
+    return LocalCluster(base, cluster.settings, (*cluster.nodes, *new, *added))
 
 
 def write_configs(cluster: LocalCluster) -> None:
     """Folders and config files of all nodes; those that are there are written again with the same content."""
     for node in cluster.nodes:
         folder = Path(node.folder)
-        (folder / "data").mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True)
+        if node.kind != "registry":
+            (folder / "data").mkdir(exist_ok=True, mode=0o700)
         if node.kind == "etcd":
             (folder / "etcd.json").write_text(json.dumps(_etcd_config(node, cluster), indent=1) + "\n")
         else:
@@ -99,6 +106,15 @@ def _broker_node(folder: Path, base_port: int, number: int) -> LocalNode:
     )
 
 
+def _registry_node(folder: Path, base_port: int, number: int) -> LocalNode:
+    own = folder / f"registry{number}"
+    ports = _ports(base_port, number, "routes", "routes_http")
+    command = (sys.executable, "-m", "headrace.cli.main", "registry", "--config", str(own / "headrace.toml"))
+    return LocalNode(
+        own.name, "registry", number, f"{HOST}:{ports['routes']}", ports, str(own), str(own / "registry.log"), command
+    )
+
+
 def _etcd_config(node: LocalNode, cluster: LocalCluster) -> dict[str, object]:
     """etcd reads YAML, of which JSON is a part."""
     client, peer = (f"http://{HOST}:{node.ports[use]}" for use in ("client", "peer"))
@@ -119,6 +135,11 @@ def _etcd_config(node: LocalNode, cluster: LocalCluster) -> dict[str, object]:
 
 
 def _settings(node: LocalNode, cluster: LocalCluster) -> dict[str, object]:
+    coordination = "etcd://" + ",".join(each.address for each in cluster.etcd)
+    replicas = min(3, len(cluster.brokers))
+    if node.kind == "registry":
+        own = {"registry.listen": [node.address], "registry.http.listen": f"{HOST}:{node.ports['routes_http']}"}
+        return {"coordination": coordination, "default.replication.factor": replicas, **own} | cluster.settings
     settings: dict[str, object] = {
         "node.id": node.number,
         "data": str(Path(node.folder) / "data"),
@@ -126,10 +147,10 @@ def _settings(node: LocalNode, cluster: LocalCluster) -> dict[str, object]:
         "http.listen": f"{HOST}:{node.ports['http']}",
     }
     if cluster.etcd:
-        settings["coordination"] = "etcd://" + ",".join(each.address for each in cluster.etcd)
+        settings["coordination"] = coordination
         settings["replication.listen"] = f"{HOST}:{node.ports['replication']}"
         settings["broker.lease.ms"] = LEASE_MS
-        settings["default.replication.factor"] = min(3, len(cluster.brokers))
+        settings["default.replication.factor"] = replicas
     return settings | cluster.settings
 
 
