@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headrace.client.cluster import UnknownTopic
+from headrace.client.sending.driver import Need
 from headrace.client.sending.errors import QueueFull
 from headrace.client.sending.identity import Identities
 from headrace.client.sending.options import check_acks
@@ -37,6 +38,19 @@ class NoRoom(Exception):
         self.needed_bytes = needed_bytes
 
 
+class _Inquiry:
+    """What is heard of a topic; several may wait for it."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.since = sender.reactor.now()
+        self.heard: Topic | HeadraceError | None = None
+        self._sender = sender
+
+    def hear(self, heard: Topic | HeadraceError) -> None:
+        self.heard = heard
+        self._sender.driver.changed()
+
+
 class Desk:
     """`may_wait` is False while its owner holds the lock: what would wait raises NoRoom then."""
 
@@ -53,6 +67,8 @@ class Desk:
         self.may_wait = True
         self.identities = Identities(sender.network, options.request_timeout_ms / 1000, self._named)
         self._topic_ids: dict[str, bytes] = {}
+        self._inquiries: dict[str, _Inquiry] = {}
+        self._partition_wanted: dict[tuple[str, int], float] = {}
 
     def _named(self) -> None:
         """A producer id has come, or it is time to ask again."""
@@ -71,27 +87,39 @@ class Desk:
 
     def find(self, topic: str, partition: int) -> None:
         """Wait until the topic is known, and has the partition."""
-        sender = self.sender
-        heard: list[Topic | HeadraceError] = []
-        with sender.reactor.lock:
-            if topic not in self.router_here.topics:
-                sender.network.routes.want(topic, create=True, on_known=heard.append)
-            else:
-                sender.network.routes.stale(topic)
+        sender, routes = self.sender, self.sender.network.routes
         if topic not in self.router_here.topics:
-            within_s = min(FIND_WITHIN_S, self.options.delivery_timeout_ms / 1000)
-            if not sender.driver.until(lambda: bool(heard), sender.reactor.now() + within_s):
+            self._learn_of(topic)
+        if partition < len(self.tracks(topic)):
+            return
+        with sender.reactor.lock:
+            asked_at = self._partition_wanted.setdefault((topic, partition), sender.reactor.now())
+            routes.stale(topic)
+        there = sender.driver.until(
+            Need.TOPIC, lambda: partition < len(self.tracks(topic)), asked_at + ENLARGED_WITHIN_S
+        )
+        self._partition_wanted.pop((topic, partition), None)
+        if not there:
+            raise UnknownTopic(topic, partition, len(self.tracks(topic)))
+
+    def _learn_of(self, topic: str) -> None:
+        sender = self.sender
+        with sender.reactor.lock:
+            inquiry = self._inquiries.get(topic)
+            if inquiry is None:
+                inquiry = self._inquiries[topic] = _Inquiry(sender)
+                sender.network.routes.want(topic, create=True, on_known=inquiry.hear)
+        within_s = min(FIND_WITHIN_S, self.options.delivery_timeout_ms / 1000)
+        known = sender.driver.until(Need.TOPIC, lambda: inquiry.heard is not None, inquiry.since + within_s)
+        with sender.reactor.lock:
+            self._inquiries.pop(topic, None)
+            if not known or inquiry.heard is None:
                 raise RequestTimedOut(
-                    f"nothing was heard of topic {topic!r} within {within_s:g} s: are brokers running?"
+                    f"nothing was heard of topic {topic!r} within {within_s:g} s: are the brokers running?"
                 )
-            if isinstance(heard[0], HeadraceError):
-                raise heard[0]
-            with sender.reactor.lock:
-                self.learn(heard[0])
-        if partition >= len(self.tracks(topic)):
-            deadline = sender.reactor.now() + ENLARGED_WITHIN_S
-            if not sender.driver.until(lambda: partition < len(self.tracks(topic)), deadline):
-                raise UnknownTopic(topic, partition, len(self.tracks(topic)))
+            if isinstance(inquiry.heard, HeadraceError):
+                raise inquiry.heard
+            self.learn(inquiry.heard)
 
     def learn(self, topic: Topic) -> None:
         """The topic as it is now: tracks for partitions that are new, none for those that are gone."""
@@ -140,8 +168,13 @@ class Desk:
             with sender.reactor.lock:
                 sender.hurry()
             deadline = math.inf if policy_ms < 0 else sender.reactor.now() + policy_ms / 1000
-            if sender.driver.until(lambda: sender.has_room(needed_bytes), deadline):
+            if sender.driver.until(Need.ROOM, lambda: sender.has_room(needed_bytes), deadline):
                 return None
+        return self.drop(topic)
+
+    def drop(self, topic: str) -> Delivery:
+        """The delivery of a record for which there is no room."""
+        sender, policy_ms = self.sender, self.options.when_full
         quota = sender.quota
         sender.count.dropped += 1
         waited = f" for {policy_ms:g} ms" if policy_ms > 0 else ""

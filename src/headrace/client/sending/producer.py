@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.engine.network import shared
 from headrace.client.engine.threads import ThreadReactor
+from headrace.client.sending.driver import ThreadDriver
 from headrace.client.sending.errors import ProducerClosed
 from headrace.client.sending.faults import TABLE
 from headrace.client.sending.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
@@ -30,22 +31,6 @@ from headrace.records.building import Delivery, Report
 from headrace.records.record import Header
 
 ONE_WAY: Final = 0
-
-
-class _Threads:
-    """Whoever waits drives."""
-
-    def __init__(self, reactor: ThreadReactor) -> None:
-        self._reactor = reactor
-
-    def until(self, done: Callable[[], bool], deadline: float) -> bool:
-        return self._reactor.wait(done, deadline)
-
-    def turn(self) -> None:
-        self._reactor.turn()
-
-    def awaited(self, delivery: Delivery) -> Awaitable[Report]:
-        raise TypeError("this producer is for threads: call delivery.result(), or use headrace.aio.Producer")
 
 
 class Producer:
@@ -108,7 +93,7 @@ class Producer:
         reactor = self._network.reactor
         assert isinstance(reactor, ThreadReactor)
         self._reactor = reactor
-        self._driver = _Threads(reactor)
+        self._driver = ThreadDriver(reactor)
         self._sender = Sender(self._network, options, self._driver)
         self._router = self._sender.desk(acks).router_here
         self._ordered = Ordered(self._sender)
@@ -222,7 +207,7 @@ class Producer:
             mark = self._sender.mark()
             self._sender.hurry()
         deadline = math.inf if timeout_s is None else self._reactor.now() + timeout_s
-        if not self._driver.until(lambda: self._sender.settled(mark), deadline):
+        if not self._reactor.wait(lambda: self._sender.settled(mark), deadline):
             raise RequestTimedOut(
                 f"{self._sender.quota.records} records are not acknowledged after {timeout_s} s and still under way: "
                 "wait longer, or look at the brokers"

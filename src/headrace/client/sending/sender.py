@@ -8,10 +8,10 @@ queue from when it is in a batch until that batch is settled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.client.engine.errors import NeverSent
 from headrace.client.engine.network import Network
@@ -19,6 +19,7 @@ from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, Refusal
 from headrace.client.sending import ordered, outcomes
 from headrace.client.sending.desk import Desk
+from headrace.client.sending.driver import Driver
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
 from headrace.client.sending.faults import FaultLatency
 from headrace.client.sending.lane import Fate, Parcel, Verdict
@@ -38,20 +39,6 @@ ANSWER_MARGIN_S: Final = 1.0
 LEADERLESS_S: Final = 0.1
 ABANDON_AFTER_S: Final = 0.5
 NO_OFFSET: Final = -1
-
-
-class Driver(Protocol):
-    """How those who use a sender wait for it."""
-
-    def until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Wait until `done()`; False at the deadline. Where nobody may wait, it raises."""
-        ...
-
-    def turn(self) -> None:
-        """Let what is ready leave, if the caller is the one to do it."""
-        ...
-
-    def awaited(self, delivery: Delivery) -> Awaitable[Report]: ...
 
 
 @dataclass(slots=True)
@@ -111,7 +98,7 @@ class Sender:
         )
 
     def wait(self, delivery: Delivery, deadline: float | None) -> None:
-        self.driver.until(lambda: delivery.done, float("inf") if deadline is None else deadline)
+        self.driver.wait(delivery, deadline)
 
     def awaited(self, delivery: Delivery) -> Awaitable[Report]:
         return self.driver.awaited(delivery)
@@ -385,6 +372,7 @@ class Sender:
         self._unsettled.pop(load.number, None)
         while self._expiring and self._expiring[0].settled:
             self._expiring.popleft()
+        self.driver.changed()
 
     # Time.
 
@@ -427,3 +415,4 @@ class Sender:
                     track.lane.hurry()
                 if track.lane.waiting or track.due:
                     self.make_ready(track)
+        self.driver.changed()

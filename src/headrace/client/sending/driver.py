@@ -1,0 +1,56 @@
+"""How those who use a sender wait for it: on threads whoever waits drives the engine, on asyncio the loop does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Protocol
+
+from headrace.client.engine.threads import ThreadReactor
+from headrace.records.building import Delivery, Report
+
+
+class Need(Enum):
+    """What somebody waits for before a record can be put into a batch."""
+
+    TOPIC = "a topic"
+    ROOM = "room in the queue"
+
+
+class Driver(Protocol):
+    def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
+        """Wait until `done()`; False at the deadline. Where nobody may wait, it raises."""
+        ...
+
+    def turn(self) -> None:
+        """Let what is ready leave, if the caller is the one to do it."""
+        ...
+
+    def changed(self) -> None:
+        """What somebody waits for may have come."""
+        ...
+
+    def wait(self, delivery: Delivery, deadline: float | None) -> None: ...
+
+    def awaited(self, delivery: Delivery) -> Awaitable[Report]: ...
+
+
+class ThreadDriver:
+    def __init__(self, reactor: ThreadReactor) -> None:
+        self._reactor = reactor
+
+    def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
+        return self._reactor.wait(done, deadline)
+
+    def turn(self) -> None:
+        self._reactor.turn()
+
+    def changed(self) -> None:
+        """The reactor itself asks all who wait, after every turn."""
+
+    def wait(self, delivery: Delivery, deadline: float | None) -> None:
+        self._reactor.wait(lambda: delivery.done, math.inf if deadline is None else deadline)
+
+    def awaited(self, delivery: Delivery) -> Awaitable[Report]:
+        raise TypeError("this producer is for threads: call delivery.result(), or use headrace.aio.Producer")
