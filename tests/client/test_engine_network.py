@@ -47,7 +47,7 @@ def test_one_set_of_connections_per_client_id_opened_when_needed(
     assert again is network
     assert other is not network
     other.release()
-    assert len(network.links) == 0
+    assert list(network.links) == []
     name = topic()
     assert isinstance(known(network, name), Topic)
     assert [link.is_open for link in network.links] == [True]

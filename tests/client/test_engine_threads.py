@@ -1,0 +1,447 @@
+"""Callers that drive by turns: no wake-up lost, nobody left waiting while nobody drives, the user's code in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from brokers import Broker, wait_for
+from headrace.client.cluster import parse_address
+from headrace.client.engine.errors import EngineClosed, ForkedEngine
+from headrace.client.engine.link import Link
+from headrace.client.engine.network import shared
+from headrace.client.engine.threads import ThreadReactor
+from headrace.errors import HeadraceError
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+from proving import proves
+
+WAIT_S = 30.0
+
+
+class CallersOnly(ThreadReactor):
+    """Nobody comes to the rescue of a caller who was forgotten."""
+
+    def _start(self) -> None:
+        return
+
+
+@pytest.fixture
+def reactor() -> Iterator[ThreadReactor]:
+    made = ThreadReactor()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def callers_only() -> Iterator[ThreadReactor]:
+    made = CallersOnly()
+    yield made
+    made.close()
+
+
+class Echo:
+    """One socket that many callers share: a byte written comes back, and is for the oldest who waits."""
+
+    def __init__(self, reactor: ThreadReactor) -> None:
+        self.reactor = reactor
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.waiting: list[list[int]] = []
+        self.unsent = 0
+        reactor.watch(self.near, self.readable, None)
+        self.thread = threading.Thread(target=self.answer)
+        self.thread.start()
+
+    def answer(self) -> None:
+        while received := self.far.recv(4096):
+            self.far.sendall(received)
+
+    def readable(self) -> None:
+        try:
+            received = self.near.recv(4096)
+        except BlockingIOError:
+            return
+        for _ in received:
+            self.waiting.pop(0).append(1)
+
+    def flush(self) -> None:
+        self.near.send(bytes(self.unsent))
+        self.unsent = 0
+
+    def ask(self) -> list[int]:
+        heard: list[int] = []
+        with self.reactor.lock:
+            self.waiting.append(heard)
+            self.unsent += 1
+            if self.unsent == 1:
+                self.reactor.call_soon(self.flush)
+        return heard
+
+    def close(self) -> None:
+        self.reactor.unwatch(self.near)
+        self.near.close()
+        self.thread.join()
+        self.far.close()
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run in so many threads at once; the first failure is raised here, and so is one that never ends."""
+    failures: list[BaseException] = []
+
+    def run(nth: int) -> None:
+        try:
+            work(nth)
+        except BaseException as raised:  # noqa: BLE001 - raised again by the test
+            failures.append(raised)
+
+    threads = [threading.Thread(target=run, args=(nth,), daemon=True) for nth in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * WAIT_S)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def exchange_at_random(reactor: ThreadReactor, echo: Echo, draw: random.Random, count: int) -> None:
+    """As applications do: wait for the answer, give up early and come back, or go off and let others drive."""
+    for _ in range(count):
+        heard = echo.ask()
+        while not heard:
+            way = draw.randrange(6)
+            if way == 0:
+                reactor.turn(0)
+            elif way == 1:
+                reactor.wait(lambda: bool(heard), reactor.now() + 0.0005)  # noqa: B023
+            elif way == 2:
+                reactor.post(lambda: None)
+            elif way == 3:
+                with reactor.lock:
+                    reactor.call_at(reactor.now() + 0.0003, lambda: None)
+                    reactor.tell(lambda: None)
+            else:
+                assert reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)  # noqa: B023
+
+
+def test_callers_take_over_from_each_other_and_none_is_forgotten(callers_only: ThreadReactor, seed: int) -> None:
+    echo = Echo(callers_only)
+    in_threads(6, lambda nth: exchange_at_random(callers_only, echo, random.Random(seed + nth), 150))
+    assert echo.waiting == []
+    echo.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [CallersOnly, ThreadReactor])
+def test_callers_take_over_from_each_other_for_long(
+    kind: type[ThreadReactor], seed: int, proof_report: Callable[..., None]
+) -> None:
+    reactor = kind()
+    echo = Echo(reactor)
+    began = time.monotonic()
+    in_threads(16, lambda nth: exchange_at_random(reactor, echo, random.Random(seed + nth), 1500))
+    assert echo.waiting == []
+    echo.close()
+    reactor.close()
+    proof_report(callers=16, exchanges=16 * 1500, background=kind is ThreadReactor, seconds=time.monotonic() - began)
+
+
+@proves("R16")
+def test_many_threads_share_one_link_to_a_broker(callers_only: ThreadReactor, broker: Broker) -> None:
+    link = Link(callers_only, parse_address(broker.bootstrap), client_id="crowd")
+
+    def work(nth: int) -> None:
+        for _ in range(30):
+            heard: list[Message | HeadraceError] = []
+            link.ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
+            assert callers_only.wait(lambda: bool(heard), callers_only.now() + WAIT_S)  # noqa: B023
+            assert isinstance(heard[0], Message)
+
+    in_threads(8, work)
+    assert link.opened_count == 1
+    link.close(EngineClosed("enough"))
+
+
+def test_who_leaves_hands_over_to_one_that_stands_by(callers_only: ThreadReactor) -> None:
+    """The driver's own wait ends while another thread's goes on: that one drives, and its timer is served."""
+    served = threading.Event()
+    standing = threading.Event()
+
+    def stand_by() -> None:
+        callers_only.call_at(callers_only.now() + 0.1, served.set)
+        standing.set()
+        assert callers_only.wait(served.is_set, callers_only.now() + WAIT_S)
+
+    def drive() -> None:
+        assert not callers_only.wait(standing_by_forever, callers_only.now() + 0.05)
+
+    def standing_by_forever() -> bool:
+        standing.set()
+        return False
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    assert standing.wait(WAIT_S)
+    in_threads(1, lambda nth: stand_by())
+    driver.join()
+    assert served.is_set()
+
+
+def test_an_answer_wakes_the_one_it_is_for_while_another_drives(callers_only: ThreadReactor) -> None:
+    echo, stop = Echo(callers_only), threading.Event()
+    driver = threading.Thread(target=callers_only.wait, args=(stop.is_set, callers_only.now() + WAIT_S))
+    driver.start()
+    for _ in range(100):
+        heard = echo.ask()
+        assert callers_only.wait(lambda: bool(heard), callers_only.now() + WAIT_S)  # noqa: B023
+    stop.set()
+    callers_only.wake()
+    driver.join(WAIT_S)
+    assert not driver.is_alive()
+    echo.close()
+
+
+def test_wake_makes_whoever_waits_look_again(reactor: ThreadReactor) -> None:
+    flags = [threading.Event() for _ in range(4)]
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda flag=flag: results.append(reactor.wait(flag.is_set, reactor.now() + WAIT_S)))
+        for flag in flags
+    ]
+    for thread in threads:
+        thread.start()
+    for flag, thread in zip(flags, threads, strict=True):
+        flag.set()
+        reactor.wake()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert results == [True] * 4
+
+
+def test_a_wait_ends_at_its_deadline(reactor: ThreadReactor) -> None:
+    assert not reactor.wait(lambda: False, reactor.now() + 0.02)
+    assert reactor.wait(lambda: True, reactor.now() - 1)
+
+
+def test_timers_run_in_their_order_and_not_after_they_were_cancelled(callers_only: ThreadReactor) -> None:
+    ran: list[int] = []
+    now = callers_only.now()
+    timers = [callers_only.call_at(now + nth / 1000, lambda nth=nth: ran.append(nth)) for nth in (5, 1, 3, 2, 4)]  # type: ignore[misc]
+    timers[2].cancel()
+    timers[2].cancel()
+    assert callers_only.wait(lambda: len(ran) == 4, now + WAIT_S)
+    assert ran == [1, 2, 4, 5]
+
+
+def test_cancelled_timers_do_not_pile_up(callers_only: ThreadReactor) -> None:
+    for _ in range(10_000):
+        callers_only.call_at(callers_only.now() + 3600, lambda: None).cancel()
+    assert len(callers_only._timers) < 200
+
+
+def test_what_is_left_for_soon_runs_once_and_together_at_the_end_of_a_turn(callers_only: ThreadReactor) -> None:
+    ran: list[str] = []
+
+    def timer() -> None:
+        callers_only.call_soon(lambda: ran.append("soon"))
+        ran.append("timer")
+
+    for _ in range(2):
+        callers_only.call_at(callers_only.now(), timer)
+    assert callers_only.turn(0)
+    assert ran == ["timer", "timer", "soon", "soon"]
+
+
+@pytest.mark.parametrize("left", ["timer", "soon", "told", "posted"])
+def test_the_background_does_what_a_caller_left_undone(reactor: ThreadReactor, left: str) -> None:
+    done = threading.Event()
+    reactor.turn(0)
+    with reactor.lock:
+        if left == "timer":
+            reactor.call_at(reactor.now() + 0.01, done.set)
+        elif left == "soon":
+            reactor.call_soon(done.set)
+        elif left == "told":
+            reactor.tell(done.set)
+    if left == "posted":
+        reactor.post(done.set)
+    assert done.wait(WAIT_S)
+
+
+def test_the_background_answers_while_every_caller_is_away(reactor: ThreadReactor) -> None:
+    echo = Echo(reactor)
+    for _ in range(5):
+        heard = echo.ask()
+        wait_for("the background thread", lambda: bool(heard), WAIT_S, 0.001)  # noqa: B023
+    echo.close()
+
+
+def test_the_background_keeps_out_of_the_way_of_a_caller(reactor: ThreadReactor) -> None:
+    """What a caller that drives waits for is handled in its own thread."""
+    echo, handlers = Echo(reactor), set()
+    handle = echo.readable
+
+    def readable() -> None:
+        handlers.add(threading.current_thread())
+        handle()
+
+    reactor.watch(echo.near, readable, None)
+    first = echo.ask()
+    assert reactor.wait(lambda: bool(first), reactor.now() + WAIT_S)
+    handlers.clear()
+    for _ in range(300):
+        heard = echo.ask()
+        assert reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)  # noqa: B023
+    assert handlers == {threading.current_thread()}
+    echo.close()
+
+
+def test_the_users_code_runs_outside_the_lock_one_at_a_time_and_in_order(reactor: ThreadReactor) -> None:
+    heard: list[int] = []
+    inside = threading.Lock()
+
+    def user_code(nth: int) -> None:
+        assert inside.acquire(blocking=False)
+        heard.append(nth)
+        # Anyone else can have the lock meanwhile, and this code may wait for something itself.
+        if nth % 50 == 0:
+            in_threads(1, take_the_lock)
+            reactor.wait(lambda: False, reactor.now() + 0.001)
+        inside.release()
+
+    def take_the_lock(_: int) -> None:
+        with reactor.lock:
+            return
+
+    count = 0
+
+    def work(_: int) -> None:
+        nonlocal count
+        for _ in range(100):
+            with reactor.lock:
+                reactor.tell(lambda nth=count: user_code(nth))  # type: ignore[misc]
+                count += 1
+            reactor.turn(0)
+
+    in_threads(4, work)
+    wait_for("all that was told", lambda: len(heard) == 400, WAIT_S)
+    assert heard == list(range(400))
+
+
+def test_the_users_code_may_raise(callers_only: ThreadReactor, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+    with callers_only.lock:
+        callers_only.tell(lambda: 1 // 0)  # type: ignore[arg-type]
+        callers_only.tell(lambda: heard.append(1))
+        callers_only.call_soon(lambda: 1 // 0)  # type: ignore[arg-type]
+        callers_only.call_soon(lambda: heard.append(2))
+    callers_only.turn(0)
+    assert heard == [2, 1]
+    assert caplog.text.count("ZeroDivisionError") == 2
+
+
+def test_a_turn_inside_a_callback_does_nothing(callers_only: ThreadReactor) -> None:
+    turns: list[bool] = []
+    with callers_only.lock:
+        callers_only.call_soon(lambda: turns.append(callers_only.turn(0)))
+    assert callers_only.turn(0)
+    assert turns == [False]
+
+
+def test_ctrl_c_ends_a_wait_and_leaves_the_rest_in_order(callers_only: ThreadReactor) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    echo = Echo(callers_only)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        for _ in range(20):
+            ctrl_c = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1))
+            ctrl_c.start()
+            with pytest.raises(KeyboardInterrupt):
+                callers_only.wait(lambda: False, callers_only.now() + WAIT_S)
+            ctrl_c.join()
+            heard = echo.ask()
+            assert callers_only.wait(lambda: bool(heard), callers_only.now() + WAIT_S)  # noqa: B023
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    echo.close()
+
+
+@pytest.mark.parametrize("kind", [CallersOnly, ThreadReactor])
+def test_closing_ends_every_wait(kind: type[ThreadReactor]) -> None:
+    reactor = kind()
+    reactor.turn(0)
+    waiting = threading.Semaphore(0)
+    outcomes: list[type[BaseException]] = []
+
+    def work() -> None:
+        waiting.release()
+        try:
+            reactor.wait(lambda: False, reactor.now() + WAIT_S)
+        except EngineClosed as closed:
+            outcomes.append(type(closed))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        waiting.acquire()
+    reactor.close()
+    reactor.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert outcomes == [EngineClosed] * 3
+    with pytest.raises(EngineClosed, match="make a new one"):
+        reactor.turn(0)
+    assert reactor._epoll.closed
+
+
+def test_a_child_process_is_told_not_to_use_its_parents_client(broker: Broker) -> None:
+    """And one of its own serves it, while the parent's goes on."""
+    network = shared(broker.bootstrap, client_id="forking")
+    assert asks(network.reactor, network) == "MetadataResponse"
+    lock = network.reactor.lock
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = [in_child(lambda: network.reactor.turn(0)), in_child(lambda: network.reactor.lock.__enter__())]  # type: ignore[attr-defined]
+            with lock:
+                said.append(in_child(lambda: network.ask_any(apis.METADATA, Message(), print, timeout_s=1)))
+            own = shared(broker.bootstrap, client_id="forking")
+            said += [str(own is network), asks(own.reactor, own)]
+            own.release()
+            os.write(write, "\n".join(said).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    assert os.waitpid(child, 0)[1] == 0
+    said = os.read(read, 65536).decode().split("\n")
+    os.close(read)
+    told = str(ForkedEngine())
+    assert "make the Producer or Consumer in the child" in told
+    assert said == [told, told, told, "False", "MetadataResponse"]
+    assert asks(network.reactor, network) == "MetadataResponse"
+    network.release()
+
+
+def in_child(use: Callable[[], object]) -> str:
+    try:
+        return repr(use())
+    except ForkedEngine as error:
+        return str(error)
+
+
+def asks(reactor: object, network: object) -> str:
+    heard: list[Message | HeadraceError] = []
+    network.ask_any(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)  # type: ignore[attr-defined]
+    assert isinstance(reactor, ThreadReactor)
+    reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)
+    return type(heard[0]).__name__
