@@ -155,6 +155,26 @@ def test_progress_is_saved_when_partitions_go_and_found_by_who_gets_them(
     assert {second.positions[target, number] for number in kept} == {200 + number for number in kept}
 
 
+@proves("R9")
+@pytest.mark.parametrize("assignor", ["average", "room-first", "consistent-hash", "cooperative"])
+def test_members_beyond_the_number_of_partitions_are_idle_until_one_goes(
+    topic: MakeTopic, join: Join, wait: Wait, group: str, assignor: str
+) -> None:
+    target = topic(partitions=1)
+    members = [join(group, target, assignor=assignor) for _ in range(3)]
+
+    def one_has_it(*observers: Observer) -> bool:
+        settled = all(observer.membership.state is State.STABLE for observer in observers)
+        return settled and sorted(len(observer.numbers) for observer in observers) == [0] * (len(observers) - 1) + [1]
+
+    wait(lambda: one_has_it(*members))
+    reader = next(member for member in members if member.numbers)
+    left: list[HeadraceError | None] = []
+    reader.membership.leave(left.append)
+    idle = [member for member in members if member is not reader]
+    wait(lambda: bool(left) and one_has_it(*idle))
+
+
 def test_what_the_application_works_on_is_not_given_up_before_it_comes_back(
     topic: MakeTopic, join: Join, wait: Wait, group: str
 ) -> None:

@@ -12,7 +12,7 @@ import json
 import select
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def say(event: str, **what: object) -> None:
@@ -40,6 +40,42 @@ class Assignment:
 
 def asked_to_leave() -> bool:
     return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+class Partition(NamedTuple):
+    topic: str
+    partition: int
+
+
+def headrace(given: dict[str, Any]) -> None:
+    from headrace.client.consuming.consumer import Consumer
+    from headrace.errors import HeadraceError
+
+    consumer = Consumer(
+        given["topic"],
+        bootstrap=given["bootstrap"],
+        group=given["group"],
+        assignor=given["strategy"],
+        session_timeout_ms=given["session_ms"],
+        instance_id=given["instance"],
+        commit_interval_ms=0,
+        max_wait_ms=100,
+    )
+    assignment = Assignment()
+    while not asked_to_leave():
+        try:
+            records = consumer.poll(50)
+        except HeadraceError as error:
+            say("fatal", error=str(error))
+            break
+        assignment.now(Partition(*place) for place in consumer.assignment)
+        for record in records:
+            try:
+                consumer.commit({(record.topic, record.partition): record.offset + 1})
+            except HeadraceError:
+                break
+            say_record(record.topic, record.partition, record.offset, record.value)
+    consumer.close()
 
 
 def confluent(given: dict[str, Any]) -> None:
@@ -165,7 +201,9 @@ async def aiokafka(given: dict[str, Any]) -> None:
 
 def main() -> None:
     client, given = sys.argv[1], json.loads(sys.argv[2])
-    if client == "confluent-kafka":
+    if client == "headrace":
+        headrace(given)
+    elif client == "confluent-kafka":
         confluent(given)
     elif client == "kafka-python":
         kafka_python(given)

@@ -1,0 +1,78 @@
+"""A group whose coordinator is killed: its members go on, and what they read is saved with the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers import wait_for
+from clients.records import Record
+from clients.with_confluent import ConfluentKafka
+from clusters import BrokerCluster
+from headrace.client import groups
+from headrace.client.cluster import Cluster
+from headrace.client.consuming.consumer import Consumer
+from proving import proves
+
+PARTITIONS = 6
+SETTINGS = {
+    "broker.lease.ms": 2000,
+    "offsets.topic.partitions": 1,
+    "default.replication.factor": 3,
+    "group.initial.rebalance.delay.ms": 50,
+}
+
+
+@pytest.fixture
+def three_brokers(tmp_path: Path) -> Iterator[BrokerCluster]:
+    with BrokerCluster(tmp_path, brokers=3, etcd=1, settings=SETTINGS) as cluster:
+        yield cluster
+
+
+def write(bootstrap: str, topic: str, first: int, count: int) -> set[bytes]:
+    values = [b"%d" % n for n in range(first, first + count)]
+    records = [Record(value, partition=n % PARTITIONS) for n, value in enumerate(values)]
+    ConfluentKafka().produce(bootstrap, topic, records)
+    return set(values)
+
+
+@proves("R8")
+def test_members_go_on_when_their_coordinator_is_killed(three_brokers: BrokerCluster) -> None:
+    cluster = three_brokers
+    cluster.create_topic("orders", PARTITIONS, replicas=3)
+    cluster.wait_in_sync({"orders": PARTITIONS})
+    bootstrap = cluster.bootstrap
+    with (
+        Cluster(bootstrap) as admin,
+        Consumer("orders", bootstrap=bootstrap, group="g", client_id="a", session_timeout_ms=20_000) as first,
+        Consumer("orders", bootstrap=bootstrap, group="g", client_id="b", session_timeout_ms=20_000) as second,
+    ):
+        seen: list[bytes] = []
+
+        def came(wanted: set[bytes]) -> bool:
+            for consumer in (first, second):
+                seen.extend(record.value for record in consumer.poll(50))
+            return wanted <= set(seen)
+
+        def shared() -> bool:
+            came(set())
+            return sorted([*first.assignment, *second.assignment]) == [("orders", n) for n in range(PARTITIONS)]
+
+        wait_for("both to have partitions", lambda: shared() and first.assignment and second.assignment, 60)
+        before = write(bootstrap, "orders", 0, 60)
+        wait_for("the records before", lambda: came(before), 60)
+        for consumer in (first, second):
+            consumer.commit()
+        address = admin.coordinator("g").address
+        dead = next(broker for broker in cluster.brokers if broker.listen[0] == str(address))
+        cluster.wait_in_sync({"orders": PARTITIONS, "__consumer_offsets": 1})
+        dead.kill()
+        after = write(bootstrap, "orders", 60, 60)
+        wait_for("the records after", lambda: came(after), 60)
+        for consumer in (first, second):
+            consumer.commit()
+        assert len(seen) == len(set(seen)) == 120
+    with Cluster(bootstrap) as admin:
+        assert set(groups.fetch_offsets(admin, "g").values()) == {20}

@@ -1,0 +1,185 @@
+"""When a consumer saves how far it has read, and that the next one goes on there: with a group, and by itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from brokers import DIES_WITH_PARENT, Broker, wait_for
+from clients.records import Record
+from clients.with_confluent import ConfluentKafka
+from headrace.client import groups
+from headrace.client.cluster import Cluster
+from headrace.client.consuming.consumer import Consumer
+from headrace.client.consuming.options import Options
+from headrace.client.consuming.progress import ProgressUnusable
+from proving import proves
+
+MakeTopic = Callable[..., str]
+
+READER = """
+import sys
+from headrace.client.consuming.consumer import Consumer
+
+bootstrap, topic, folder = sys.argv[1:]
+with Consumer(topic, bootstrap=bootstrap, group="all", mode="broadcast", client_id="killed", progress_dir=folder,
+              commit_interval_ms=50) as consumer:
+    for _ in sys.stdin:
+        records = []
+        while not records:
+            records = consumer.poll(1000, max_records=7)
+        print(*(record.offset for record in records), flush=True)
+"""
+"""Reads a few records for every line on its standard input, and says which."""
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def start_reader(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(topic: str) -> subprocess.Popen[str]:
+        command = [*DIES_WITH_PARENT, sys.executable, "-c", READER, broker.bootstrap, topic, str(tmp_path)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def write(broker: Broker, topic: str, count: int, partitions: int = 1) -> None:
+    records = [Record(b"%d" % n, partition=n % partitions) for n in range(count)]
+    ConfluentKafka().produce(broker.bootstrap, topic, records)
+
+
+def read(consumer: Consumer, count: int) -> list[int]:
+    """So many records at least, as their offsets."""
+    found: list[int] = []
+
+    def enough() -> bool:
+        found.extend(record.offset for record in consumer.poll(200))
+        return len(found) >= count
+
+    wait_for(f"{count} records", enough)
+    return found
+
+
+@proves("R8")
+def test_progress_is_saved_by_the_clock_of_what_earlier_polls_gave(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
+) -> None:
+    assert Options(topics=("t",)).commit_interval_ms == 5000
+    target = topic()
+    write(broker, target, 10)
+    with Consumer(target, bootstrap=broker.bootstrap, group=group, commit_interval_ms=50) as consumer:
+        wait_for("records", lambda: consumer.poll(200, max_records=4))
+        consumer.poll(0, max_records=4)
+        wait_for("the first four to be saved", lambda: groups.fetch_offsets(cluster, group) == {(target, 0): 4})
+        # The caller still works on what the last poll gave: a crash now must not skip it.
+        assert groups.fetch_offsets(cluster, group) == {(target, 0): 4}
+
+
+@proves("R8")
+def test_progress_of_all_that_was_handed_out_is_saved_on_close(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
+) -> None:
+    target = topic(partitions=2)
+    write(broker, target, 10, partitions=2)
+    with Consumer(target, bootstrap=broker.bootstrap, group=group) as consumer:
+        read(consumer, 10)
+    assert groups.fetch_offsets(cluster, group) == {(target, 0): 5, (target, 1): 5}
+    assert groups.describe_group(cluster, group).members == ()
+    write(broker, target, 2, partitions=2)
+    with Consumer(target, bootstrap=broker.bootstrap, group=group) as consumer:
+        assert read(consumer, 2) == [5, 5]
+
+
+def test_a_caller_that_fails_has_its_last_records_again(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
+) -> None:
+    target = topic()
+    write(broker, target, 10)
+
+    def work() -> None:
+        with Consumer(target, bootstrap=broker.bootstrap, group=group) as consumer:
+            wait_for("records", lambda: consumer.poll(200, max_records=4))
+            consumer.poll(200, max_records=4)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert groups.fetch_offsets(cluster, group) == {(target, 0): 4}
+
+
+@proves("R8")
+def test_two_in_broadcast_mode_each_read_all_and_go_on_after_a_restart(
+    broker: Broker, topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    target = topic(partitions=3)
+    write(broker, target, 30, partitions=3)
+
+    def listen(client_id: str) -> Consumer:
+        return Consumer(
+            target, bootstrap=broker.bootstrap, group=group, mode="broadcast", client_id=client_id,
+            progress_dir=tmp_path,
+        )  # fmt: skip
+
+    with listen("a") as first, listen("b") as second:
+        assert len(read(first, 30)) == len(read(second, 30)) == 30
+        with pytest.raises(ProgressUnusable, match="client_id of its own"):
+            listen("a")
+    write(broker, target, 6, partitions=3)
+    with listen("a") as first, listen("c") as newcomer:
+        assert sorted(read(first, 6)) == [10, 10, 10, 11, 11, 11]
+        assert len(read(newcomer, 36)) == 36
+
+
+@proves("R8")
+def test_progress_in_broadcast_mode_survives_kill_9(
+    broker: Broker, topic: MakeTopic, tmp_path: Path, start_reader: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    """Killed twice: the next one goes on where the clock had saved, so every record comes."""
+    target, file = topic(), tmp_path / "all" / "killed.json"
+    write(broker, target, 1000)
+
+    def read_more(reader: subprocess.Popen[str], calls: int) -> list[int]:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        found: list[int] = []
+        for _ in range(calls):
+            reader.stdin.write("more\n")
+            reader.stdin.flush()
+            found += map(int, reader.stdout.readline().split())
+        return found
+
+    def caught_up(reached: int) -> bool:
+        return file.exists() and json.loads(file.read_text())["offsets"] == [[target, 0, reached]]
+
+    began = 0
+    for _ in range(2):
+        reader = start_reader(target)
+        seen = read_more(reader, 10)
+        last = read_more(reader, 1)
+        assert [*seen, *last] == list(range(began, last[-1] + 1))
+        began = last[0]
+        wait_for("what earlier polls gave to be saved", partial(caught_up, began))
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+    with Consumer(
+        target, bootstrap=broker.bootstrap, group="all", mode="broadcast", client_id="killed", progress_dir=tmp_path
+    ) as consumer:
+        assert read(consumer, 1000 - began) == list(range(began, 1000))
