@@ -1,0 +1,155 @@
+"""Records on their way through listener functions: which may begin, which are done, what may be saved. No threads here.
+
+Concurrent: any record may begin whenever there is a hand free for it. Ordered: of each partition one at a time, the
+next when the one before is done. A job may be told to wait for a while first, and to be tried again after a while; in
+an ordered partition all behind it wait too.
+
+What may be saved of a partition is the first offset that is not done; what was done after it comes again if the
+process dies.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.client.assignment import Place
+from headrace.client.consuming.progress import Offsets
+from headrace.records.received import ReceivedRecord
+
+
+class Track:
+    """One partition since it was assigned: what was taken in, in any order, and what of it is done."""
+
+    __slots__ = ("_done", "_end", "_open")
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+        self._done: set[int] = set()
+        self._end = -1
+
+    @property
+    def position(self) -> int:
+        """The first offset that is not done; -1 before the first."""
+        return self._open[0] if self._open else self._end
+
+    @property
+    def unsaved(self) -> int:
+        """Records whose being done is not covered by `position`."""
+        return len(self._open)
+
+    def begin(self, offset: int) -> None:
+        heapq.heappush(self._open, offset)
+        self._end = max(self._end, offset + 1)
+
+    def finish(self, offset: int) -> None:
+        self._done.add(offset)
+        while self._open and self._open[0] in self._done:
+            self._done.remove(heapq.heappop(self._open))
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    record: ReceivedRecord
+    """As the listener gets it."""
+    place: Place
+    offset: int
+    """Where it was read: of a record that is tried again, in the retry topic."""
+    track: Track
+    not_before: float = 0.0
+    tries: int = 0
+    """How often it failed, before this process too."""
+
+
+class Workload:
+    def __init__(self, *, ordered: bool) -> None:
+        self.ordered = ordered
+        self.running = 0
+        self.held = False
+        """Nothing begins while this is set."""
+        self._tracks: dict[Place, Track] = {}
+        self._lines: dict[Place, deque[Job]] = {}
+        self._ready: deque[Job] = deque()
+        self._waiting: list[tuple[float, int, Job]] = []
+        self._order = itertools.count()
+
+    @property
+    def unfinished(self) -> int:
+        """Records that were taken in and are not covered by what may be saved."""
+        return sum(track.unsaved for track in self._tracks.values())
+
+    def unfinished_of(self, place: Place) -> int:
+        track = self._tracks.get(place)
+        return 0 if track is None else track.unsaved
+
+    def track(self, place: Place) -> Track:
+        track = self._tracks.get(place)
+        return track if track is not None else self._tracks.setdefault(place, Track())
+
+    def put(self, jobs: Iterable[Job]) -> None:
+        """Take in records of partitions that are assigned, each partition in its order."""
+        for job in jobs:
+            job.track.begin(job.offset)
+            if not self.ordered:
+                self._line_up(job)
+                continue
+            line = self._lines.setdefault(job.place, deque())
+            line.append(job)
+            if len(line) == 1:
+                self._line_up(job)
+
+    def next(self, now: float) -> Job | None:
+        """A job that begins now, if one may."""
+        if self.held:
+            return None
+        while self._waiting and self._waiting[0][0] <= now:
+            self._ready.append(heapq.heappop(self._waiting)[2])
+        while self._ready:
+            job = self._ready.popleft()
+            if self.is_current(job):
+                self.running += 1
+                return job
+        return None
+
+    def next_at(self) -> float | None:
+        """When the first of those that wait may begin."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def done(self, job: Job) -> None:
+        self.running -= 1
+        job.track.finish(job.offset)
+        line = self._lines.get(job.place)
+        if line and line[0] is job:
+            line.popleft()
+            if line:
+                self._line_up(line[0])
+
+    def again(self, job: Job, not_before: float) -> None:
+        """It was not done: once more, later."""
+        self.running -= 1
+        job.not_before = not_before
+        if self.is_current(job):
+            self._line_up(job)
+
+    def is_current(self, job: Job) -> bool:
+        """Whether its partition is still the one that it was read from; if not, somebody else does it."""
+        return self._tracks.get(job.place) is job.track
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """These partitions are gone: what of them has not begun does not."""
+        for place in places:
+            self._tracks.pop(place, None)
+            self._lines.pop(place, None)
+
+    def positions(self) -> Offsets:
+        """What may be saved of each partition that anything was taken in of."""
+        return {place: track.position for place, track in self._tracks.items() if track.position >= 0}
+
+    def _line_up(self, job: Job) -> None:
+        if job.not_before:
+            heapq.heappush(self._waiting, (job.not_before, next(self._order), job))
+        else:
+            self._ready.append(job)

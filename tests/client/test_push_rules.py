@@ -1,0 +1,148 @@
+"""Workloads and retry rules by themselves: what may begin, what may be saved, where a failed record goes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.client.assignment import Place
+from headrace.client.consuming import retrying
+from headrace.client.consuming.retrying import DELAYS_MS, RetryRules, returned
+from headrace.client.consuming.workload import Job, Workload
+from headrace.errors import SettingError
+from headrace.records.received import ReceivedRecord
+from proving import proves
+
+A, B = ("t", 0), ("t", 1)
+
+
+def jobs(load: Workload, place: Place, *offsets: int, not_before: float = 0.0) -> list[Job]:
+    track = load.track(place)
+    return [Job(ReceivedRecord(*place, offset, 0), place, offset, track, not_before) for offset in offsets]
+
+
+def started(load: Workload, now: float = 0.0) -> list[Job]:
+    found = []
+    while (job := load.next(now)) is not None:
+        found.append(job)
+    return found
+
+
+@given(st.permutations(range(8)))
+def test_what_may_be_saved_is_the_first_that_is_not_done_in_whatever_order(order: list[int]) -> None:
+    load = Workload(ordered=False)
+    load.put(jobs(load, A, *range(8)))
+    begun = started(load)
+    assert [job.offset for job in begun] == list(range(8))
+    left = set(range(8))
+    for offset in order:
+        load.done(begun[offset])
+        left.remove(offset)
+        assert load.positions() == {A: min(left, default=8)}
+    assert (load.running, load.unfinished) == (0, 0)
+
+
+def test_records_that_come_out_of_order_are_saved_without_a_gap() -> None:
+    load = Workload(ordered=False)
+    load.put(jobs(load, A, 9, 3, 5))
+    begun = started(load)
+    load.done(begun[0])
+    assert load.positions() == {A: 3}
+    load.done(begun[1])
+    assert load.positions() == {A: 5}
+    load.done(begun[2])
+    assert load.positions() == {A: 10}
+
+
+def test_ordered_partitions_go_one_at_a_time_and_side_by_side() -> None:
+    load = Workload(ordered=True)
+    load.put([*jobs(load, A, 0, 1), *jobs(load, B, 0, 1)])
+    first = started(load)
+    assert [(job.place, job.offset) for job in first] == [(A, 0), (B, 0)]
+    load.done(first[1])
+    assert [(job.place, job.offset) for job in started(load)] == [(B, 1)]
+    load.again(first[0], not_before=5.0)
+    assert started(load, now=4.9) == []
+    assert load.next_at() == 5.0
+    (again,) = started(load, now=5.0)
+    assert again is first[0]
+    load.done(again)
+    assert [job.offset for job in started(load)] == [1]
+
+
+def test_a_record_that_waits_does_not_hold_up_others_that_need_no_order() -> None:
+    load = Workload(ordered=False)
+    load.put([*jobs(load, A, 0, not_before=9.0), *jobs(load, A, 1)])
+    (second,) = started(load)
+    load.done(second)
+    assert load.positions() == {A: 0}
+    assert [job.offset for job in started(load, now=9.0)] == [0]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_partitions_that_are_gone_begin_nothing_and_say_nothing_of_what_is_still_running(ordered: bool) -> None:
+    load = Workload(ordered=ordered)
+    load.put(jobs(load, A, 0, 1, 2))
+    running = load.next(0.0)
+    assert running is not None
+    load.drop([A])
+    load.put(jobs(load, A, 0))
+    assert load.positions() == {A: 0}
+    load.done(running)
+    assert load.positions() == {A: 0}
+    assert load.running == 0
+    (fresh,) = started(load)
+    assert fresh.track is not running.track
+
+
+def test_nothing_begins_while_it_is_held() -> None:
+    load = Workload(ordered=False)
+    load.put(jobs(load, A, 0))
+    load.held = True
+    assert started(load) == []
+    load.held = False
+    assert len(started(load)) == 1
+
+
+@proves("R10")
+def test_sixteen_tries_with_growing_delays_and_then_the_dead_letter_topic() -> None:
+    rules = RetryRules("billing")
+    record = ReceivedRecord("orders", 3, 42, 1000, b"key", b"value", [("trace", b"x"), ("none", None)])
+    tries, now_ms, delays = 0, 5_000, []
+    for _ in range(16):
+        parcel = rules.parcel(record, tries + 1, "ValueError: no", now_ms)
+        assert (parcel.topic, parcel.partition) == ("billing.retry", tries)
+        on_topic = ReceivedRecord(parcel.topic, tries, 7, 9, parcel.key, parcel.value, parcel.headers)
+        back = returned(on_topic)
+        assert back.record == record
+        delays.append(back.due_ms - now_ms)
+        record, tries = back.record, back.tries
+    assert tuple(delays) == DELAYS_MS
+    assert delays == sorted(delays)
+    dead = rules.parcel(record, tries + 1, "ValueError: no", now_ms)
+    assert (dead.topic, dead.partition, dead.key, dead.value) == ("billing.dead", None, b"key", b"value")
+    said = dict(dead.headers)
+    assert said["trace"] == b"x"
+    assert said[retrying.TRIES] == b"17"
+    assert said[retrying.ERROR] == b"ValueError: no"
+    assert (said[retrying.TOPIC], said[retrying.OFFSET]) == (b"orders", b"42")
+    assert retrying.DUE not in said
+
+
+def test_more_tries_than_delays_use_the_last_delay_again() -> None:
+    rules = RetryRules("g", max_tries=5, delays_ms=(10, 20))
+    record = ReceivedRecord("t", 0, 0, 0)
+    parcels = [rules.parcel(record, failed, "", 0) for failed in range(1, 7)]
+    assert [parcel.partition for parcel in parcels] == [0, 1, 1, 1, 1, None]
+
+
+def test_a_record_that_somebody_else_put_into_the_retry_topic_is_tried_at_once() -> None:
+    strange = ReceivedRecord("g.retry", 0, 5, 1, headers=[(retrying.TRIES, b"many")])
+    assert returned(strange) == retrying.Returned(strange, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"max_tries": -1}, {"delays_ms": ()}, {"delays_ms": (1, -1)}])
+def test_rules_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(SettingError):
+        RetryRules("g", **wrong)  # type: ignore[arg-type]
