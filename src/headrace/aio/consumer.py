@@ -112,7 +112,7 @@ class Consumer:
     async def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that will be handed out."""
         place = await self._assigned(topic, partition)
-        await self._wait_until(lambda: self._reading.position(place) >= 0, f"the first offset of {topic}-{partition}")
+        await self._wait_until(lambda: self._reading.is_placed([place]), f"the first offset of {topic}-{partition}")
         return self._reading.position(place)
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -120,14 +120,14 @@ class Consumer:
         self._reading.seek(await self._assigned(topic, partition), offset)
 
     async def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
-        """Go on at the first record that is not before a time; at the end where there is none."""
-        self._reading.seek_moment(await self._chosen(places), timestamp_ms)
+        """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
+        await self._seek_moment(timestamp_ms, places)
 
     async def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
-        self._reading.seek_moment(await self._chosen(places), EARLIEST)
+        await self._seek_moment(EARLIEST, places)
 
     async def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
-        self._reading.seek_moment(await self._chosen(places), LATEST)
+        await self._seek_moment(LATEST, places)
 
     async def pause(self, places: Iterable[Place] | None = None) -> None:
         """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
@@ -257,6 +257,11 @@ class Consumer:
         await self._wait_until(lambda: bool(self._reading.assigned) or self._reading.error is not None, "an assignment")
         self._reading.raise_error()
         return self._reading.assignment
+
+    async def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
+        wanted = await self._chosen(places)
+        self._reading.seek_moment(wanted, moment)
+        await self._wait_until(lambda: self._reading.is_placed(wanted), "the offsets of that moment")
 
     def _check_open(self) -> None:
         if self._closed:

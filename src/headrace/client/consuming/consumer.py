@@ -115,7 +115,7 @@ class Consumer:
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that will be handed out."""
         place = self._assigned(topic, partition)
-        self._wait_until(lambda: self._reading.position(place) >= 0, f"the first offset of {topic}-{partition}")
+        self._wait_until(lambda: self._reading.is_placed([place]), f"the first offset of {topic}-{partition}")
         with self._reactor.lock:
             return self._reading.position(place)
 
@@ -127,7 +127,7 @@ class Consumer:
         self._look_after()
 
     def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
-        """Go on at the first record that is not before a time; at the end where there is none."""
+        """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
         self._seek_moment(timestamp_ms, places)
 
     def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
@@ -279,7 +279,7 @@ class Consumer:
         wanted = self._chosen(places)
         with self._reactor.lock:
             self._reading.seek_moment(wanted, moment)
-        self._look_after()
+        self._wait_until(lambda: self._reading.is_placed(wanted), "the offsets of that moment")
 
     def _check_open(self) -> None:
         if self._closed:

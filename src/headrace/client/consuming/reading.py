@@ -151,6 +151,11 @@ class Reading:
         """The next record to be handed out; -1 while it is being found."""
         return self._position(self.feed(place), self.hand.first_unread())
 
+    def is_placed(self, places: Iterable[Place]) -> bool:
+        """Whether the positions of these are known; of those that were revoked meanwhile nobody waits for one."""
+        feeds = [feed for place in places if (feed := self._fetcher.feeds.get(place)) is not None]
+        return all(feed.position >= 0 or feed.failure is not None for feed in feeds)
+
     def _position(self, feed: Feed, first_unread: Offsets) -> int:
         return min(feed.position, first_unread.get(feed.place, feed.position))
 
