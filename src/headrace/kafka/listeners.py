@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.errors import SettingError
@@ -50,26 +50,35 @@ def replication(settings: BrokerSettings, *, clustered: bool) -> tuple[Address |
 
 
 def parse(listen: Sequence[str], advertise: Sequence[str]) -> list[ListenerSpec]:
-    """The listeners, each with the address to advertise; refuses what clients could not reach."""
+    """A broker's listeners, each with the address to advertise; refuses what clients could not reach."""
     told = {name: parse_address(rest, "advertise") for name, rest in (_named(text) for text in advertise)}
+    specs: list[ListenerSpec] = []
+    for spec in parse_unadvertised(listen, "listen"):
+        advertised = told.pop(spec.name, None)
+        if advertised is None and spec.address.host in EVERYWHERE:
+            raise SettingError(
+                f"setting listen: {spec.address} listens on every address, which is not one that clients can connect "
+                f"to; say what they should use, as in --advertise {spec.name}=HOST:{spec.address.port}"
+            )
+        specs.append(replace(spec, advertised=advertised))
+    if told:
+        raise SettingError(f"setting advertise: there is no listener called {next(iter(told))!r}")
+    return specs
+
+
+def parse_unadvertised(listen: Sequence[str], setting: str) -> list[ListenerSpec]:
+    """Listeners of a server whose own address nobody is told."""
     specs: list[ListenerSpec] = []
     for text in listen:
         name, rest = _named(text)
-        tls = rest.startswith("tls://")
-        address = parse_address(rest.removeprefix("tls://"), "listen")
+        address = parse_address(rest.removeprefix("tls://"), setting)
         if any(spec.name == name for spec in specs):
-            raise SettingError(f"setting listen: two listeners are called {name!r}; give names: --listen NAME={rest}")
-        advertised = told.pop(name, None)
-        if advertised is None and address.host in EVERYWHERE:
             raise SettingError(
-                f"setting listen: {text!r} listens on every address, which is not one that clients can connect to; "
-                f"say what they should use, as in --advertise {name}=HOST:{address.port}"
+                f"setting {setting}: two listeners are called {name!r}; give names: --listen NAME={rest}"
             )
-        specs.append(ListenerSpec(name, address, tls, advertised))
-    if told:
-        raise SettingError(f"setting advertise: there is no listener called {next(iter(told))!r}")
+        specs.append(ListenerSpec(name, address, rest.startswith("tls://"), None))
     if not specs:
-        raise SettingError("setting listen: at least one listener is needed")
+        raise SettingError(f"setting {setting}: at least one listener is needed")
     return specs
 
 

@@ -75,7 +75,7 @@ class Registry:
             raise SettingError("a registry follows a cluster on etcd: give --etcd HOST:PORT,... or set coordination")
         self._settings = settings
         self._failed = failed
-        self._specs = listeners.parse(settings["registry.listen"], ())
+        self._specs = listeners.parse_unadvertised(settings["registry.listen"], "registry.listen")
         self._background = serving.OwnedTasks(loop, failed)
         self._built = contextlib.AsyncExitStack()
         self._clock = LoopClock(loop)

@@ -16,8 +16,8 @@ has been silent; /ready does not turn on that: routes are wanted most when etcd 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any, Final
 
 from headrace.cluster import listing, ring, values
@@ -27,7 +27,7 @@ from headrace.cluster.values import Values
 from headrace.errors import InvalidRequest
 from headrace.http import health, metrics, topics
 from headrace.http.bodies import PARTITION_MAX
-from headrace.http.exchange import Exchange
+from headrace.http.exchange import Exchange, Handler
 from headrace.http.message import Request, Response, json_response
 from headrace.http.routes import Route
 from headrace.metrics import Sample
@@ -35,6 +35,8 @@ from headrace.registry.pulse import Pulse
 
 REVISION_MAX: Final = (1 << 63) - 1
 REPLICAS_MAX: Final = 1000
+
+Describe = Callable[[Image], dict[str, Any]]
 
 
 class RouteApi:
@@ -45,7 +47,7 @@ class RouteApi:
         self._image = image
         self._values = values
         self._pulse = pulse
-        self._kept: dict[str, Response] = {}
+        self._kept: dict[str, asyncio.Task[Response]] = {}
         self._kept_of: Image | None = None
 
     def routes(self) -> tuple[Route, ...]:
@@ -93,21 +95,28 @@ class RouteApi:
             }
         )
 
-    def _once_an_image(self, describe: Callable[[Image], dict[str, Any]]) -> Callable[[Exchange], Response]:
-        """Encoded when first asked for, and kept until the image is replaced."""
+    def _once_an_image(self, describe: Describe) -> Handler:
+        """Encoded when first asked for, and kept until the image is replaced. In a thread: many partitions take a
+        while, and the loop goes on.
+        """
 
-        def answer(exchange: Exchange) -> Response:
+        def answer(exchange: Exchange) -> Response | None:
             image = self._image()
             if image is not self._kept_of:
                 self._kept, self._kept_of = {}, image
             path = exchange.request.path
-            if path not in self._kept:
-                self._kept[path] = json_response({"revision": image.revision, **describe(image)})
-            return self._kept[path]
+            kept = self._kept.get(path)
+            if kept is None:
+                work = asyncio.to_thread(_encoded, image, describe)
+                kept = self._kept[path] = asyncio.get_running_loop().create_task(work)
+            if kept.done():
+                return kept.result()
+            exchange.later(_result(kept))
+            return None
 
         return answer
 
-    def _ring(self, exchange: Exchange) -> Response:
+    def _ring(self, exchange: Exchange) -> Response | None:
         request = exchange.request
         if not request.query:
             return self._once_an_image(_ring)(exchange)
@@ -152,6 +161,15 @@ class RouteApi:
         exchange.later(delete())
 
 
+def _encoded(image: Image, describe: Describe) -> Response:
+    return json_response({"revision": image.revision, **describe(image)})
+
+
+async def _result(kept: asyncio.Task[Response]) -> Response:
+    """Others may wait for it too: none of them calls it off."""
+    return await asyncio.shield(kept)
+
+
 def _revision(request: Request) -> int | None:
     return request.integer("revision", 0, 0, REVISION_MAX) if "revision" in request.query else None
 
@@ -178,11 +196,40 @@ def _shown_end(end: Endpoint) -> str:
 
 
 def _by_topic(image: Image) -> dict[str, Any]:
-    return {"partitions": [asdict(row) for row in listing.by_topic(image)]}
+    """Watermarks are not in the image: brokers tell them (`headrace partition list`)."""
+    return {
+        "partitions": [
+            {
+                "topic": row.topic,
+                "partition": row.partition,
+                "leader": row.leader,
+                "leader_epoch": row.leader_epoch,
+                "replicas": [{"broker": r.broker, "in_sync": r.in_sync, "live": r.live} for r in row.replicas],
+                "target": row.target,
+            }
+            for row in listing.by_topic(image)
+        ]
+    }
 
 
 def _by_broker(image: Image) -> dict[str, Any]:
-    return {"brokers": [asdict(row) for row in listing.by_broker(image)]}
+    return {
+        "brokers": [
+            {
+                "broker": row.broker,
+                "live": row.live,
+                "draining": row.draining,
+                "rack": row.rack,
+                "leads": _held(row.leads),
+                "follows": _held(row.follows),
+            }
+            for row in listing.by_broker(image)
+        ]
+    }
+
+
+def _held(rows: Iterable[listing.HeldRow]) -> list[dict[str, Any]]:
+    return [{"topic": row.topic, "partition": row.partition, "in_sync": row.in_sync} for row in rows]
 
 
 def _ring(image: Image) -> dict[str, Any]:
