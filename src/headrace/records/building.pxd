@@ -37,8 +37,6 @@ cdef class SentBatch:
     cpdef bint fail(self, object error) except -1
 
 @cython.final
-@cython.no_gc
-@cython.freelist(4096)
 cdef class Delivery:
     cdef public SentBatch sent
     cdef public long long timestamp_ms

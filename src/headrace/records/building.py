@@ -183,6 +183,9 @@ class SentBatch:
                 log.exception("the callback of a record sent to %s-%d failed", self.topic, self.partition)
 
 
+@cython.no_gc
+@cython.freelist(4096)
+@cython.cclass
 class Delivery:
     """What becomes of one record. Any thread may wait for it."""
 

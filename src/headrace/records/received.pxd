@@ -35,8 +35,6 @@ cdef object piece(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length)
 cdef list headers_of(bytes raw)
 
 @cython.final
-@cython.no_gc
-@cython.freelist(4096)
 cdef class ReceivedRecord:
     cdef readonly object topic, key
     cdef public object value

@@ -138,6 +138,9 @@ def headers_of(raw: bytes) -> list[Header]:
     return found
 
 
+@cython.no_gc
+@cython.freelist(4096)
+@cython.cclass
 class ReceivedRecord:
     """One record as a consumer gets it."""
 
