@@ -25,6 +25,7 @@ from headrace.ports.network import Address
 RECEIVE_BYTES: Final = 32 << 10
 # Above this a frame's buffer is memory that the kernel gives only as it is filled: a peer may announce what it likes.
 TRUSTED_BYTES: Final = 16 << 20
+WAKE_BYTES: Final = 256 << 10
 TLS_JOINED_BYTES: Final = 16 << 10  # one TLS record
 
 _size = struct.Struct(">i").unpack_from
@@ -40,6 +41,7 @@ class FrameReader:
         self._held = 0  # bytes of a length that is cut
         self._frame: memoryview | None = None
         self._filled = 0
+        self._wakes_at = 1
 
     def read(self, frames: list[memoryview]) -> None:
         """Add the frames that are whole now.
@@ -64,7 +66,15 @@ class FrameReader:
                     self._frame = None
             # A short read has emptied the socket; what TLS has decrypted already it does not show by being readable.
             if count < len(target) and not self._sealed:
+                self._wake_at(1 if self._frame is None else len(self._frame) - self._filled)
                 return
+
+    def _wake_at(self, missing: int) -> None:
+        """Sleep until enough of a large frame is there: it costs a wake-up for every so many bytes."""
+        wakes_at = min(missing, WAKE_BYTES) if missing >= RECEIVE_BYTES else 1
+        if wakes_at != self._wakes_at:
+            self._wakes_at = wakes_at
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
 
     def _cut(self, end: int, frames: list[memoryview]) -> None:
         received, pos = self._received, 0
