@@ -197,3 +197,11 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
         Cluster(broker.bootstrap, tls=ssl.create_default_context()).topology()
     with pytest.raises(NoBroker):
         Cluster(broker.bootstrap, timeout_ms=2000).topology()
+
+
+def test_what_a_client_raises_of_itself_does_not_make_a_code_final() -> None:
+    import headrace.client.sending.errors  # noqa: F401
+    from headrace.client.refusal import is_retriable
+
+    assert [is_retriable(code) for code in (3, 5, 6, 7, 19, 56)] == [True] * 6
+    assert [is_retriable(code) for code in (1, 10, 17, 45)] == [False] * 4

@@ -33,7 +33,9 @@ _REMEDIES: Final = {
 @cache
 def _retriable() -> dict[int, bool]:
     of_protocol = {code: retriable for code, (_, retriable) in schema.error_codes().items()}
-    return of_protocol | {kind.mapping.kafka_code: kind.mapping.retriable for kind in HeadraceError.__subclasses__()}
+    # Only brokers' own errors: what a client raises of itself, such as a topic given up, says nothing of a code.
+    of_brokers = [kind for kind in HeadraceError.__subclasses__() if kind.__module__ == HeadraceError.__module__]
+    return of_protocol | {kind.mapping.kafka_code: kind.mapping.retriable for kind in of_brokers}
 
 
 def is_retriable(code: int) -> bool:
