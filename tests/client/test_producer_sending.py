@@ -248,7 +248,7 @@ def test_a_record_given_up_while_its_broker_is_gone_is_told_as_not_written_or_un
     fresh_broker: Callable[..., Broker], producing: MakeProducer
 ) -> None:
     broker = fresh_broker()
-    producer = producing(bootstrap=broker.bootstrap, delivery_timeout_ms=700)
+    producer = producing(bootstrap=broker.bootstrap, delivery_timeout_ms=2_500)
     producer.send("gone", b"0")
     broker.kill()
     deliveries = [producer.send_async("gone", b"v") for _ in range(3)]

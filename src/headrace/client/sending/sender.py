@@ -38,6 +38,7 @@ from headrace.wire.message import Message
 ANSWER_MARGIN_S: Final = 1.0
 LEADERLESS_S: Final = 0.1
 ABANDON_AFTER_S: Final = 0.5
+SLOW_AFTER_S: Final = 1.0
 NO_OFFSET: Final = -1
 
 
@@ -72,6 +73,8 @@ class Sender:
         self._expiry: Timer | None = None
         self._ready: dict[Track, None] = {}
         self._pump_due = False
+        self._asked: dict[int, Request] = {}
+        self._watch: Timer | None = None
         network.routes.listeners.append(self._routed)
 
     # For desks and producers.
@@ -180,7 +183,7 @@ class Sender:
 
     def close(self) -> None:
         self.network.routes.listeners.remove(self._routed)
-        for timer in (self._linger, self._expiry):
+        for timer in (self._linger, self._expiry, self._watch):
             if timer is not None:
                 timer.cancel()
 
@@ -215,14 +218,14 @@ class Sender:
                     continue
                 break
             after = put(rounds, after, track, parcel)
-        if not lane.waiting:
-            return
-        if lane.wants_identity:
+        if lane.waiting and lane.wants_identity:
             track.desk.identities.ask()
-        if lane.paused_until > now:
+        if lane.waiting and lane.paused_until > now:
             self._later(track, lane.paused_until)
         elif lane.idempotent and lane.flying and lane.leader != leader:
             self._abandon(track, now)
+        else:
+            track.moved_at = None
 
     def _move_away(self, track: Track, failing: frozenset[int]) -> None:
         """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
@@ -258,6 +261,9 @@ class Sender:
 
     def _ask(self, leader: int, acks: int, request: Request) -> None:
         self.count.requests += 1
+        self._asked[id(request)] = request
+        if self._watch is None:
+            self._watch = self.reactor.call_at(self.reactor.now() + SLOW_AFTER_S, self._look_for_slow)
         self.count.retries += sum(each.attempt > 1 for each in request.sendings)
         body = request.body(self.network.routes, acks, int(self.options.request_timeout_ms))
         heard = partial(self._heard, leader, acks, request, self.reactor.now())
@@ -275,6 +281,7 @@ class Sender:
         self, leader: int, acks: int, request: Request, asked_at: float, answer: Message | HeadraceError
     ) -> None:
         now = self.reactor.now()
+        del self._asked[id(request)]
         if isinstance(answer, HeadraceError):
             self.faults.failed(leader, now)
             outcome = outcomes.of_error(answer, not isinstance(answer, NeverSent))
@@ -390,6 +397,18 @@ class Sender:
         if self._lingering:
             self._linger = self.reactor.call_at(self._lingering[0].due_at, self._interval_over)
 
+    def _look_for_slow(self) -> None:
+        """A broker that does not answer may have ceased to lead: ask the others."""
+        self._watch = None
+        now = self.reactor.now()
+        for request in self._asked.values():
+            if request.sendings[0].parcel.sent_at > now - SLOW_AFTER_S:
+                break
+            for each in request.sendings:
+                self.network.routes.stale(each.track.topic)
+        if self._asked:
+            self._watch = self.reactor.call_at(now + SLOW_AFTER_S, self._look_for_slow)
+
     def _time_is_up(self) -> None:
         now = self.reactor.now()
         while self._expiring and (self._expiring[0].settled or self._expiring[0].deadline <= now):
@@ -413,6 +432,6 @@ class Sender:
                 leader = self.network.routes.leader(name, track.partition)
                 if leader is not None and leader != track.lane.leader:
                     track.lane.hurry()
-                if track.lane.waiting or track.due:
+                if track.due or not track.lane.idle:
                     self.make_ready(track)
         self.driver.changed()
