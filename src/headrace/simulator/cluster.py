@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.cluster import keys
-from headrace.cluster.image import Image, from_listing
+from headrace.cluster.image import Image, PartitionState, from_listing
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.sim.coordination import CoordinationStore
@@ -65,14 +65,14 @@ class Cluster:
             for id in range(1, BROKERS + 1)
         ]
         self.faults = Faults(
-            seed, self.clock, self.network, self.store, self.machines, trace,
-            self.all_in_sync, self.some_partition, self.leader_of, self.controller,
+            scenario, self.clock, self.network, self.store, self.machines, trace,
+            self.all_in_sync, self.some_partition, self.state_of, self.controller,
         )  # fmt: skip
         self.producers: list[Producer] = []
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
         self._random = random.Random(f"{seed} load")
-        self._watching = False
+        self._image: Image | None = None
 
     # The course.
 
@@ -148,8 +148,10 @@ class Cluster:
 
     def image(self) -> Image:
         """The metadata as coordination has it."""
-        prefix = keys.cluster_prefix(CLUSTER)
-        return from_listing(prefix, self.store.list(prefix))
+        if self._image is None or self._image.revision != self.store.revision:
+            prefix = keys.cluster_prefix(CLUSTER)
+            self._image = from_listing(prefix, self.store.list(prefix))
+        return self._image
 
     def machine(self, broker: int) -> Machine | None:
         return next((machine for machine in self.machines if machine.id == broker), None)
@@ -162,9 +164,8 @@ class Cluster:
         known = self.history.partitions()
         return chance.choice(known) if known else None
 
-    def leader_of(self, where: TopicPartition) -> Machine | None:
-        state = self.image().partition(where.topic, where.partition)
-        return None if state is None else self.machine(state.leader)
+    def state_of(self, where: TopicPartition) -> PartitionState | None:
+        return self.image().partition(where.topic, where.partition)
 
     def all_in_sync(self) -> bool:
         """Whether every partition has all its replicas in sync, in the lives that they live now."""

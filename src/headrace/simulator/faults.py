@@ -14,12 +14,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from headrace.cluster.image import PartitionState
 from headrace.sim.clock import VirtualClock
 from headrace.sim.coordination import CoordinationStore
 from headrace.sim.network import MemoryNetwork
+from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, Cast, Course
 from headrace.simulator.history import Trace
 from headrace.simulator.load import CLIENT
 from headrace.simulator.machine import Machine
+from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
 
 SPARE: Final = "spare"
@@ -27,6 +30,7 @@ ANY: Final = "any"
 BURST_SECONDS: Final = 0.02
 PATIENCE_SECONDS: Final = 4.0
 LOOK_SECONDS: Final = 0.005
+STEP_LOOK_SECONDS: Final = 0.001
 
 KINDS: Final = (
     "kill",
@@ -53,13 +57,14 @@ KINDS: Final = (
     "break watches",
     "compact",
     "cut clients",
+    *COURSES,
 )
 
 
 class Faults:
     def __init__(
         self,
-        seed: int,
+        scenario: Scenario,
         clock: VirtualClock,
         network: MemoryNetwork,
         store: CoordinationStore,
@@ -67,13 +72,18 @@ class Faults:
         trace: Trace,
         all_in_sync: Callable[[], bool],
         some_partition: Callable[[random.Random], TopicPartition | None],
-        leader_of: Callable[[TopicPartition], Machine | None],
+        state_of: Callable[[TopicPartition], PartitionState | None],
         controller: Callable[[], Machine | None],
     ) -> None:
-        self.random = random.Random(f"{seed} faults")
+        self.random = random.Random(f"{scenario.seed} faults")
+        self.lag_seconds = scenario.settings["replica.lag.time.max.ms"] / 1000
+        self.lease_seconds = scenario.settings["broker.lease.ms"] / 1000
         self.counts: Counter[str] = Counter()
         self.list: list[str] = []
         self.regime = self.random.choice((SPARE, SPARE, ANY))
+        self._cached = [
+            where for topic in scenario.topics if topic.durability != "disk" for where in topic.all_partitions()
+        ]
         self._clock = clock
         self._network = network
         self._store = store
@@ -81,19 +91,26 @@ class Faults:
         self._trace = trace
         self._all_in_sync = all_in_sync
         self._some_partition = some_partition
-        self._leader_of = leader_of
+        self.state_of = state_of
         self._controller = controller
-        self._kinds = self._choose()
+        self._kinds = self._choose(scenario.courses)
         self._mean_seconds = self.random.choice((0.2, 0.5, 1.0, 2.0))
         self._burst_share = self.random.choice((0.0, 0.3, 0.6))
         self._longest_seconds = self.random.choice((0.5, 2.0, 5.0))
         self._ends: dict[int, Callable[[], None]] = {}
         self._number = 0
-        self._running = False
+        self._running = self._in_course = False
 
-    def _choose(self) -> list[str]:
-        """A few kinds, so that they meet often; where power may be lost at all times, it is."""
-        kinds = self.random.sample(KINDS, self.random.randint(1, 8))
+    def _choose(self, courses: tuple[str, ...]) -> list[str]:
+        """A few kinds, so that they meet often; courses take up a good part of them, or all."""
+        kinds = self._choose_simple()
+        if not courses:
+            return kinds
+        return list(courses) if self.random.random() < 0.5 else [*kinds, *courses * 2]
+
+    def _choose_simple(self) -> list[str]:
+        """Where power may be lost at all times, it is."""
+        kinds = self.random.sample([kind for kind in KINDS if kind not in COURSES], self.random.randint(1, 8))
         if self.regime == ANY:
             return [*kinds, self.random.choice(("lose power", "lose all power"))]
         if self.random.random() < 0.4:
@@ -148,16 +165,18 @@ class Faults:
 
     def _apply(self, kind: str, seconds: float) -> str | None:
         """Do it; answers to whom, None if there was nobody."""
+        if kind in COURSES:
+            return self._begin_course(kind)
         match kind.split():
             case ["kill", "two", "leaders"]:
                 return self._kill_two_leaders(seconds)
-            case ["return", *_]:
+            case ["return", "before", "leader"]:
                 return self._return_before_leader(seconds)
             case ["kill" | "pause" as what, *who]:
                 machine = self._whom(who)
                 if machine is None or not machine.up:
                     return None
-                return self._kill(machine, seconds) if what == "kill" else self._pause(machine, seconds)
+                return self.kill(machine, seconds) if what == "kill" else self._pause(machine, seconds)
             case ["lose", "power"]:
                 return self._lose_power(seconds)
             case ["lose", "all", "power"]:
@@ -179,9 +198,49 @@ class Faults:
             return None if where is None else self._leader_of(where)
         return self._controller() if who == ["controller"] else self._machine()
 
+    def _leader_of(self, where: TopicPartition) -> Machine | None:
+        state = self.state_of(where)
+        return next((each for each in self._machines if state is not None and each.id == state.leader), None)
+
+    # Courses.
+
+    def _begin_course(self, kind: str) -> str | None:
+        """One at a time."""
+        where = self._some_partition(self.random)
+        if where is not None and kind in OF_PAGE_CACHES and self._cached:
+            where = self.random.choice(self._cached)
+        state = None if where is None else self.state_of(where)
+        leader = None if where is None else self._leader_of(where)
+        if self._in_course or where is None or state is None or leader is None:
+            return None
+        others = [machine for machine in self._machines if machine is not leader]
+        if not all(machine.participant and machine.id in state.isr for machine in self._machines):
+            return None
+        follower, third = self.random.sample(others, 2)
+        self._in_course = True
+        self._go_on(COURSES[kind](self, Cast(where, leader, follower, third)))
+        return f"{leader.name} {follower.name} {third.name} in {where}"
+
+    def _go_on(self, course: Course) -> None:
+        step = next(course, None) if self._running else None
+        if step is None:
+            self._in_course = False
+        elif callable(step):
+            self._await(course, step, self._clock.now() + PATIENCE_SECONDS)
+        else:
+            self._clock.call_later(step, partial(self._go_on, course))
+
+    def _await(self, course: Course, condition: Callable[[], bool], patience: float) -> None:
+        if condition():
+            self._go_on(course)
+        elif self._running and self._clock.now() < patience:
+            self._clock.call_later(STEP_LOOK_SECONDS, partial(self._await, course, condition, patience))
+        else:
+            self._in_course = False
+
     # Machines.
 
-    def _kill(self, machine: Machine, seconds: float) -> str:
+    def kill(self, machine: Machine, seconds: float) -> str:
         machine.wanted = False
         machine.kill()
         self._until(seconds, machine.start)
@@ -193,7 +252,7 @@ class Faults:
         first = None if where is None else self._leader_of(where)
         if where is None or first is None or not first.up:
             return None
-        self._kill(first, seconds + PATIENCE_SECONDS)
+        self.kill(first, seconds + PATIENCE_SECONDS)
 
         def next_leader() -> Machine | None:
             leader = self._leader_of(where)
@@ -210,10 +269,7 @@ class Faults:
         if where is None or leader is None or not others:
             return None
         follower = self.random.choice(others)
-        if self.regime == ANY or self._all_in_sync():
-            self._cut_power(follower, seconds)
-        else:
-            self._kill(follower, seconds)
+        self.lose_what_may_be(follower, seconds)
         self._kill_once(lambda: self._leader_of(where) if follower.participant is not None else None, seconds)
         return f"{follower.name} in {where}"
 
@@ -232,7 +288,13 @@ class Faults:
 
     def _kill_while_running(self, machine: Machine, seconds: float) -> None:
         if self._running:
-            self._kill(machine, seconds)
+            self.kill(machine, seconds)
+
+    def lose_what_may_be(self, machine: Machine, seconds: float) -> None:
+        if self.regime == ANY or self._all_in_sync():
+            self._cut_power(machine, seconds)
+        else:
+            self.kill(machine, seconds)
 
     def _lose_power(self, seconds: float) -> str | None:
         if self.regime == SPARE and not self._all_in_sync():
@@ -269,16 +331,38 @@ class Faults:
 
     # Links.
 
+    def cut(self, one: Machine, other: Machine, seconds: float) -> None:
+        self._network.cut(one.name, other.name)
+        self._until(seconds, lambda: self._network.heal(one.name, other.name))
+
+    def cut_one_way(self, source: Machine, target: Machine, seconds: float) -> None:
+        self._network.cut_one_way(source.name, target.name)
+        self._until(seconds, lambda: self._network.heal(source.name, target.name))
+
+    def slow(self, one: Machine, other: Machine, delay_seconds: float, seconds: float) -> None:
+        self._network.slow(one.name, other.name, (0.0, delay_seconds))
+        self._until(seconds, lambda: self._network.slow(one.name, other.name, None))
+
+    def hush(self, machine: Machine, seconds: float) -> None:
+        self._network.cut_one_way(CLIENT, machine.name)
+        self._until(seconds, lambda: self._network.heal(machine.name, CLIENT))
+
+    def reset(self, one: Machine, other: Machine) -> None:
+        """What was under way between them is lost."""
+        self._network.reset(one.name, other.name)
+
+    def cut_off(self, machine: Machine, seconds: float) -> None:
+        self._store.cut(machine.name)
+        self._until(seconds, lambda: self._store.heal(machine.name))
+
     def _apply_to_links(self, kind: str, seconds: float) -> str | None:
         network = self._network
         one, other = self.random.sample(self._machines, 2)
         match kind:
             case "cut":
-                network.cut(one.name, other.name)
-                self._until(seconds, lambda: network.heal(one.name, other.name))
+                self.cut(one, other, seconds)
             case "cut one way":
-                network.cut_one_way(one.name, other.name)
-                self._until(seconds, lambda: network.heal(one.name, other.name))
+                self.cut_one_way(one, other, seconds)
             case "isolate":
                 peers = [machine.name for machine in self._machines if machine is not one]
                 if self.random.random() < 0.5:
@@ -292,14 +376,11 @@ class Faults:
                 self._until(seconds, lambda: network.heal(one.name, CLIENT))
                 return one.name
             case "reset":
-                network.reset(one.name, other.name)
+                self.reset(one, other)
             case "slow link":
-                most = self.random.choice((0.02, 0.2, 1.0))
-                network.slow(one.name, other.name, (0.0, most))
-                self._until(seconds, lambda: network.slow(one.name, other.name, None))
+                self.slow(one, other, self.random.choice((0.02, 0.2, 1.0)), seconds)
             case "cut off coordination":
-                self._store.cut(one.name)
-                self._until(seconds, lambda: self._store.heal(one.name))
+                self.cut_off(one, seconds)
                 return one.name
         return f"{one.name} {other.name}"
 

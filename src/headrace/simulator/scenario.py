@@ -6,10 +6,13 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.simulator.courses import COURSES
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 
 BROKERS: Final = 3
+NO_COURSE_SHARE: Final = 0.6
+COURSE_LOAD_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,12 @@ class Scenario:
     in_flight: int
     producers: int
     follower_reads: float
+    courses: tuple[str, ...] = ()
 
 
 def draw(seed: int) -> Scenario:
     chance = random.Random(f"{seed} scenario")
+    courses = _courses(seed)
     lease_ms = chance.choice((600, 1000, 2000))
     settings: dict[str, int] = {
         "broker.lease.ms": lease_ms,
@@ -73,9 +78,18 @@ def draw(seed: int) -> Scenario:
         sync_seconds=chance.choice(((0.0002, 0.003), (0.002, 0.02), (0.01, 0.2))),
         link_seconds=chance.choice(((0.0001, 0.001), (0.0001, 0.001), (0.001, 0.02), (0.0, 0.1))),
         jitter_seconds=chance.choice((0.0, 0.0005, 0.005)),
-        load_seconds=chance.choice((2.0, 5.0, 10.0)),
+        load_seconds=max(chance.choice((2.0, 5.0, 10.0)), COURSE_LOAD_SECONDS if courses else 0.0),
         batch_pause_seconds=chance.choice((0.05, 0.1, 0.3)),
         in_flight=chance.choice((1, 3, 5)),
         producers=chance.choice((1, 2)),
         follower_reads=chance.choice((0.0, 0.3)),
+        courses=courses,
     )
+
+
+def _courses(seed: int) -> tuple[str, ...]:
+    """Of some runs; the others stay as they would be without any."""
+    chance = random.Random(f"{seed} plan")
+    if chance.random() < NO_COURSE_SHARE:
+        return ()
+    return tuple(chance.sample(list(COURSES), chance.randint(1, 2)))
