@@ -11,7 +11,7 @@ import pytest
 from frontend.raw import batch_of
 from frontend.test_request_boundary import Wire
 from headrace.kafka.connection import Connection
-from headrace.kafka.dispatch import BROKER
+from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.metrics import Metrics
 from headrace.settings import load
 from headrace.storage.folder import PARTITIONED
@@ -44,7 +44,7 @@ class Front:
         )
         self.wire = Wire()
         self._numbers = itertools.count(1)
-        self._connection = Connection(services, "default", BROKER)
+        self._connection = Connection(services, "default", HANDLERS, RAW_HANDLERS)
         self._connection.opened(self.wire)
 
     def request(self, acks: int, *indexes: int) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.kafka.connection import Connection, Dispatch, raw_api
+from headrace.kafka.connection import Connection, raw_api
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.network import Address, Part
@@ -70,7 +70,8 @@ def test_what_was_staged_before_a_failing_request_is_written_and_answered() -> N
     connection = Connection(
         services,
         "default",
-        Dispatch({}, {key: raw_api(key, handler) for key, handler in ((apis.PRODUCE, stages), (apis.FETCH, breaks))}),
+        {},
+        {key: raw_api(key, handler) for key, handler in ((apis.PRODUCE, stages), (apis.FETCH, breaks))},
     )
     channel = Wire()
     connection.opened(channel)

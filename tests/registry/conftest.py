@@ -36,7 +36,10 @@ def without_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subproces
 def started_cluster(
     tmp_path_factory: pytest.TempPathFactory, without_etcd: subprocess.Popen[str]
 ) -> Iterator[BrokerCluster]:
-    with BrokerCluster(tmp_path_factory.mktemp("registry"), brokers=2, etcd=1, settings=SETTINGS) as cluster:
+    made = BrokerCluster(tmp_path_factory.mktemp("registry"), brokers=2, etcd=1, settings=SETTINGS)
+    for broker in made.brokers:
+        broker.listen.append("inside=127.0.0.1:0")
+    with made as cluster:
         yield cluster
 
 

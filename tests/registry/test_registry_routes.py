@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import kafka
@@ -10,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from brokers import wait_for
+from certificates import self_signed
 from clusters import BrokerCluster
 from frontend.raw import Raw
 from frontend.test_cluster_routing import fetch, produce
@@ -97,6 +100,8 @@ def test_who_wants_records_or_groups_here_is_told_who_has_them(
     assert sent.responses[0].partition_responses[0].error_code == NOT_LEADER
     beat = raw.call(apis.HEARTBEAT, 4, group_id="g", generation_id=1, member_id="m", group_instance_id=None)
     assert beat.error_code == NOT_COORDINATOR
+    folders = raw.call(apis.DESCRIBE_LOG_DIRS, 4, topics=None)
+    assert (folders.error_code, folders.results) == (0, [])
     where = raw.call(apis.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["g"]).coordinators[0]
     assert (where.error_code, where.node_id in (1, 2)) == (0, True)
     raw.close()
@@ -108,6 +113,34 @@ def _metadata(topic: str) -> dict[str, Any]:
         "allow_auto_topic_creation": False,
         "include_topic_authorized_operations": False,
     }
+
+
+@proves("R1")
+def test_each_listener_tells_of_the_brokers_listeners_of_its_name(
+    cluster: BrokerCluster, topic: str, tmp_path: Path
+) -> None:
+    made = self_signed(tmp_path)
+    registry = Registry(
+        tmp_path / "registry",
+        cluster.etcd.uri,
+        "tls://127.0.0.1:0",
+        tls_certificate=made.certificate_path,
+        tls_key=made.key_path,
+    )
+    registry.listen += ["inside=127.0.0.1:0", "outside=127.0.0.1:0"]
+    registry.start()
+    try:
+
+        def told(listener: str, tls: ssl.SSLContext | None = None) -> set[str]:
+            with Cluster(registry.addresses[listener], tls=tls) as client:
+                return {str(broker.address) for broker in client.topology([topic]).brokers.values()}
+
+        assert told("kafka", made.client_context()) == {broker.addresses["kafka"] for broker in cluster.brokers}
+        assert told("kafka.inside") == {broker.addresses["kafka.inside"] for broker in cluster.brokers}
+        assert told("kafka.outside") == set()
+        assert "no broker has a listener 'outside'" in registry.stderr()
+    finally:
+        registry.kill()
 
 
 @proves("R1", "G15")
@@ -143,7 +176,6 @@ def test_what_cannot_be_read_does_no_harm_on_either_port(registry: Registry, top
         b"GET / HTTP/1.1\r\n\r\n",
         (10).to_bytes(4, "big") + b"\x7f\xff" * 5,
         (20).to_bytes(4, "big") + apis.METADATA.to_bytes(2, "big") + b"\x00\x0c" + b"\xee" * 16,
-        (20).to_bytes(4, "big") + apis.DESCRIBE_LOG_DIRS.to_bytes(2, "big") + b"\x00\x01" + b"\x00" * 16,
         (1 << 30).to_bytes(4, "big") + b"\x00" * 100,
     )
     for sent in junk:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.errors import HeadraceError, ProtocolError
@@ -49,17 +48,6 @@ def raw_api(api_key: int, handle: RawHandler) -> RawApi:
     return RawApi(handle, api.name, api.min_version, api.max_version, api.flexible_from)
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """The APIs that a server answers, and by which handlers."""
-
-    handlers: Mapping[int, Handler]
-    raw: Mapping[int, RawApi]
-
-    def served(self) -> frozenset[int]:
-        return frozenset((*self.handlers, *self.raw))
-
-
 LoneProduce = tuple[Slot, int, int, int, int, RequestTopic, Partition, Appended]
 """A produce of one batch in this turn: slot, version, correlation id, acks, timeout ms, topic, partition, result."""
 
@@ -75,15 +63,20 @@ NOWHERE: Final = Address("", 0)
 
 
 class Connection:
-    def __init__(self, services: Services, listener: str, dispatch: Dispatch) -> None:
+    def __init__(
+        self,
+        services: Services,
+        listener: str,
+        handlers: dict[int, Handler],
+        raw_handlers: dict[int, RawApi],
+    ) -> None:
         self.services = services
         self.listener = listener
         self.peer = NOWHERE
         self.last_heard = services.clock.now()
         """When the last whole request came."""
-        self.dispatch = dispatch
-        self._handlers = dispatch.handlers
-        self._raw_handlers = dispatch.raw
+        self._handlers = handlers
+        self._raw_handlers = raw_handlers
         self._partitions = services.partitions
         self._metrics = services.metrics
         self._now = services.clock.now
@@ -203,7 +196,7 @@ class Connection:
     def _any_frame(self, frame: memoryview, started: float) -> None:
         api_key, version, correlation_id, client_id, body = read_request_header(frame)
         api = KNOWN.get(api_key)
-        if api is None or (api_key not in self._handlers and api_key not in self._raw_handlers):
+        if api is None:
             raise ProtocolError(f"API {api_key} is not served")
         slot = Slot(api.name, started)
         self._slots.append(slot)

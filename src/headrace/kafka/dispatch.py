@@ -39,7 +39,7 @@ from headrace.kafka.api import (
     replica_positions,
     sync_group,
 )
-from headrace.kafka.connection import Dispatch, Handler, RawApi, raw_api
+from headrace.kafka.connection import Handler, RawApi, raw_api
 from headrace.wire import api
 
 RAW_HANDLERS: Final[dict[int, RawApi]] = {
@@ -81,5 +81,3 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.REPLICA_POSITIONS: replica_positions.handle,
     api.PLAN_PLACEMENT: plan_placement.handle,
 }
-
-BROKER: Final = Dispatch(HANDLERS, RAW_HANDLERS)

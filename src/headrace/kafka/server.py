@@ -1,4 +1,4 @@
-"""The Kafka listeners of a server: accepts connections up to the limit, closes silent ones."""
+"""The Kafka listeners of a broker: accepts connections up to the limit, closes silent ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.kafka.connection import Connection, Dispatch
-from headrace.kafka.dispatch import BROKER
+from headrace.kafka.connection import Connection
+from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.kafka.services import Services
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address, Listener, Network
@@ -29,9 +29,8 @@ class Listening:
 
 
 class KafkaServer:
-    def __init__(self, network: Network, services: Services, connections_max: int, dispatch: Dispatch = BROKER) -> None:
+    def __init__(self, network: Network, services: Services, connections_max: int) -> None:
         self._network = network
-        self._dispatch = dispatch
         self._services = services
         self._listeners: dict[str, Listener] = {}
         self._connections_max = connections_max
@@ -57,7 +56,7 @@ class KafkaServer:
             metrics.connections_refused += 1
             log.warning("a connection on %s was refused: %d are open", listener, self._connections_max)
             return None
-        connection = Connection(services, listener, self._dispatch)
+        connection = Connection(services, listener, HANDLERS, RAW_HANDLERS)
         services.connections.add(connection)
         metrics.connections_open += 1
         metrics.connections_accepted += 1

@@ -27,7 +27,8 @@ class Services:
     settings: BrokerSettings
     clock: Clock
     disk: Disk
-    data_folder: str
+    data_folder: str | None
+    """None where there are no logs."""
     metrics: Metrics
     broker_id: int
     cluster_id: str

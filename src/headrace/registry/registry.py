@@ -34,8 +34,6 @@ from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
-from headrace.kafka.connection import Dispatch
-from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.kafka.group_log import GroupLog
 from headrace.kafka.producer_ids import ProducerIds
 from headrace.kafka.server import KafkaServer, Listening
@@ -54,17 +52,12 @@ from headrace.system import descriptors
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
-from headrace.wire import api
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 IDLE_CHECK_SECONDS: Final = 1.0
 NO_FOLDER: Final = ""
-
-ABOUT_REPLICAS: Final = frozenset({api.DESCRIBE_LOG_DIRS, api.KEY_QUERY, api.REPLICA_POSITIONS})
-"""Asked of the broker that has them, by its number: nobody comes here for these."""
-REGISTRY: Final = Dispatch({key: do for key, do in HANDLERS.items() if key not in ABOUT_REPLICAS}, RAW_HANDLERS)
 
 
 class Registry:
@@ -147,7 +140,7 @@ class Registry:
             settings=self._settings,
             clock=clock,
             disk=disk,
-            data_folder=NO_FOLDER,
+            data_folder=None,
             metrics=self._metrics,
             broker_id=NO_BROKER,
             cluster_id=self.cluster_id,
@@ -173,9 +166,12 @@ class Registry:
         settings, allowed = self._settings, descriptors.allowed()
         tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
         connections_max = min(settings["connections.max"], allowed.kafka_connections)
-        self._server = KafkaServer(self._network, services, connections_max, REGISTRY)
+        self._server = KafkaServer(self._network, services, connections_max)
         self._built.callback(self._server.close)
+        told = {name for broker in self._view.image.brokers.values() for name in broker.listeners}
         for spec in self._specs:
+            if told and spec.name not in told:
+                log.warning("no broker has a listener %r: clients of it are told of no broker", spec.name)
             self._server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
         if settings["registry.http.listen"] != "off":
             address = listeners.parse_address(settings["registry.http.listen"], "registry.http.listen")

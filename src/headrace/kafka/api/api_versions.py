@@ -6,23 +6,22 @@ A newer version than is known gets a version 0 answer with UNSUPPORTED_VERSION a
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterable
 
 from headrace.errors import Code
 from headrace.kafka.request import Request
-from headrace.wire.api import API, OWN
+from headrace.wire.api import API, OWN, Api
 from headrace.wire.message import Message
 
 OWN_CLIENT = "headrace"
 
 
-@lru_cache(8)
-def _told(served: frozenset[int], own: bool) -> list[Message]:
-    return [
-        Message(api_key=api.key, min_version=api.advertised_min, max_version=api.max_version)
-        for api in (*API.values(), *(OWN.values() if own else ()))
-        if api.key in served
-    ]
+def _served(apis: Iterable[Api]) -> list[Message]:
+    return [Message(api_key=api.key, min_version=api.advertised_min, max_version=api.max_version) for api in apis]
+
+
+_SERVED = _served(API.values())
+_SERVED_OWN = _served((*API.values(), *OWN.values()))
 
 
 def handle(request: Request) -> Message:
@@ -30,6 +29,6 @@ def handle(request: Request) -> Message:
     own = not unsupported and request.version >= 3 and request.body.client_software_name == OWN_CLIENT
     return Message(
         error_code=Code.UNSUPPORTED_VERSION if unsupported else Code.NONE,
-        api_keys=_told(request.connection.dispatch.served(), own),
+        api_keys=_SERVED_OWN if own else _SERVED,
         throttle_time_ms=0,
     )

@@ -29,6 +29,8 @@ def handle(request: Request) -> Message:
                 )
             )
     folder = services.data_folder
+    if folder is None:
+        return Message(throttle_time_ms=0, error_code=Code.NONE, results=[])
     result = Message(
         error_code=Code.NONE,
         log_dir=folder,
