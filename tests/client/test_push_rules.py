@@ -99,9 +99,9 @@ def test_partitions_that_are_gone_begin_nothing_and_say_nothing_of_what_is_still
 def test_nothing_begins_while_it_is_held() -> None:
     load = Workload(ordered=False)
     load.put(jobs(load, A, 0))
-    load.held = True
+    load.holds += 1
     assert started(load) == []
-    load.held = False
+    load.holds -= 1
     assert len(started(load)) == 1
 
 

@@ -9,7 +9,7 @@ Use one consumer from one thread at a time. Groups are kept up in the background
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
@@ -17,15 +17,18 @@ from headrace.client.assignment import Place
 from headrace.client.consuming.listing import Listing
 from headrace.client.consuming.options import ConsumerOptions, chosen
 from headrace.client.consuming.reading import Reading
+from headrace.client.consuming.retrying import DELAYS_MS
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.network import shared
 from headrace.client.engine.threads import ThreadReactor
 from headrace.client.offsets import EARLIEST, LATEST
-from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.received import ReceivedRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from headrace.client.consuming.listening import Listener, Listening
 
 CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
@@ -46,6 +49,7 @@ class Consumer:
     def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
         self._options = chosen(topics, options)
         self._closed = False
+        self._listening: Listening | None = None
         self._turned_at = 0.0
         self._network = shared(self._options.bootstrap, client_id=self._options.client_id, tls=self._options.tls)
         reactor = self._network.reactor
@@ -103,6 +107,41 @@ class Consumer:
             self._hand.forget_decoders()
         while (rows := self._next_rows(wanted, batch_rows, timeout_ms)) is not None:
             yield rows
+
+    def listen(
+        self,
+        listener: Listener,
+        *,
+        threads: int = 8,
+        ordered: bool = False,
+        max_tries: int | None = None,
+        delays_ms: Sequence[int] = DELAYS_MS,
+        pause_ms: int = 1000,
+    ) -> Listening:
+        """Call a function for every record, from several threads, until the `Listening` or this consumer is closed.
+
+        Concurrent: in any order. A record whose listener raises, or returns LATER, goes to the topic `<group>.retry`
+        and is tried again after growing delays, `max_tries` times (16), then to `<group>.dead`.
+        `ordered`: of each partition one at a time; one that fails is tried again in place, every `pause_ms`, until it
+        is done, or `max_tries` times and then goes to `<group>.dead`.
+        In broadcast mode, and without a group, a failure is only logged.
+        """
+        from headrace.client.consuming.listening import Listening
+
+        with self._reactor.lock:
+            self._check_open()
+        self._listening = Listening(
+            self._reactor,
+            self._reading,
+            self.close,
+            listener,
+            threads=threads,
+            ordered=ordered,
+            max_tries=max_tries,
+            delays_ms=delays_ms,
+            pause_ms=pause_ms,
+        )
+        return self._listening
 
     # Positions
 
@@ -183,6 +222,8 @@ class Consumer:
     def _close(self, *, handed_out: bool) -> None:
         if self._closed:
             return
+        if self._listening is not None:
+            self._listening.halt()
         results: list[HeadraceError | None] = []
         try:
             with self._reactor.lock:
@@ -284,3 +325,5 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("this consumer is closed; make a new one")
+        if self._listening is not None:
+            raise InvalidRequest("this consumer's records go to its listener; make another one to poll")

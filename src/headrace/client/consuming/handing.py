@@ -39,6 +39,8 @@ class HandOut:
         self._raw: RawSet | None = None
         self._cursor: RecordSet | None = None
         self._rows: Iterator[pa.RecordBatch] | None = None
+        self._damage: HeadraceError | None = None
+        """What follows the rows that are left of the set."""
         self._decoders: dict[Place, Decoder] = {}
         self._order = PriorityOrder(options.priority_header) if options.priority_header else None
         self._moved: list[Feed] = []
@@ -103,28 +105,39 @@ class HandOut:
         if self._cursor is not None:
             self._put_back()
         while True:
-            if self._rows is None:
-                raw = self._raw = self._fetcher.take()
-                if raw is None:
-                    return None
-                decoder = self._decoder(raw.feed.place, columns, batch_rows)
-                self._rows = decoder.decode(raw.records, raw.first_offset, raw.next_offset, checked=not self._check_crc)
-            assert self._raw is not None
-            feed = self._raw.feed
-            try:
-                rows = next(self._rows, None)
-            except HeadraceError as error:
-                self._shut()
-                self._fetcher.fail(feed, error)
+            if self._rows is None and not self._open_rows(columns, batch_rows):
                 return None
+            assert self._raw is not None
+            assert self._rows is not None
+            raw, feed = self._raw, self._raw.feed
             self._moved.append(feed)
+            rows = next(self._rows, None)
             if rows is None:
-                feed.position = self._raw.next_offset
+                feed.position = raw.next_offset
+                damage = self._damage
                 self._shut()
-            else:
-                if "offset" in columns:
-                    feed.position = rows["offset"][-1].as_py() + 1
-                return rows
+                if damage is not None:
+                    self._fetcher.fail(feed, damage)
+                continue
+            if "offset" in columns:
+                feed.position = rows["offset"][-1].as_py() + 1
+            return rows
+
+    def _open_rows(self, columns: tuple[str, ...], batch_rows: int) -> bool:
+        """All rows of the next set; of one that is damaged, those before the damage."""
+        raw = self._raw = self._fetcher.take()
+        if raw is None:
+            return False
+        decoder = self._decoder(raw.feed.place, columns, batch_rows)
+        checked = not self._check_crc
+        try:
+            found = list(decoder.decode(raw.records, raw.first_offset, raw.next_offset, checked=checked))
+        except HeadraceError as error:
+            self._damage = error
+            self._raw = replace(raw, next_offset=max(raw.first_offset, decoder.at_offset))
+            found = list(decoder.decode(raw.records, raw.first_offset, decoder.at_offset, checked=checked))
+        self._rows = iter(found)
+        return True
 
     def _open(self) -> RecordSet | None:
         if self._rows is not None:
@@ -146,6 +159,10 @@ class HandOut:
         if decoder is None:
             decoder = self._decoders[place] = Decoder(*place, columns, batch_rows=batch_rows)
         return decoder
+
+    def leave_values(self) -> None:
+        """Values stay as they are on the wire, whatever the decoder."""
+        self._decode = None
 
     def forget_decoders(self) -> None:
         """The columns wanted may be others from now on."""
@@ -215,7 +232,7 @@ class HandOut:
             self._fetcher.put_back(replace(raw, first_offset=max(raw.first_offset, raw.feed.position)))
 
     def _shut(self) -> None:
-        self._raw = self._cursor = self._rows = None
+        self._raw = self._cursor = self._rows = self._damage = None
 
     def put_back_paused(self) -> None:
         if self._raw is not None and self._raw.feed.paused:

@@ -138,6 +138,11 @@ class Membership:
         with self._reactor.lock:
             self._join()
 
+    @property
+    def wants_touch(self) -> bool:
+        """Whether something waits for the application to be done."""
+        return self._at_touch is not None
+
     def touch(self) -> None:
         """The application comes for more: it is done with what it was handed."""
         with self._reactor.lock:
@@ -171,7 +176,8 @@ class Membership:
         """Give everything up, save its progress, and let the others have it now."""
         with self._reactor.lock:
             if self.state in (State.LEAVING, State.ENDED):
-                self._reactor.call_soon(lambda: on_done(self._failure))
+                # What ended it was told, and there is nothing left to save.
+                self._reactor.call_soon(lambda: on_done(None))
                 return
             if self.state in (State.JOINING, State.SYNCING):
                 # The broker answers in order: what follows would wait for the join.

@@ -32,11 +32,29 @@ log = logging.getLogger(__name__)
 class Allotment(Protocol):
     """Who says which partitions are read, and keeps the progress."""
 
+    @property
+    def wants_touch(self) -> bool: ...
     def start(self) -> None: ...
     def touch(self) -> None: ...
     def away(self) -> None: ...
     def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None: ...
     def leave(self, on_done: Saved) -> None: ...
+
+
+class Keeper(Protocol):
+    """Whoever works on what was handed out for longer than a call, and knows what of it is done."""
+
+    def positions(self) -> Offsets:
+        """The first offset of each partition that is not done."""
+        ...
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """These are given up or lost."""
+        ...
+
+    def when_idle(self, fn: Callable[[], None]) -> None:
+        """Call it if nothing is being worked on."""
+        ...
 
 
 class Reading:
@@ -62,6 +80,7 @@ class Reading:
         self.hand = HandOut(self._fetcher, options)
         self._counts: dict[str, int] = {}
         self._all_done = False
+        self._keeper: Keeper | None = None
         self._progress: LocalProgress | None = None
         self._timer: Timer | None = None
         self._allotment = self._make_allotment()
@@ -110,10 +129,28 @@ class Reading:
     def begin(self) -> None:
         """A call begins: what earlier ones gave is done with."""
         self.hand.finish_last()
-        self._allotment.touch()
+        if self._keeper is None:
+            self._allotment.touch()
+        else:
+            self._keeper.when_idle(self._allotment.touch)
 
     def end(self) -> None:
         """The call is over, and the caller works on what it gave."""
+        self._allotment.away()
+
+    def keep_by(self, keeper: Keeper) -> None:
+        """From now on what is done with is what the keeper says. It gets values as they are on the wire."""
+        self._keeper = keeper
+        self.hand.leave_values()
+
+    @property
+    def wants_touch(self) -> bool:
+        """Whether a rebalance waits for the caller to be done with what it has."""
+        return self._allotment.wants_touch
+
+    def step_aside(self) -> None:
+        """Let the rebalance have its way, whatever the keeper works on."""
+        self._allotment.touch()
         self._allotment.away()
 
     def raise_failure(self) -> None:
@@ -190,6 +227,8 @@ class Reading:
 
     def handed_out(self) -> Offsets:
         """The position of every partition that anything was handed out of and not saved."""
+        if self._keeper is not None:
+            return self.done_with()
         first = self.hand.first_unread()
         found = {place: self._position(feed, first) for place, feed in self._fetcher.feeds.items()}
         return {place: offset for place, offset in found.items() if offset >= 0 and self._is_new(place, offset)}
@@ -197,7 +236,13 @@ class Reading:
     def done_with(self) -> Offsets:
         """What earlier calls than the last handed out and was not saved."""
         feeds = self._fetcher.feeds
-        return {place: feed.done for place, feed in feeds.items() if feed.done >= 0 and self._is_new(place, feed.done)}
+        if self._keeper is not None:
+            # Out of order by priority, what is handed out may be done while earlier records still wait in memory.
+            kept = self._keeper.positions().items()
+            done = {place: min(offset, feeds[place].position) for place, offset in kept if place in feeds}
+        else:
+            done = {place: feed.done for place, feed in feeds.items()}
+        return {place: offset for place, offset in done.items() if offset >= 0 and self._is_new(place, offset)}
 
     def _is_new(self, place: Place, offset: int) -> bool:
         return self._fetcher.feeds[place].saved != offset
@@ -273,6 +318,8 @@ class Reading:
         wanted = list(places)
         self._fetcher.release(wanted)
         self.hand.drop(wanted)
+        if self._keeper is not None:
+            self._keeper.drop(wanted)
 
     def _on_error(self, error: HeadraceError) -> None:
         self.error = error

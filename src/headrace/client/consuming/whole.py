@@ -47,6 +47,8 @@ class WholeTopics:
         for topic in self._topics:
             self._look_up(topic)
 
+    wants_touch: Final = False
+
     def touch(self) -> None:
         """A call of the consumer; nobody waits for one here."""
 

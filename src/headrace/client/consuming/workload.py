@@ -68,8 +68,8 @@ class Workload:
     def __init__(self, *, ordered: bool) -> None:
         self.ordered = ordered
         self.running = 0
-        self.held = False
-        """Nothing begins while this is set."""
+        self.holds = 0
+        """Nothing begins while somebody holds it."""
         self._tracks: dict[Place, Track] = {}
         self._lines: dict[Place, deque[Job]] = {}
         self._ready: deque[Job] = deque()
@@ -103,7 +103,7 @@ class Workload:
 
     def next(self, now: float) -> Job | None:
         """A job that begins now, if one may."""
-        if self.held:
+        if self.holds:
             return None
         while self._waiting and self._waiting[0][0] <= now:
             self._ready.append(heapq.heappop(self._waiting)[2])

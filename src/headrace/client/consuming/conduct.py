@@ -1,0 +1,136 @@
+"""How listeners are run, whichever way: what is called, and what follows from how it went. Waits for nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+from headrace.client import admin
+from headrace.client.cluster import Cluster
+from headrace.client.consuming.options import Options
+from headrace.client.consuming.retrying import MAX_TRIES, Parcel, RetryRules, returned
+from headrace.client.consuming.workload import Job, Workload
+from headrace.client.refusal import Refusal
+from headrace.errors import SettingError
+from headrace.records.received import ReceivedRecord
+
+TOPIC_EXISTS: Final = 36
+QUEUED_PER_HAND: Final = 64
+"""Records that wait for each thread or task, so that it never waits for the network."""
+RETRIES_KEPT: Final = 100
+"""Records of one retry partition that wait here to be due; the others wait on the broker."""
+GRACE_S: Final = 30.0
+"""How long a rebalance waits for what is being worked on, at most."""
+
+log = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    """What a listener may return instead of raising."""
+
+    LATER = "later"
+
+
+LATER: Final = Verdict.LATER
+"""Not done: try this record again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    ordered: bool
+    rules: RetryRules | None
+    """None: a record that fails is only told of in the log."""
+    max_tries: int | None
+    """None: in place, until it is done."""
+    pause_s: float
+    """Before another try in place."""
+    decoder: Callable[[bytes | None], Any] | None
+
+    @property
+    def retries_elsewhere(self) -> bool:
+        return self.rules is not None and not self.ordered
+
+    def shown(self, job: Job) -> ReceivedRecord:
+        """The record as the listener gets it."""
+        if self.decoder is None:
+            return job.record
+        shown = ReceivedRecord(*job.record.fields())
+        shown.value = self.decoder(shown.value)
+        return shown
+
+    def after_failure(self, job: Job, error: str) -> Parcel | float | None:
+        """What is to be done: send it there, try it again after so many seconds, or nothing."""
+        record = job.record
+        job.tries += 1
+        log.warning(
+            "%s-%d at offset %d failed for the %d. time: %s",
+            record.topic, record.partition, record.offset, job.tries, error,
+        )  # fmt: skip
+        if self.ordered and (self.max_tries is None or job.tries <= self.max_tries):
+            return self.pause_s
+        if self.rules is None:
+            return None
+        return self.rules.parcel(record, job.tries, error, round(time.time() * 1000))
+
+
+def conduct(
+    options: Options, *, ordered: bool, max_tries: int | None, delays_ms: Sequence[int], pause_ms: int
+) -> Conduct:
+    if pause_ms <= 0:
+        raise SettingError(f"pause_ms is {pause_ms}, and has to be above 0")
+    shared = options.mode == "cluster" and options.group is not None
+    limit = max_tries if max_tries is not None or ordered else MAX_TRIES
+    rules = None
+    if shared and limit is not None:
+        # In order a record is tried in place so often, and is dead after that.
+        rules = RetryRules(options.group or "", 0 if ordered else limit, delays_ms)
+    return Conduct(ordered, rules, limit, pause_ms / 1000, options.decoder)
+
+
+def make_topics(options: Options, rules: RetryRules, *, retry: bool) -> None:
+    """The group's own topics, as far as they are not there. Blocks."""
+    wanted = {rules.dead_topic: 1, **({rules.retry_topic: len(rules.delays_ms)} if retry else {})}
+    with Cluster(
+        options.bootstrap, client_id=options.client_id, timeout_ms=options.timeout_ms, tls=options.tls
+    ) as cluster:
+        for name, partitions in wanted.items():
+            try:
+                admin.create_topic(cluster, name, partitions=partitions)
+            except Refusal as refusal:
+                if refusal.kafka_code != TOPIC_EXISTS:
+                    raise
+                if len(cluster.topic(name, expected=True).partitions) < partitions:
+                    admin.create_partitions(cluster, name, partitions)
+
+
+def retry_options(options: Options, rules: RetryRules) -> Options:
+    """For reading the retry topic as another member of the same group."""
+    return replace(
+        options,
+        topics=(rules.retry_topic,),
+        start="earliest",
+        priority_header=None,
+        decoder=None,
+        instance_id=options.instance_id and f"{options.instance_id}.retry",
+    )
+
+
+def jobs(load: Workload, records: Sequence[ReceivedRecord]) -> list[Job]:
+    return [Job(r, place, r.offset, load.track(place)) for r in records for place in ((r.topic, r.partition),)]
+
+
+def retry_jobs(load: Workload, records: Sequence[ReceivedRecord], now: float) -> list[Job]:
+    """Records of the retry topic as they were first, to wait until they are due."""
+    now_ms = time.time() * 1000
+    found = []
+    for read in records:
+        place = read.topic, read.partition
+        back = returned(read)
+        wait_s = max(0.0, (back.due_ms - now_ms) / 1000)
+        job = Job(back.record, place, read.offset, load.track(place), now + wait_s if wait_s else 0.0, back.tries)
+        found.append(job)
+    return found

@@ -1,0 +1,309 @@
+"""Push on threads: a function is called for every record, by several threads, and progress follows what is done.
+
+One thread feeds: it reads ahead and takes part in the group. The others call the listener. A second consumer of the
+same group reads the retry topic, where there is one, with a thread of its own; what is due there is done by the same
+threads. A record is done when its listener has returned, or when the retry or dead-letter topic has acknowledged it.
+
+When the group rebalances, nothing new is begun, what is running is finished (for a while at most), and then partitions
+are given up with their exact progress.
+
+Locks: the reactor's first, then the workload's (`_changed`); nobody calls a listener or the network with the latter.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from types import TracebackType
+from typing import Final, Self
+
+from headrace.client.assignment import Place
+from headrace.client.consuming.conduct import (
+    GRACE_S,
+    LATER,
+    QUEUED_PER_HAND,
+    RETRIES_KEPT,
+    conduct,
+    jobs,
+    make_topics,
+    retry_jobs,
+    retry_options,
+)
+from headrace.client.consuming.progress import Offsets
+from headrace.client.consuming.reading import Keeper, Reading
+from headrace.client.consuming.retrying import Parcel
+from headrace.client.consuming.workload import Job, Workload
+from headrace.client.engine.threads import ThreadReactor
+from headrace.client.sending.producer import Producer
+from headrace.errors import HeadraceError, SettingError
+from headrace.records.received import ReceivedRecord
+
+CHUNK: Final = 500
+FEED_WAIT_S: Final = 1.0
+FULL_WAIT_S: Final = 0.1
+JOIN_S: Final = 30.0
+
+Listener = Callable[[ReceivedRecord], object]
+
+log = logging.getLogger(__name__)
+
+
+class Source:
+    """Where records come from: the reading of a consumer, asked by one feeding thread."""
+
+    def __init__(self, reactor: ThreadReactor, reading: Reading, keeper: Keeper) -> None:
+        self.reading = reading
+        self._reactor = reactor
+        with reactor.lock:
+            reading.keep_by(keeper)
+
+    def take(
+        self, most: int, wait_s: float, put: Callable[[list[ReceivedRecord]], None], enough: Callable[[], bool]
+    ) -> None:
+        """Put up to `most` records, those that are there or the first that come, unless `enough` comes first."""
+        reading = self.reading
+        records: list[ReceivedRecord] = []
+
+        def taken() -> bool:
+            # In one go with putting, so that no partition can go in between.
+            reading.hand.take(records, most)
+            if records:
+                put(records)
+                reading.end()
+            return bool(records)
+
+        with self._reactor.lock:
+            reading.begin()
+            at_once = taken()
+        if at_once:
+            self._reactor.turn()
+            return
+        self._reactor.wait(lambda: reading.ready or enough(), monotonic() + wait_s)
+        with self._reactor.lock:
+            if not taken():
+                reading.end()
+                reading.raise_failure()
+
+    def stay(self) -> None:
+        """Say that somebody is here, without asking for more."""
+        with self._reactor.lock:
+            self.reading.end()
+
+    def step_aside(self) -> None:
+        with self._reactor.lock:
+            self.reading.step_aside()
+        self._reactor.turn()
+
+    def hold(self, is_held: Callable[[Place], bool]) -> None:
+        """Pause those partitions, and no others."""
+        reading = self.reading
+        with self._reactor.lock:
+            places = {place: is_held(place) for place in reading.assignment}
+            reading.pause([place for place, held in places.items() if held and not reading.feed(place).paused])
+            reading.resume([place for place, held in places.items() if not held and reading.feed(place).paused])
+
+
+class Listening:
+    """Made by `Consumer.listen`. Ends with `close`, or by itself when the group refuses this consumer for good."""
+
+    def __init__(
+        self,
+        reactor: ThreadReactor,
+        reading: Reading,
+        close: Callable[[], None],
+        listener: Listener,
+        *,
+        threads: int,
+        ordered: bool,
+        max_tries: int | None,
+        delays_ms: Sequence[int],
+        pause_ms: int,
+    ) -> None:
+        if threads < 1:
+            raise SettingError(f"threads is {threads}, and has to be 1 or more")
+        options = reading.options
+        self._reactor = reactor
+        self._close_consumer = close
+        self._listener = listener
+        self._conduct = conduct(options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms)
+        self._load = Workload(ordered=ordered)
+        self._changed = threading.Condition()
+        self._limit = threads * QUEUED_PER_HAND
+        self._stopping = False
+        self._ended = threading.Event()
+        self.error: HeadraceError | None = None
+        """What ended it, other than `close`."""
+        self._producer: Producer | None = None
+        self._retries: Reading | None = None
+        rules = self._conduct.rules
+        if rules is not None:
+            make_topics(options, rules, retry=self._conduct.retries_elsewhere)
+            self._producer = Producer(options.bootstrap, client_id=options.client_id, tls=options.tls)
+        sources = [Source(reactor, reading, self)]
+        if rules is not None and self._conduct.retries_elsewhere:
+            with reactor.lock:
+                self._retries = Reading(reading.network, retry_options(options, rules), lambda: None)
+                self._retries.start()
+            sources.append(Source(reactor, self._retries, self))
+        feeders = [threading.Thread(target=self._feed, args=(source,), daemon=True) for source in sources]
+        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
+        self._threads = [*feeders, *workers]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended; False if it still goes on. Raises what ended it."""
+        ended = self._ended.wait(timeout_s)
+        if self.error is not None:
+            raise self.error
+        return ended
+
+    def close(self) -> None:
+        """Finish what is running, save progress, leave the group: closes the consumer. What was only read ahead comes
+        again elsewhere.
+        """
+        self._close_consumer()
+
+    def halt(self) -> None:
+        """All but the consumer itself, which is closed next."""
+        self._stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
+        if self._retries is not None:
+            results: list[HeadraceError | None] = []
+            with self._reactor.lock:
+                self._retries.close(handed_out=False, on_done=results.append)
+            self._reactor.wait(lambda: bool(results), monotonic() + JOIN_S)
+        if self._producer is not None:
+            self._producer.close()
+        self._ended.set()
+
+    # What the consumers ask, under the reactor's lock.
+
+    def positions(self) -> Offsets:
+        with self._changed:
+            return self._load.positions()
+
+    def drop(self, places: Iterable[Place]) -> None:
+        with self._changed:
+            self._load.drop(places)
+            self._changed.notify_all()
+
+    def when_idle(self, fn: Callable[[], None]) -> None:
+        with self._changed:
+            if not self._load.unfinished and not self._load.running:
+                fn()
+
+    # Feeding.
+
+    def _feed(self, source: Source) -> None:
+        try:
+            while not self._stopping:
+                if source.reading.wants_touch:
+                    self._step_aside(source)
+                elif source.reading is self._retries:
+                    # Of a retry partition no more is read while something of it is not done: the rest is due later.
+                    source.hold(lambda place: self._load.unfinished_of(place) > 0)
+                    self._take(source, RETRIES_KEPT)
+                elif (room := self._room()) > 0:
+                    self._take(source, min(room, CHUNK))
+                else:
+                    source.stay()
+                    with self._changed:
+                        self._changed.wait(FULL_WAIT_S)
+        except HeadraceError as error:
+            log.error("listening has ended: %s", error)
+            self.error = self.error or error
+            self._stop()
+            self._ended.set()
+
+    def _room(self) -> int:
+        with self._changed:
+            return self._limit - self._load.unfinished
+
+    def _take(self, source: Source, most: int) -> None:
+        def put(records: list[ReceivedRecord]) -> None:
+            retried = source.reading is self._retries
+            with self._changed:
+                self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))
+                self._changed.notify_all()
+
+        source.take(most, FEED_WAIT_S, put, lambda: self._stopping or source.reading.wants_touch)
+
+    def _step_aside(self, source: Source) -> None:
+        """A rebalance waits: let what is running finish, then give up what is asked for."""
+        with self._changed:
+            self._load.holds += 1
+            self._changed.wait_for(lambda: not self._load.running or self._stopping, GRACE_S)
+        try:
+            source.step_aside()
+        finally:
+            with self._changed:
+                self._load.holds -= 1
+                self._changed.notify_all()
+
+    # Working.
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            self._settle(job, self._call(job))
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            while not self._stopping:
+                job = self._load.next(monotonic())
+                if job is not None:
+                    return job
+                next_at = self._load.next_at()
+                self._changed.wait(None if next_at is None or self._load.holds else max(0.0, next_at - monotonic()))
+        return None
+
+    def _call(self, job: Job) -> str | None:
+        """None if it is done, else what is wrong."""
+        try:
+            result = self._listener(self._conduct.shown(job))
+        except Exception as error:  # noqa: BLE001 - a listener may raise anything
+            return f"{type(error).__name__}: {error}"
+        return "the listener asked for it later" if result is LATER else None
+
+    def _settle(self, job: Job, error: str | None) -> None:
+        after = None
+        if error is not None and self._load.is_current(job):
+            after = self._conduct.after_failure(job, error)
+        if isinstance(after, Parcel):
+            after = self._send(after)
+        with self._changed:
+            if after is None:
+                self._load.done(job)
+            else:
+                self._load.again(job, monotonic() + after)
+            self._changed.notify_all()
+
+    def _send(self, parcel: Parcel) -> float | None:
+        """None once it is acknowledged; else how long to wait before the record is tried here again."""
+        assert self._producer is not None
+        try:
+            self._producer.send(
+                parcel.topic, parcel.value, key=parcel.key, headers=parcel.headers, partition=parcel.partition
+            )
+        except HeadraceError as error:
+            log.warning("a failed record could not be sent to %s, and is tried here again: %s", parcel.topic, error)
+            return self._conduct.pause_s
+        return None
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._reactor.wake()
