@@ -177,6 +177,43 @@ def test_a_topic_that_was_made_again_begins_anew(scene: Scene) -> None:
     assert [part.leader_epoch for part in known.partitions] == [0]
 
 
+def test_a_broker_that_lags_behind_cannot_bring_a_deleted_topic_back(scene: Scene) -> None:
+    scene.told.topics["t"] = [(1, 5)]
+    scene.want("t")
+    scene.told.ids["t"] = SECOND_ID
+    scene.until(lambda: (known := scene.routes.topic("t")) and known.topic_id == SECOND_ID)
+    heard = scene.heard_of()
+    scene.told.ids["t"] = FIRST_ID
+    before = len(scene.told.asked)
+    scene.until(lambda: len(scene.told.asked) > before + 2)
+    assert heard == []
+
+
+def test_a_listener_that_raises_keeps_nobody_else_from_hearing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    def faulty(name: str, topic: Topic | None) -> None:
+        raise RuntimeError("by mistake")
+
+    scene.told.topics["t"] = [(1, 5)]
+    scene.want("t")
+    scene.routes.listeners.append(faulty)
+    heard = scene.heard_of()
+    for epoch in (6, 7):
+        scene.told.topics["t"] = [(1, epoch)]
+        scene.until(lambda: heard and heard[-1][1].partitions[0].leader_epoch == epoch)  # type: ignore[union-attr]  # noqa: B023
+    assert "by mistake" in caplog.text
+
+
+def test_routes_that_nobody_could_tell_are_asked_for_until_somebody_can(quiet: Scene) -> None:
+    quiet.told.topics["t"] = [(1, 5)]
+    quiet.want("t")
+    quiet.peer.reply = lambda key, request: b""
+    quiet.routes.stale("t")
+    quiet.until(lambda: len(quiet.peer.accepted_at) > 2)
+    quiet.told.topics["t"] = [(1, 6)]
+    quiet.peer.reply = quiet.told.reply
+    quiet.until(lambda: (known := quiet.routes.topic("t")) and known.partitions[0].leader_epoch == 6)
+
+
 def test_a_topic_is_gone_when_it_stays_away_and_not_when_one_answer_lacks_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +425,22 @@ def test_lanes_are_connections_of_their_own_and_end_alone(quiet: Scene) -> None:
     assert isinstance(heard[0], EngineClosed)
     assert not fetch.is_open
     assert quiet.network.broker(1, "fetch 1") is not fetch
+
+
+def test_a_lane_that_was_closed_is_not_opened_again_by_what_still_waits(quiet: Scene) -> None:
+    """A member that has left must not join because its coordinator is found at last."""
+    heard: list[Message | HeadraceError] = []
+    quiet.told.coordinator = 1
+    request = Message(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+    network = quiet.network
+    with network.reactor.lock:
+        network.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S, lane="gone")
+        network.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S, lane="stays")
+        network.close_lane("gone")
+    assert isinstance(heard[0], EngineClosed)
+    quiet.until(lambda: len(heard) == 2)
+    assert isinstance(heard[1], Message)
+    assert quiet.peer.asked.count(apis.HEARTBEAT) == 1
 
 
 def test_the_last_release_tells_everyone_who_waits(told: Told) -> None:

@@ -26,7 +26,7 @@ class Coordinators:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._found: dict[str, Address] = {}
-        self._looking: dict[str, list[OnFound]] = {}
+        self._looking: dict[str, list[tuple[str, OnFound]]] = {}
 
     def ask(self, group: str, api_key: int, body: Body, on_answer: OnAnswer, timeout_s: float, lane: str) -> None:
         deadline = self._network.reactor.now() + timeout_s
@@ -54,10 +54,17 @@ class Coordinators:
         if group in self._found:
             send(self._found[group])
         elif group in self._looking:
-            self._looking[group].append(send)
+            self._looking[group].append((lane, send))
         else:
-            self._looking[group] = [send]
+            self._looking[group] = [(lane, send)]
             self._look_up(group, timeout_s)
+
+    def close_lane(self, lane: str, error: HeadraceError) -> None:
+        """What still waits for a coordinator must not open the lane again."""
+        for group, waiting in self._looking.items():
+            self._looking[group] = [entry for entry in waiting if entry[0] != lane]
+            for _, send in (entry for entry in waiting if entry[0] == lane):
+                send(error)
 
     def forget(self, group: str, address: Address) -> None:
         if self._found.get(group) == address:
@@ -68,7 +75,7 @@ class Coordinators:
             found = answer if isinstance(answer, HeadraceError) else self._read(group, answer)
             if isinstance(found, Address):
                 self._found[group] = found
-            for send in self._looking.pop(group, ()):
+            for _, send in self._looking.pop(group, ()):
                 send(found)
 
         request = Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group])

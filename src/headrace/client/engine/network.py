@@ -103,8 +103,10 @@ class Network:
     def close_lane(self, lane: str) -> None:
         """Close the lane's connections to all brokers; for a consumer or member that goes."""
         with self.reactor.lock:
+            error = EngineClosed("the client closed this connection before the answer came")
+            self._coordinators.close_lane(lane, error)
             for key in [key for key in self._links if key[0] == lane]:
-                self._links.pop(key).end(EngineClosed(f"the client closed its connection to {key[1]}"))
+                self._links.pop(key).end(error)
 
     def ask_any(self, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float) -> None:
         """Ask a broker that can be reached: the one asked before, else any known one, else the bootstrap addresses in

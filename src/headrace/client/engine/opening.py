@@ -21,6 +21,9 @@ from headrace.ports.network import Address
 
 Found = list[tuple[Any, ...]]  # as getaddrinfo gives them
 
+DEAF_MS: Final = 10_000
+"""A host that acknowledges nothing for so long counts as lost, sooner than a request may time out."""
+
 _UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EAGAIN, errno.EINTR))
 
 
@@ -77,7 +80,7 @@ class Opening:
             try:
                 sock = self._socket = socket.socket(family, kind, protocol)
                 sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _tune(sock)
                 code = sock.connect_ex(target)
             except OSError as error:
                 self._note(error)
@@ -165,3 +168,11 @@ class Opening:
         self._socket = None
         self._reactor.unwatch(sock)
         self._on_open(sock)
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAF_MS)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_MS // 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)

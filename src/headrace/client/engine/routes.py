@@ -5,11 +5,13 @@ It is asked for anew every 30 s, and at once when somebody found it stale; furth
 its leader epoch is not older than the one known: a broker that lags behind cannot bring an old leader back, nor take
 partitions away. A topic is gone when it is not found for a second, as a broker may hear late of a new one.
 
-A topic has another id when it was deleted and made again; then nothing of the old one counts.
+A topic has another id when it was deleted and made again; then nothing of the old one counts, nor can a broker that
+lags behind bring it back.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ from headrace.client.topology import NO_LEADER, Broker, Partition, Topic, Topolo
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
 REFRESH_MS: Final = 30_000
 PAUSE_S: Final = 0.02
@@ -37,6 +39,9 @@ FRUITLESS_MAX: Final = 3
 OnKnown = Callable[[Topic | HeadraceError], None]
 Listener = Callable[[str, Topic | None], None]
 """Hears the name and the topic as it is now (None: gone) when its id, partitions, leaders or epochs have changed."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
@@ -76,6 +81,7 @@ class Routes:
         self._wanted: dict[str, list[_Wanted]] = {}
         self._stale: set[str] = set()
         self._missing_since: dict[str, float] = {}
+        self._former_ids: dict[str, set[bytes]] = {}
         self._unasked = False  # somebody wants what is in no request yet
         self._asking = 0
         self._asked_at = -math.inf
@@ -110,7 +116,7 @@ class Routes:
             known = self.image.topics.get(topic)
             self._interest[topic] = None
             if known is not None:
-                on_known(known)
+                _call(on_known, known)
                 return
             waiting = self._wanted.setdefault(topic, [])
             waiting.append(_Wanted(on_known, create, self._reactor.now()))
@@ -154,7 +160,7 @@ class Routes:
         wanted, self._wanted = self._wanted, {}
         for waiting in wanted.values():
             for each in waiting:
-                each.on_known(error)
+                _call(each.on_known, error)
 
     def _plan_paused(self) -> None:
         """The first asking is at once; further ones soon after it wait longer and longer."""
@@ -206,6 +212,7 @@ class Routes:
                 return
             if isinstance(answer, HeadraceError):
                 self._settle(names, answer)
+                self._stale.update(name for name in names if name in self._interest)
             else:
                 topology = read_topology(answer)
                 self._merge(names, topology)
@@ -239,12 +246,26 @@ class Routes:
         for name in names:
             if name in topology.topics:
                 self._missing_since.pop(name, None)
-                topics[name] = _newer(topics.get(name), topology.topics[name])
+                topics[name] = self._newer(topics.get(name), topology.topics[name])
             elif name in topics and self._is_gone(topology, name):
                 del topics[name]
                 if name not in self._wanted:
                     self._interest.pop(name, None)
         self._replace(Image(topology.cluster_id, topology.controller_id, topology.brokers, topics))
+
+    def _newer(self, known: Topic | None, heard: Topic) -> Topic:
+        """Partition by partition, what has the newer leader epoch; partitions never become fewer."""
+        if known is None:
+            return heard
+        if known.topic_id != heard.topic_id and ZERO_UUID not in (known.topic_id, heard.topic_id):
+            former = self._former_ids.setdefault(known.name, set())
+            if heard.topic_id in former:
+                return known
+            former.add(known.topic_id)
+            return heard
+        both = map(_newer_partition, known.partitions, heard.partitions)
+        count = min(len(known.partitions), len(heard.partitions))
+        return replace(heard, partitions=(*both, *heard.partitions[count:], *known.partitions[count:]))
 
     def _is_gone(self, topology: Topology, name: str) -> bool:
         refusal = topology.refused.get(name)
@@ -268,7 +289,7 @@ class Routes:
         self._fruitless = 0 if changed else self._fruitless + 1
         for name in changed:
             for listener in tuple(self.listeners):
-                listener(name, image.topics.get(name))
+                _call(listener, name, image.topics.get(name))
 
     def _settle(self, names: Sequence[str], heard: Topology | HeadraceError) -> None:
         """Tell those who want a topic what came of it; who may hope goes on waiting."""
@@ -283,10 +304,18 @@ class Routes:
                 else:
                     if isinstance(found, HeadraceError):
                         self._interest.pop(name, None)
-                    each.on_known(found)
+                    _call(each.on_known, found)
             if left:
                 self._interest[name] = None
                 self._wanted[name] = left + self._wanted.get(name, [])
+
+
+def _call(fn: Callable[..., None], *told: object) -> None:
+    """Whoever hears of routes may fail without harm to the others."""
+    try:
+        fn(*told)
+    except Exception:
+        log.exception("a fault in the client: %r raised on routes", fn)
 
 
 def _failure(name: str, heard: Topology | HeadraceError, wanted: _Wanted, now: float) -> HeadraceError | None:
@@ -300,15 +329,6 @@ def _failure(name: str, heard: Topology | HeadraceError, wanted: _Wanted, now: f
         appears = wanted.create and now < wanted.missing_since + APPEAR_WITHIN_S
         return None if appears else UnknownTopic(name)
     return refusal if over or not refusal.mapping.retriable else None
-
-
-def _newer(known: Topic | None, heard: Topic) -> Topic:
-    """Partition by partition, what has the newer leader epoch; partitions never become fewer."""
-    if known is None or known.topic_id != heard.topic_id:
-        return heard
-    both = map(_newer_partition, known.partitions, heard.partitions)
-    count = min(len(known.partitions), len(heard.partitions))
-    return replace(heard, partitions=(*both, *heard.partitions[count:], *known.partitions[count:]))
 
 
 def _newer_partition(known: Partition, heard: Partition) -> Partition:

@@ -16,26 +16,27 @@ that comes simply drives: what the poll brings the background thread is then lef
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import os
 import select
 import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Final
 
-from headrace.client.engine.errors import EngineClosed, ForkedEngine
+from headrace.client.engine.errors import EngineClosed
+from headrace.client.engine.forking import stays_with_parent
 from headrace.client.engine.reactor import Callback
+from headrace.client.engine.timers import HeapTimer, Timers
 
 AWAY_S: Final = 0.005
 PARK_MAX_S: Final = 0.05
 SLEEP_MAX_S: Final = 3600.0  # epoll counts milliseconds in an int
-CANCELLED_KEPT: Final = 64
+EVENTS_MAX: Final = 64
+JOIN_S: Final = 5.0  # the user's code may hold up the background thread as long as it likes
 
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
@@ -43,19 +44,6 @@ _READ_MASK: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.
 _WRITE_MASK: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
 log = logging.getLogger(__name__)
-
-
-class _Timer:
-    __slots__ = ("_reactor", "fn")
-
-    def __init__(self, reactor: ThreadReactor, fn: Callback) -> None:
-        self._reactor = reactor
-        self.fn: Callback | None = fn
-
-    def cancel(self) -> None:
-        if self.fn is not None:
-            self.fn = None
-            self._reactor._cancelled += 1
 
 
 class _StandBy:
@@ -85,9 +73,7 @@ class ThreadReactor:
         self._owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self._epoll = select.epoll()
         self._watched: dict[int, tuple[Callback, Callback | None]] = {}
-        self._timers: list[tuple[float, int, _Timer]] = []
-        self._timer_count = 0
-        self._cancelled = 0
+        self._timers = Timers()
         self._soon: deque[Callback] = deque()
         self._told: deque[Callback] = deque()
         self._telling = threading.Lock()
@@ -105,20 +91,14 @@ class ThreadReactor:
         self._rear_due = -math.inf  # when it looks in again, while it keeps out of the way
         self._thread: threading.Thread | None = None
         self._closed = False
-        _reactors.add(self)
+        stays_with_parent(self)
 
     def now(self) -> float:
         return monotonic()
 
-    def call_at(self, when: float, fn: Callback) -> _Timer:
-        timer = _Timer(self, fn)
+    def call_at(self, when: float, fn: Callback) -> HeapTimer:
         with self.lock:
-            self._timer_count += 1
-            heapq.heappush(self._timers, (when, self._timer_count, timer))
-            if self._cancelled > CANCELLED_KEPT and 2 * self._cancelled > len(self._timers):
-                self._timers = [entry for entry in self._timers if entry[2].fn is not None]
-                heapq.heapify(self._timers)
-                self._cancelled = 0
+            timer = self._timers.add(when, fn)
             if when < self._asleep_until:
                 self.wake()
             self._stir()
@@ -178,7 +158,7 @@ class ThreadReactor:
             else:
                 if self._soon:
                     self._run_soon()
-                self._work(self._epoll.poll(0))
+                self._work(self._epoll.poll(0, EVENTS_MAX))
             return True
         finally:
             self._leave()
@@ -230,7 +210,7 @@ class ThreadReactor:
                 waiter.call()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread() and not self._owned():
-            thread.join()
+            thread.join(JOIN_S)
         with self.lock:
             self._dispose()
 
@@ -272,15 +252,15 @@ class ThreadReactor:
                 self._run_soon()
                 if done():
                     return
-            until = min(deadline, self._timers[0][0]) if self._timers else deadline
+            until = min(deadline, self._timers.next_at)
             sleep_s = until - monotonic()
             if sleep_s <= 0:
-                events = self._epoll.poll(0)
+                events = self._epoll.poll(0, EVENTS_MAX)
             else:
                 self._asleep_until = until
                 self.lock.release()
                 try:
-                    events = self._epoll.poll(min(sleep_s, SLEEP_MAX_S))
+                    events = self._epoll.poll(min(sleep_s, SLEEP_MAX_S), EVENTS_MAX)
                 finally:
                     self._retake()
                 self._asleep_until = -math.inf
@@ -345,8 +325,9 @@ class ThreadReactor:
                     self._run(watched[0])
                 if mask & _WRITE_MASK and (watched := self._watched.get(fd)) is not None and watched[1] is not None:
                     self._run(watched[1])
-            if self._timers and self._timers[0][0] <= monotonic():
-                self._run_timers()
+            if self._timers.next_at <= (now := monotonic()):
+                while (due := self._timers.take(now)) is not None:
+                    self._run(due)
             if self._soon:
                 self._run_soon()
         finally:
@@ -356,16 +337,6 @@ class ThreadReactor:
                     waiter.call()
             if self._asleep_until > -math.inf and self._driver is not None and self._driver():
                 self.wake()
-
-    def _run_timers(self) -> None:
-        now = monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            if timer.fn is None:
-                self._cancelled -= 1
-            else:
-                fn, timer.fn = timer.fn, None
-                self._run(fn)
 
     def _run_soon(self) -> None:
         outer, self._running = self._running, True
@@ -405,8 +376,8 @@ class ThreadReactor:
                 now = monotonic()
                 away = self._driver is None and now - self._left_at >= AWAY_S
                 if away:
-                    self._work(self._epoll.poll(0))
-                    until = self._timers[0][0] if self._timers else math.inf
+                    self._work(self._epoll.poll(0, EVENTS_MAX))
+                    until = self._timers.next_at
                 elif self._soon:
                     self._work(())
                 told = bool(self._told) and not self._telling.locked()
@@ -430,31 +401,3 @@ def _drain(fd: int) -> None:
         os.eventfd_read(fd)
     except BlockingIOError:
         return
-
-
-class _Forked:
-    """What a reactor becomes in a forked child: everything asked of it is refused."""
-
-    def __getattr__(self, name: str) -> object:
-        raise ForkedEngine
-
-    def __enter__(self) -> None:
-        raise ForkedEngine
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-
-_reactors: weakref.WeakSet[ThreadReactor] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for reactor in list(_reactors):
-        # Who kept the lock itself must get past it to be told; the thread that held it is not in this process.
-        reactor.lock._at_fork_reinit()  # type: ignore[attr-defined]
-        vars(reactor).clear()
-        object.__setattr__(reactor, "__class__", _Forked)
-        reactor.lock = _Forked()  # type: ignore[assignment]
-
-
-os.register_at_fork(after_in_child=_after_fork)
