@@ -7,6 +7,7 @@ children left behind. A broker whose work is done in children it has already rea
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,3 +107,15 @@ def stop(process: subprocess.Popen[bytes]) -> float:
         except ProcessLookupError:
             continue
     return took_s
+
+
+def warm_memory(count: int, folder: Path) -> None:
+    """Has so many bytes of page cache backed by real memory and free again.
+
+    A virtual machine that gives free memory back to its host pays for every page that it takes anew, several seconds of
+    processor time a GB here: more than a broker needs to write it. Pages that were just in use are not given back yet.
+    """
+    piece = bytes(1 << 20)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(0, count, len(piece)):
+            file.write(piece)

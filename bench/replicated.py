@@ -5,9 +5,14 @@ that leader and followers can be told apart. Three questions, each answered by c
 
 levels   messages a second and processor time of leader and followers per GB, for the four named levels, over topics
 latency  one request at a time with acks=-1, with 0 and with 20 ms there and back on the links between brokers
-window   batches of 1 MB, 5 unanswered, over links of 0 and of 20 ms: how much of the throughput is left
+window   batches of 1 MB over links of 0 and of 20 ms, 5 unanswered, of one producer and of each of three: how much of
+         the throughput is left
 
-The links lead through `delay_proxy.py` in the last two, at 0 ms too. What was acknowledged is read back and compared.
+The links lead through `delay_proxy.c` in the last two, at 0 ms too. What was acknowledged is read back and compared.
+
+No broker can answer more in 20 ms than was sent to it: with 5 MB unanswered that is 250 MB/s, and less by the time that
+a batch needs besides. `allowed` is what the unanswered bytes allow, if each batch took 20 ms more than a lone one takes
+near; a broker that is faster than that near has to lose by the way, however well it uses the links.
 """
 
 import argparse
@@ -36,8 +41,12 @@ REPLICAS = (1, 2, 3)
 ROUND_TRIP_MS = 20.0
 SMALL = Shape(1024, 4, 1, 512)
 LONE = Shape(1024, 1, 1, 1)
+LONE_LARGE = Shape(16_000, 62, 1, 1)
 LARGE = Shape(16_000, 62, 1, 5)
-PROXY = Path(__file__).with_name("delay_proxy.py")
+LARGE_OF_THREE = Shape(16_000, 62, 1, 15)
+PROXY = Path(__file__).with_name("delay_proxy.c")
+WARM_BYTES = 800 << 20
+"""More than three brokers write in a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class Links:
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         words = [f"{listen}:{target}" for listen, target in pairs]
         self._process = subprocess.Popen(
-            (sys.executable, str(PROXY), *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            (topic_loads.compiled(PROXY), *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
@@ -134,6 +143,7 @@ def _through_proxy(cluster: LocalCluster, stack: ExitStack) -> Links:
 
 
 def take(load: TopicLoad, members: list[Member], shape: Shape, extent: Extent) -> Turn:
+    processes.warm_memory(WARM_BYTES, Path(tempfile.gettempdir()))
     before = [member.cpu_seconds() for member in members]
     answer = load.tell(f"produce {extent.turn_s} {extent.turn_bytes // shape.batch_bytes}", quietly=True)
     used = [member.cpu_seconds() - start for member, start in zip(members, before, strict=True)]
@@ -195,43 +205,67 @@ def levels(folder: Path, extent: Extent) -> str:
     return table(head, rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """One load near and far, in turn."""
+
+    near: list[Turn]
+    far: list[Turn]
+
+
+LOADS = (
+    ("one at a time, 1 KB", 1, LONE),
+    ("one at a time, 1 MB", 1, LONE_LARGE),
+    ("1 MB, 5 unanswered", 1, LARGE),
+    ("1 MB, 3 producers with 5", 3, LARGE_OF_THREE),
+)
+
+
 def over_distance(folder: Path, extent: Extent) -> str:
     """One request at a time, and large batches in flight, near and far in turn."""
-    topic_loads.PRODUCERS = 1
     rows = []
     with ExitStack() as stack:
         members, links = stack.enter_context(running(folder, stack, through_proxy=True))
         assert links is not None
-        for what, shape in (("one at a time, 1 KB", LONE), ("1 MB batches, 5 in flight", LARGE)):
-            for durability in ("os", "disk"):
-                topics = TopicSet(f"far-{shape.message_bytes}-{durability}", 1, durability)
-                create(members[0], topics, REPLICAS)
-                plan = write_plan(folder / f"plan-{topics.name}", topics, shape)
-                near: list[Turn] = []
-                far: list[Turn] = []
-                with TopicLoad(members[0], plan, topics, shape) as load:
-                    load.tell("produce 60 20")
-                    for turn in range(2 * extent.turns):
-                        links.set_delay_ms(ROUND_TRIP_MS / 2 if turn % 2 else 0)
-                        (far if turn % 2 else near).append(take(load, members, shape, extent))
-                    links.set_delay_ms(0)
-                    load.tell("read 0 1")
-                share = middle(far, "mb_per_s") / middle(near, "mb_per_s")
-                say(f"{what}, {durability}: p50 {middle(near, 'p50_ms'):.2f} and {middle(far, 'p50_ms'):.2f} ms")
+        for durability in ("os", "disk"):
+            lone_ms = 0.0
+            for what, producers, shape in LOADS:
+                topic_loads.PRODUCERS = producers
+                name = f"far-{durability}-{shape.message_bytes}-{shape.batches_unanswered}"
+                taken = near_and_far(folder, members, links, TopicSet(name, 1, durability), shape, extent)
+                near_ms, far_ms = middle(taken.near, "p50_ms"), middle(taken.far, "p50_ms")
+                near, far = middle(taken.near, "mb_per_s"), middle(taken.far, "mb_per_s")
+                if shape is LONE_LARGE:
+                    lone_ms = near_ms
+                allowed = shape.batches_unanswered * shape.batch_bytes / 1e3 / (ROUND_TRIP_MS + (lone_ms or near_ms))
+                say(f"{what}, {durability}: {near:.1f} and {far:.1f} MB/s, p50 {near_ms:.2f} and {far_ms:.2f} ms")
                 rows.append(
                     [
-                        what,
-                        durability,
-                        f"{middle(near, 'p50_ms'):.2f}",
-                        f"{middle(far, 'p50_ms'):.2f}",
-                        f"{(middle(far, 'p50_ms') - middle(near, 'p50_ms')) / ROUND_TRIP_MS:.2f}",
-                        f"{middle(near, 'mb_per_s'):.1f}",
-                        f"{middle(far, 'mb_per_s'):.1f}",
-                        f"{share:.2f}",
+                        *(what, durability, f"{near_ms:.2f}", f"{far_ms:.2f}"),
+                        f"{(far_ms - near_ms) / ROUND_TRIP_MS:.2f}",
+                        *(f"{near:.1f}", f"{far:.1f}", f"{far / near:.2f}"),
+                        f"{min(allowed, near):.1f}",
+                        f"{far / min(allowed, near):.2f}",
                     ]
                 )
     head = ["load", "durability", "p50 near", "p50 far", "round trips", "MB/s near", "MB/s far", "share"]
-    return table(head, rows)
+    return table([*head, "allowed", "share of it"], rows)
+
+
+def near_and_far(
+    folder: Path, members: list[Member], links: Links, topics: TopicSet, shape: Shape, extent: Extent
+) -> Distance:
+    create(members[0], topics, REPLICAS)
+    plan = write_plan(folder / f"plan-{topics.name}", topics, shape)
+    taken = Distance([], [])
+    with TopicLoad(members[0], plan, topics, shape) as load:
+        load.tell("produce 60 20")
+        for turn in range(2 * extent.turns):
+            links.set_delay_ms(ROUND_TRIP_MS / 2 if turn % 2 else 0)
+            (taken.far if turn % 2 else taken.near).append(take(load, members, shape, extent))
+        links.set_delay_ms(0)
+        load.tell("read 0 1")
+    return taken
 
 
 def main() -> int:

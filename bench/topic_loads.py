@@ -35,6 +35,7 @@ CONSUMERS = 4
 LOAD_TIMEOUT_S = 120.0
 CREATE_TIMEOUT_MS = 120_000
 TOPICS_A_REQUEST = 500
+KNOWN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +78,20 @@ class Answer:
 
 
 @functools.cache
-def program() -> str:
-    binary = CACHE / "bench" / "load_topics"
-    newest = max(SOURCE.stat().st_mtime, SOURCE.with_name("load.h").stat().st_mtime)
+def compiled(source: Path) -> str:
+    """A program in plain C, compiled if need be."""
+    binary = CACHE / "bench" / source.stem
+    newest = max(source.stat().st_mtime, source.with_name("load.h").stat().st_mtime)
     if binary.exists() and binary.stat().st_mtime > newest:
         return str(binary)
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise Missing("there is no C compiler: apt-get install gcc libc6-dev")
     binary.parent.mkdir(parents=True, exist_ok=True)
-    command = (compiler, "-O2", "-Wall", "-Wextra", "-o", str(binary), str(SOURCE))
+    command = (compiler, "-O2", "-Wall", "-Wextra", "-o", str(binary), str(source))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Missing(f"{SOURCE.name} does not compile: {done.stderr.strip()[:300]}")
+        raise Missing(f"{source.name} does not compile: {done.stderr.strip()[:300]}")
     return str(binary)
 
 
@@ -118,6 +120,17 @@ def create(
             answer = cluster.controller().call(apis.CREATE_TOPICS, request, CREATE_TIMEOUT_MS)
             for created in answer.topics:
                 check(created.error_code, f"create topic {created.name}", created.error_message)
+    _await_known(broker, names)
+
+
+def _await_known(broker: Measured, names: Sequence[str]) -> None:
+    """The controller knows new topics first; the load goes to this broker."""
+    deadline = time.monotonic() + CREATE_TIMEOUT_MS / 1000
+    with Cluster(f"{HOST}:{broker.port}", timeout_ms=CREATE_TIMEOUT_MS) as cluster:
+        while (refused := cluster.topology(names).refused) and time.monotonic() < deadline:
+            time.sleep(KNOWN_POLL_S)
+    if refused:
+        raise Invalid(f"{len(refused)} topics are not known to the broker that is to be loaded")
 
 
 def write_plan(path: Path, topics: TopicSet, shape: Shape) -> Path:
@@ -149,7 +162,7 @@ class TopicLoad:
             min(CONSUMERS, topics.count),
         )
         self._process = subprocess.Popen(
-            (program(), *map(str, words)),
+            (compiled(SOURCE), *map(str, words)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
