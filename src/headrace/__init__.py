@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.client.cluster import UnknownTopic
+    from headrace.client.consuming.conduct import LATER
     from headrace.client.consuming.consumer import Consumer
+    from headrace.client.consuming.membership import NotHeld
     from headrace.client.consuming.read import read
     from headrace.client.engine.errors import EngineClosed, ForkedEngine
     from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LATER",
     "BrokerUnreachable",
     "Consumer",
     "Delivery",
@@ -34,6 +37,7 @@ __all__ = [
     "HeadraceError",
     "NoBroker",
     "NotDelivered",
+    "NotHeld",
     "Producer",
     "ProducerClosed",
     "QueueFull",
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "LATER": "client.consuming.conduct",
     "BrokerUnreachable": "client.refusal",
     "Consumer": "client.consuming.consumer",
     "Delivery": "records.building",
@@ -55,6 +60,7 @@ _HOMES = {
     "HeadraceError": "errors",
     "NoBroker": "client.refusal",
     "NotDelivered": "client.sending.errors",
+    "NotHeld": "client.consuming.membership",
     "Producer": "client.sending.producer",
     "ProducerClosed": "client.sending.errors",
     "QueueFull": "client.sending.errors",

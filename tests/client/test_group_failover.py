@@ -11,9 +11,9 @@ from brokers import wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from clusters import BrokerCluster
+from headrace import Consumer
 from headrace.client import groups
 from headrace.client.cluster import Cluster
-from headrace.client.consuming.consumer import Consumer
 from proving import proves
 
 PARTITIONS = 6

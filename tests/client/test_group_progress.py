@@ -16,9 +16,9 @@ import pytest
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
+from headrace import Consumer
 from headrace.client import groups
 from headrace.client.cluster import Cluster
-from headrace.client.consuming.consumer import Consumer
 from headrace.client.consuming.options import Options
 from headrace.client.consuming.progress import ProgressUnusable
 from proving import proves
@@ -27,7 +27,7 @@ MakeTopic = Callable[..., str]
 
 READER = """
 import sys
-from headrace.client.consuming.consumer import Consumer
+from headrace import Consumer
 
 bootstrap, topic, folder = sys.argv[1:]
 with Consumer(topic, bootstrap=bootstrap, group="all", mode="broadcast", client_id="killed", progress_dir=folder,

@@ -18,10 +18,9 @@ import pytest
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
+from headrace import LATER, Consumer
 from headrace.client import groups
 from headrace.client.cluster import Cluster
-from headrace.client.consuming.conduct import LATER
-from headrace.client.consuming.consumer import Consumer
 from headrace.client.refusal import Refusal
 from headrace.errors import Code, InvalidRequest, SettingError
 from headrace.records.received import ReceivedRecord
@@ -232,7 +231,7 @@ def test_a_rebalance_waits_for_what_is_running_so_nothing_is_done_twice(
 
 LISTENER = """
 import sys
-from headrace.client.consuming.consumer import Consumer
+from headrace import Consumer
 
 bootstrap, topic, group = sys.argv[1:]
 

@@ -48,8 +48,7 @@ class Partition(NamedTuple):
 
 
 def headrace(given: dict[str, Any]) -> None:
-    from headrace.client.consuming.consumer import Consumer
-    from headrace.errors import HeadraceError
+    from headrace import Consumer, HeadraceError
 
     consumer = Consumer(
         given["topic"],

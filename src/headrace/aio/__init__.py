@@ -8,6 +8,8 @@ Deliveries, records and errors are those of `headrace`.
 from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
 from headrace.client.cluster import UnknownTopic
+from headrace.client.consuming.conduct import LATER
+from headrace.client.consuming.membership import NotHeld
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
@@ -16,6 +18,7 @@ from headrace.records.building import Delivery, Report
 from headrace.records.received import ReceivedRecord as Record
 
 __all__ = [
+    "LATER",
     "BrokerUnreachable",
     "Consumer",
     "Delivery",
@@ -24,6 +27,7 @@ __all__ = [
     "HeadraceError",
     "NoBroker",
     "NotDelivered",
+    "NotHeld",
     "Producer",
     "ProducerClosed",
     "QueueFull",

@@ -10,7 +10,7 @@ Make it where its loop runs, and use it from one task at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -20,14 +20,17 @@ from headrace.client.consuming.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMN
 from headrace.client.consuming.listing import Listing
 from headrace.client.consuming.options import ConsumerOptions, chosen
 from headrace.client.consuming.reading import Reading
+from headrace.client.consuming.retrying import DELAYS_MS
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.network import shared
 from headrace.client.offsets import EARLIEST, LATEST
-from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.received import ReceivedRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from headrace.aio.listening import Listener, Listening
 
 
 class Consumer:
@@ -36,6 +39,7 @@ class Consumer:
     def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
         self._options = chosen(topics, options)
         self._closed = False
+        self._listening: Listening | None = None
         self._yielded_at = 0.0
         self._waiting: asyncio.Future[None] | None = None
         self._reactor = AsyncioReactor.of_running_loop()
@@ -101,6 +105,32 @@ class Consumer:
 
         while await self._wait_to(take, timeout_ms):
             yield found.pop()
+
+    def listen(
+        self,
+        listener: Listener,
+        *,
+        tasks: int = 8,
+        ordered: bool = False,
+        max_tries: int | None = None,
+        delays_ms: Sequence[int] = DELAYS_MS,
+        pause_ms: int = 1000,
+    ) -> Listening:
+        """Call a coroutine function for every record, from several tasks; otherwise as `headrace.Consumer.listen`."""
+        from headrace.aio.listening import Listening
+
+        self._check_open()
+        self._listening = Listening(
+            self._reading,
+            self.close,
+            listener,
+            tasks=tasks,
+            ordered=ordered,
+            max_tries=max_tries,
+            delays_ms=delays_ms,
+            pause_ms=pause_ms,
+        )
+        return self._listening
 
     # Positions
 
@@ -170,6 +200,8 @@ class Consumer:
     async def _close(self, *, handed_out: bool) -> None:
         if self._closed:
             return
+        if self._listening is not None:
+            await self._listening.halt()
         self._closed = True
         try:
             await self._settled(
@@ -235,6 +267,8 @@ class Consumer:
             return done()
 
     def _wake(self) -> None:
+        if self._listening is not None:
+            self._listening.ring()
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -266,3 +300,5 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("this consumer is closed; make a new one")
+        if self._listening is not None:
+            raise InvalidRequest("this consumer's records go to its listener; make another one to poll")

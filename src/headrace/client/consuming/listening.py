@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self
@@ -133,7 +134,7 @@ class Listening:
         self._limit = threads * QUEUED_PER_HAND
         self._stopping = False
         self._ended = threading.Event()
-        self.error: HeadraceError | None = None
+        self.error: Exception | None = None
         """What ended it, other than `close`."""
         self._producer: Producer | None = None
         self._retries: Reading | None = None
@@ -147,9 +148,8 @@ class Listening:
                 self._retries = Reading(reading.network, retry_options(options, rules), lambda: None)
                 self._retries.start()
             sources.append(Source(reactor, self._retries, self))
-        feeders = [threading.Thread(target=self._feed, args=(source,), daemon=True) for source in sources]
-        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
-        self._threads = [*feeders, *workers]
+        work = [*(partial(self._feed, source) for source in sources), *(self._work for _ in range(threads))]
+        self._threads = [threading.Thread(target=self._run, args=(part,), daemon=True) for part in work]
         for thread in self._threads:
             thread.start()
 
@@ -207,26 +207,29 @@ class Listening:
 
     # Feeding.
 
-    def _feed(self, source: Source) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            while not self._stopping:
-                if source.reading.wants_touch:
-                    self._step_aside(source)
-                elif source.reading is self._retries:
-                    # Of a retry partition no more is read while something of it is not done: the rest is due later.
-                    source.hold(lambda place: self._load.unfinished_of(place) > 0)
-                    self._take(source, RETRIES_KEPT)
-                elif (room := self._room()) > 0:
-                    self._take(source, min(room, CHUNK))
-                else:
-                    source.stay()
-                    with self._changed:
-                        self._changed.wait(FULL_WAIT_S)
-        except HeadraceError as error:
-            log.error("listening has ended: %s", error)
+            work()
+        except Exception as error:
+            log.error("listening has ended: %s", error, exc_info=not isinstance(error, HeadraceError))
             self.error = self.error or error
             self._stop()
             self._ended.set()
+
+    def _feed(self, source: Source) -> None:
+        while not self._stopping:
+            if source.reading.wants_touch:
+                self._step_aside(source)
+            elif source.reading is self._retries:
+                # Of a retry partition no more is read while something of it is not done: the rest is due later.
+                source.hold(lambda place: self._load.unfinished_of(place) > 0)
+                self._take(source, RETRIES_KEPT)
+            elif (room := self._room()) > 0:
+                self._take(source, min(room, CHUNK))
+            else:
+                source.stay()
+                with self._changed:
+                    self._changed.wait(FULL_WAIT_S)
 
     def _room(self) -> int:
         with self._changed:
