@@ -16,6 +16,7 @@ import kafka
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
+import headrace
 from brokers import wait_for
 from clusters import BrokerCluster
 from etcd_nodes import STARTER, etcd_nodes
@@ -121,6 +122,19 @@ def test_clients_do_not_see_that_a_registry_was_killed(
     assert traffic.consumed == set(traffic.acknowledged)
     if kills > len(registries):
         proof_report(registries=len(registries), kills=kills, records_acknowledged=len(traffic.acknowledged))
+
+
+@proves("R1")
+def test_our_own_client_goes_on_when_a_registry_is_killed(registries: list[Registry], topic: str) -> None:
+    bootstrap = ",".join(registry.bootstrap for registry in registries)
+    with headrace.Producer(bootstrap, client_id=topic) as producer:
+        sent = [producer.send(topic, b"%d" % number) for number in range(20)]
+        registries[0].kill()
+        sent += [producer.send(topic, b"more") for _ in range(20)]
+        with headrace.Consumer([topic], bootstrap=bootstrap, group=topic, client_id=f"{topic}-late") as consumer:
+            found = wait_for("a record", lambda: consumer.poll(1000))
+            assert {record.topic for record in found} == {topic}
+    assert len({(report.partition, report.offset) for report in sent}) == len(sent)
 
 
 @proves("R1", "L2", "G13")

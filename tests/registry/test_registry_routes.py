@@ -139,6 +139,7 @@ def test_each_listener_tells_of_the_brokers_listeners_of_its_name(
         assert told("kafka.inside") == {broker.addresses["kafka.inside"] for broker in cluster.brokers}
         assert told("kafka.outside") == set()
         assert "no broker has a listener 'outside'" in registry.stderr()
+        assert registry.stop() == 0
     finally:
         registry.kill()
 
