@@ -80,11 +80,13 @@ class Network:
 
     def link(self, address: Address, lane: str) -> Link:
         link = self._links.get((lane, address))
-        if link is None:
+        if link is not None:
+            return link
+        with self.reactor.lock:
             if self._closed:
                 raise EngineClosed("the client is closed; make a new one")
             self._prune()
-            link = self._links[lane, address] = Link(
+            made = Link(
                 self.reactor,
                 address,
                 client_id=self.client_id,
@@ -92,7 +94,7 @@ class Network:
                 on_opened=self._opened,
                 on_failed=self._failed,
             )
-        return link
+            return self._links.setdefault((lane, address), made)
 
     def _prune(self) -> None:
         """Let go of what was never opened again at addresses that the cluster has left."""
@@ -132,17 +134,19 @@ class Network:
 
     def failed(self, broker_id: int) -> None:
         """A broker was found failing by another sign than its connection."""
-        self._marked[broker_id] = self.reactor.now() + AVOID_S
+        with self.reactor.lock:
+            self._marked[broker_id] = self.reactor.now() + AVOID_S
 
     def failing(self) -> frozenset[int]:
         """Brokers whose connection failed a short while ago, or that were marked so."""
         if not self._avoided and not self._marked:
             return _NONE
-        now = self.reactor.now()
-        self._avoided = {address: until for address, until in self._avoided.items() if until > now}
-        self._marked = {broker_id: until for broker_id, until in self._marked.items() if until > now}
-        brokers = self.routes.image.brokers.items()
-        return frozenset(self._marked) | {id for id, broker in brokers if broker.address in self._avoided}
+        with self.reactor.lock:
+            now = self.reactor.now()
+            self._avoided = {address: until for address, until in self._avoided.items() if until > now}
+            self._marked = {broker_id: until for broker_id, until in self._marked.items() if until > now}
+            brokers = self.routes.image.brokers.items()
+            return frozenset(self._marked) | {id for id, broker in brokers if broker.address in self._avoided}
 
     def release(self) -> None:
         """One user less; the last one closes everything."""
