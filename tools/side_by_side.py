@@ -1,7 +1,8 @@
-"""Runs everything that `make test` is made of in two lanes side by side, each taking the next part when it is free.
+"""Runs everything that `make test` is made of in three lanes side by side, each taking the next part when it is free.
 
-Tests wait for other processes most of the time, so two lanes keep two cores busy. The parts: tests that start Spark;
-the checks; all other tests, those of clusters apart; some of the broker's once more on the other layout of its data.
+Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: tests that start Spark;
+the checks; tests with clients, with brokers, with clusters, and all others; some of the broker's once more on the other
+layout of its data.
 A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
 file, that alone is run. What all have proven is put together in one file.
 
@@ -11,29 +12,35 @@ file, that alone is run. What all have proven is put together in one file.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
-LANES = 2
+LANES = 3
 SPARK_TESTS = ("tests/spark",)
+CLIENT_TESTS = ("tests/clients", "tests/client")
+BROKER_TESTS = ("tests/arrow", "tests/cli", "tests/faults", "tests/frontend", "tests/http")
 CLUSTER_TESTS = (
     *("tests/cluster", "tests/replication", "tests/sim"),
     *(f"tests/faults/test_{name}.py" for name in ("cluster_chaos", "etcd_gone")),
     *(f"tests/frontend/test_{name}.py" for name in ("cluster_clients", "cluster_faults", "cluster_orders")),
     *(f"tests/frontend/test_{name}.py" for name in ("cluster_routing", "cluster_tls", "archived_elsewhere")),
 )
-BROKER_TESTS = (
+TWICE_TESTED = (
     "tests/clients/test_matrix.py",
     *(f"tests/faults/test_{name}.py" for name in ("kill", "full_disk", "live_fuzz", "start", "compacted_restart")),
     *(f"tests/frontend/test_{name}.py" for name in ("produce_and_fetch", "cold_reads", "retention_archived")),
 )
 """Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
+# A JVM of the tests lives for minutes at most: its optimising compiler takes more time than it gives.
+ENVIRONMENT = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 STOPPED = -1
@@ -70,7 +77,9 @@ class Lanes:
                 print(f"{name} begins; what it says is in {log.relative_to(ROOT)}", flush=True)
                 began = time.monotonic()
                 with log.open("w") as output:
-                    process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+                    process = subprocess.Popen(
+                        command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=output, stderr=subprocess.STDOUT
+                    )
                 self._running[name] = process
             code = process.wait()
             with self._lock:
@@ -89,12 +98,13 @@ class Lanes:
 
 def run(proven: Path, arguments: list[str]) -> int:
     began = time.monotonic()
-    apart = [f"--ignore={path}" for path in (*SPARK_TESTS, *CLUSTER_TESTS)]
     parts = {
         "spark": [*SPARK_TESTS],
-        "others": ["tests", *apart],
+        "brokers": [*BROKER_TESTS, *apart(CLUSTER_TESTS)],
+        "clients": [*CLIENT_TESTS],
+        "others": ["tests", *apart((*SPARK_TESTS, *BROKER_TESTS, *CLIENT_TESTS, *CLUSTER_TESTS))],
         "clusters": [*CLUSTER_TESTS],
-        "shared": [*BROKER_TESTS, "--layout", "shared"],
+        "shared": [*TWICE_TESTED, "--layout", "shared"],
     }
     files = {name: WORK / f"proven-{name}.json" for name in parts}
     pytest = [sys.executable, "-m", "pytest", *arguments]
@@ -110,6 +120,10 @@ def run(proven: Path, arguments: list[str]) -> int:
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))
     codes = list(lanes.codes.values())
     return next((code for code in codes if code not in (0, NOTHING_COLLECTED)), min(codes))
+
+
+def apart(paths: Iterable[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
 
 
 def together(found: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, str]]:
