@@ -107,6 +107,11 @@ class Decoder:
             if rows.count:
                 self._take()
 
+    @property
+    def at_offset(self) -> int:
+        """Where the batch begins that an error was about."""
+        return self._rows.at_offset
+
     def _take(self) -> pa.RecordBatch:
         rows, count = self._rows, self._rows.count
         found: dict[str, Any] = {name: array.slice(0, count) for name, array in self._constants.items()}

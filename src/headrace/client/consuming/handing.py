@@ -39,8 +39,8 @@ class HandOut:
         self._raw: RawSet | None = None
         self._cursor: RecordSet | None = None
         self._rows: Iterator[pa.RecordBatch] | None = None
-        self._damage: HeadraceError | None = None
-        """What follows the rows that are left of the set."""
+        self._damage: tuple[int, HeadraceError] | None = None
+        """Where the rows end before the set does, and why."""
         self._decoders: dict[Place, Decoder] = {}
         self._order = PriorityOrder(options.priority_header) if options.priority_header else None
         self._moved: list[Feed] = []
@@ -112,16 +112,16 @@ class HandOut:
             raw, feed = self._raw, self._raw.feed
             self._moved.append(feed)
             rows = next(self._rows, None)
-            if rows is None:
-                feed.position = raw.next_offset
-                damage = self._damage
-                self._shut()
-                if damage is not None:
-                    self._fetcher.fail(feed, damage)
-                continue
-            if "offset" in columns:
+            if rows is not None:
                 feed.position = rows["offset"][-1].as_py() + 1
-            return rows
+                return rows if "offset" in columns else rows.select(list(columns))
+            damage = self._damage
+            self._shut()
+            if damage is None:
+                feed.position = raw.next_offset
+            else:
+                feed.position, error = damage
+                self._fetcher.fail(feed, error)
 
     def _open_rows(self, columns: tuple[str, ...], batch_rows: int) -> bool:
         """All rows of the next set; of one that is damaged, those before the damage."""
@@ -129,13 +129,13 @@ class HandOut:
         if raw is None:
             return False
         decoder = self._decoder(raw.feed.place, columns, batch_rows)
-        checked = not self._check_crc
+        first, end, checked = raw.first_offset, raw.next_offset, not self._check_crc
         try:
-            found = list(decoder.decode(raw.records, raw.first_offset, raw.next_offset, checked=checked))
+            found = list(decoder.decode(raw.records, first, end, checked=checked))
         except HeadraceError as error:
-            self._damage = error
-            self._raw = replace(raw, next_offset=max(raw.first_offset, decoder.at_offset))
-            found = list(decoder.decode(raw.records, raw.first_offset, decoder.at_offset, checked=checked))
+            end = max(first, decoder.at_offset)
+            self._damage = end, error
+            found = list(decoder.decode(raw.records, first, end, checked=checked))
         self._rows = iter(found)
         return True
 
@@ -157,7 +157,9 @@ class HandOut:
 
         decoder = self._decoders.get(place)
         if decoder is None:
-            decoder = self._decoders[place] = Decoder(*place, columns, batch_rows=batch_rows)
+            # The offset is always needed, to know how far the rows reach.
+            known = columns if "offset" in columns else (*columns, "offset")
+            decoder = self._decoders[place] = Decoder(*place, known, batch_rows=batch_rows)
         return decoder
 
     def leave_values(self) -> None:
