@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Protocol
 
 from headrace.errors import (
@@ -137,11 +138,12 @@ class Partition:
         """Stage what a producer sent, which must be exactly one batch."""
         log, core = self.log, self.core
         if core is None:
+            self._refused(records)
             raise self._not_leading() if self._closed is None else self._closed.with_traceback(None)
         if log.offline is not None:
             raise log.offline.with_traceback(None)  # one that is raised again keeps every frame, with its buffers
         if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
-            self._check_enough(core)
+            self._check_enough(core, records)
         header = check_produced(records)
         settings = log.settings
         if header.size_bytes > settings.max_message_bytes:
@@ -160,17 +162,30 @@ class Partition:
             append_time_ms = self.wall_ms()
             stamp_append_time(records, append_time_ms)
             header = read_header(records)
-        base_offset = log.append(records, header, core.epoch)
+        try:
+            base_offset = log.append(records, header, core.epoch)
+        except HeadraceError:
+            log.producers.refused(header)
+            raise
         return base_offset, base_offset + header.record_count, append_time_ms
 
-    def _check_enough(self, core: LeaderCore) -> None:
+    def _refused(self, records: memoryview) -> None:
+        """It can be sent again, and what its producer sent behind it must not come before it."""
+        with suppress(HeadraceError):
+            header = read_header(records)
+            if header.producer_id >= 0:
+                self.log.producers.refused(header)
+
+    def _check_enough(self, core: LeaderCore, records: memoryview) -> None:
         """A weaker policy says itself how many replicas it needs."""
         policy = self._reliability.policy if self._reliability is not None else levels.ALL
         if policy == levels.ALL and not core.enough_in_sync:
+            self._refused(records)
             raise NotEnoughReplicas(
                 f"{self.topic_partition}: {len(core.members)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
             )
         if policy == levels.RACKS and not levels.stands_elsewhere(core, self.racks):
+            self._refused(records)
             raise NotEnoughReplicas(
                 f"{self.topic_partition}: no replica stands in another rack than the leader, and "
                 "replication.policy=racks needs one: move a replica, or choose another policy"

@@ -72,6 +72,10 @@ class ProducerStates(Protocol):
         """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
         ...
 
+    def refused(self, header: BatchHeader) -> None:
+        """It is not taken now, for no fault of its own."""
+        ...
+
     def drop(self, header: BatchHeader) -> None: ...
 
 

@@ -7,6 +7,10 @@ It is written when a segment is closed and on a clean stop, big-endian:
     then per batch: first sequence int32, last sequence int32, base offset int64; at the end CRC-32C of all uint32
 
 After a crash the newest whole snapshot is taken and the headers behind it are read. Without one all headers are.
+
+A producer that is not known may begin with any sequence, as with Kafka: its state may have expired, or the topic may
+have been made anew. Only when a batch of it was refused here, later ones wait for that one: what is refused can be sent
+again, and must not be overtaken. That is remembered as long as the process lives; connections last no longer.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from headrace.errors import DuplicateSequence, InvalidProducerEpoch, OutOfOrderS
 from headrace.records.batch import BatchHeader
 
 KEPT_BATCHES: Final = 5
+REFUSED_MAX: Final = 1000
+"""Producers in a log whose first batch was refused; beyond these the oldest are forgotten."""
 SEQUENCES: Final = 1 << 31
 VERSION: Final = 1
 
@@ -41,16 +47,22 @@ class ProducerState(NamedTuple):
     used_ms: int
 
 
+class RefusedBatch(NamedTuple):
+    epoch: int
+    first: int
+
+
 class ProducerTable:
     """Loaded at first use. Changes of a turn can be taken back until they are `settled`."""
 
-    __slots__ = ("_load", "_states", "_undo", "_wall_ms")
+    __slots__ = ("_load", "_refused", "_states", "_undo", "_wall_ms")
 
     def __init__(self, wall_ms: Callable[[], int], load: Callable[[], dict[int, ProducerState]]) -> None:
         self._wall_ms = wall_ms
         self._load = load
         self._states: dict[int, ProducerState] | None = None
         self._undo: list[tuple[int, ProducerState | None]] = []
+        self._refused: dict[int, RefusedBatch] = {}
 
     @property
     def states(self) -> dict[int, ProducerState]:
@@ -70,7 +82,10 @@ class ProducerTable:
         """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
         state = self.states.get(header.producer_id)
         if state is None:
+            self._check_first(header)
             return None
+        if self._refused:
+            self._refused.pop(header.producer_id, None)
         first = header.base_sequence
         if header.producer_epoch != state.epoch:
             _check_new_epoch(header, state)
@@ -90,8 +105,32 @@ class ProducerTable:
             f"producer {header.producer_id} sent sequence {first}, but {expected} comes next: a batch is missing"
         )
 
+    def _check_first(self, header: BatchHeader) -> None:
+        refused = self._refused.get(header.producer_id)
+        if refused is None or header.producer_epoch != refused.epoch or header.base_sequence <= refused.first:
+            return
+        raise OutOfOrderSequence(
+            f"producer {header.producer_id} sent sequence {header.base_sequence}, but {refused.first} was refused and "
+            "comes before it"
+        )
+
+    def refused(self, header: BatchHeader) -> None:
+        """A batch is not taken now, for no fault of its own. If it is the producer's first, it stays the first."""
+        if header.base_sequence >= 0 and (self._states is None or header.producer_id not in self._states):
+            self._await(header.producer_id, RefusedBatch(header.producer_epoch, header.base_sequence))
+
+    def _await(self, producer_id: int, batch: RefusedBatch) -> None:
+        known = self._refused.get(producer_id)
+        if known is not None and (known.epoch > batch.epoch or (known.epoch == batch.epoch and known < batch)):
+            return
+        if known is None and len(self._refused) >= REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._refused[producer_id] = batch
+
     def appended(self, header: BatchHeader, base_offset: int) -> None:
         """A batch of this producer was staged at the offset."""
+        if self._refused:
+            self._refused.pop(header.producer_id, None)
         states = self.states
         old = states.get(header.producer_id)
         self._undo.append((header.producer_id, old))
@@ -110,7 +149,9 @@ class ProducerTable:
     def take_back(self) -> None:
         for producer_id, old in reversed(self._undo):
             if old is None:
-                self.states.pop(producer_id, None)
+                state = self.states.pop(producer_id, None)
+                if state is not None and state.batches:
+                    self._await(producer_id, RefusedBatch(state.epoch, state.batches[0].first))
             else:
                 self.states[producer_id] = old
         self._undo.clear()
