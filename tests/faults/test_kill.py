@@ -63,7 +63,7 @@ def verify_offline(data: Path) -> None:
 @pytest.mark.parametrize("durability", ["os", "disk"])
 def test_acknowledged_records_survive_kills(fresh_broker: Callable[..., Broker], seed: int, durability: str) -> None:
     broker = fresh_broker()
-    kill_under_load(broker, durability, 5, seed)
+    kill_under_load(broker, durability, 3, seed)
     broker.stop()
     verify_offline(broker.data)
 
