@@ -1,10 +1,11 @@
-"""How long a broker is avoided after a slow or failed send (fault latency)."""
+"""How long a broker is avoided after a slow or failed send (fault latency), and where records go meanwhile."""
 
 from __future__ import annotations
 
 import pytest
 
 from headrace.client.sending.faults import FaultLatency
+from headrace.client.sending.spread import next_partition
 from headrace.errors import SettingError
 from proving import proves
 
@@ -57,3 +58,23 @@ def test_the_table_can_be_another() -> None:
 def test_a_table_that_does_not_rise_is_refused(table: list[tuple[int, int]]) -> None:
     with pytest.raises(SettingError, match="latency_table"):
         FaultLatency(table)
+
+
+@proves("G17", "R6")
+@pytest.mark.parametrize(
+    ("leaders", "avoided", "chosen"),
+    [
+        ([1, 2, 3], set(), 1),
+        ([1, 2, 3], {2}, 2),
+        ([1, None, 3], set(), 2),
+        ([1, 2, 3], {2, 3}, 0),
+        ([1, 2, 3], {1, 2, 3}, 1),
+        ([1, None, 3], {1, 3}, 2),
+        ([None, None], set(), 1),
+        ([7], {7}, 0),
+    ],
+)
+def test_records_without_a_key_pass_over_brokers_to_avoid_while_others_are_left(
+    leaders: list[int | None], avoided: set[int], chosen: int
+) -> None:
+    assert next_partition(0, len(leaders), leaders.__getitem__, avoided) == chosen

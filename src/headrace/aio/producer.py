@@ -334,8 +334,7 @@ class Producer:
     def _leave(self, delivery: Delivery) -> None:
         sent = delivery.sent
         if isinstance(sent, Sent) and not sent.done:
-            self._sender.leave(sent.load)
-            self._sender.pump()
+            self._sender.leave_now(sent.load)
 
 
 def _pass_on(real: Delivery, sent: SentBatch) -> None:

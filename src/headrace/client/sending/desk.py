@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.client.cluster import UnknownTopic
@@ -142,9 +143,10 @@ class Desk:
 
     def spread(self, lanes: Lanes, current: int) -> None:
         """Let records without a key go to the next good partition."""
-        routes = self.sender.network.routes
-        leaders = [routes.leader(lanes.topic, index) for index in range(len(lanes.lanes))]
-        lanes.sticky = lanes.lanes[next_partition(current, leaders, self.sender.avoided())]
+        count = len(lanes.lanes)
+        if count > 1:
+            leader = partial(self.sender.network.routes.leader, lanes.topic)
+            lanes.sticky = lanes.lanes[next_partition(current, count, leader, self.sender.avoided())]
 
     def next_batch(self, lane: Lane, batch: OpenBatch | None) -> None:
         assert isinstance(lane, Track)

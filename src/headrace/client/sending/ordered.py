@@ -84,8 +84,10 @@ def hold_back(sender: Sender, failed: Load, reason: HeadraceError) -> None:
     error = NotDelivered(
         f"records for {track.label} were not sent: an earlier one of the same order key failed ({reason})", reason
     )
-    behind = [parcel.content for parcel in track.lane.waiting]
-    for load in (*behind, track.load):
+    if track.load is not None:
+        sender.seal(track)
+        sender.make_ready(track)
+    for load in [parcel.content for parcel in track.lane.waiting]:
         if isinstance(load, Load) and any(order_key in keys for order_key, _ in load.orders):
             _take_out(sender, load, keys, error)
 
@@ -106,14 +108,8 @@ def _take_out(sender: Sender, load: Load, keys: set[bytes], error: NotDelivered)
     for place, delivery in enumerate(held_back):
         delivery.move(dropped, place)
     sender.count.failed += len(held_back)
-    sender.quota.give_back(load.batch)
-    sender.quota.bytes += batch.record_bytes
-    sender.quota.records += batch.count
-    batch.pinned = True
     load.rebuild(batch, kept)
-    if track.load is load:
-        track.batch = batch
-    elif not kept:
+    if not kept:
         track.lane.withdraw(lambda parcel: parcel is load.parcel)
         sender.forget(load)
     sender.fail(dropped, error)

@@ -240,5 +240,4 @@ class Producer:
         sent = delivery.sent
         if isinstance(sent, Sent) and not sent.done:
             with self._reactor.lock:
-                self._sender.leave(sent.load)
-                self._sender.pump()
+                self._sender.leave_now(sent.load)

@@ -6,6 +6,7 @@ others up to REQUEST_BYTES. Batches are never joined with the rest: they leave a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,9 @@ from headrace.client.sending.lane import Parcel
 from headrace.client.sending.options import REQUEST_BYTES
 from headrace.client.sending.track import Load, Track
 from headrace.ports.disk import Buffer
+from headrace.wire import api as apis
 from headrace.wire.message import Message
+from headrace.wire.varint import write_uvarint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Request:
             if topic is not None:
                 ids[each.topic] = topic.topic_id
                 self.names[topic.topic_id] = each.topic
+        if len(outgoing) == 1:
+            return partial(_lone_parts, self.sendings[0], ids, timeout_ms)
         return partial(encode_parts, outgoing=outgoing, topic_ids=ids, acks=acks, timeout_ms=timeout_ms)
 
     def rows(self, answer: Message) -> dict[tuple[str, int], Message]:
@@ -61,6 +66,19 @@ class Request:
             for topic in answer.responses
             for partition in topic.partition_responses
         }
+
+
+def _lone_parts(sending: Sending, ids: dict[str, bytes], timeout_ms: int, version: int) -> Sequence[Buffer]:
+    """One batch between bytes that are the same each time; the track keeps them."""
+    track, data = sending.track, sending.data
+    flexible = version >= apis.API[apis.PRODUCE].flexible_from
+    key = (version, ids.get(track.topic))
+    if track.around is None or track.around[0] != key:
+        nothing = [Outgoing(track.topic, track.partition, b"")]
+        head, _, tail = encode_parts(version, nothing, ids, acks=track.desk.acks, timeout_ms=timeout_ms)
+        track.around = (key, bytes(head)[: -1 if flexible else -4], bytes(tail))
+    size = write_uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
+    return (track.around[1] + size, data, track.around[2])
 
 
 def load_of(parcel: Parcel) -> Load:

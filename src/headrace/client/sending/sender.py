@@ -7,7 +7,6 @@ queue from when it is in a batch until that batch is settled.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from headrace.client.sending.options import Options
 from headrace.client.sending.outcomes import Outcome
 from headrace.client.sending.requests import Request, Sending, load_of, put
 from headrace.client.sending.spread import next_partition
+from headrace.client.sending.timetable import Timetable
 from headrace.client.sending.track import Load, Track
 from headrace.client.topology import Topic
 from headrace.errors import Code, HeadraceError
@@ -67,10 +67,7 @@ class Sender:
         self._desks: dict[tuple[int, bool], Desk] = {}
         self._numbers = 0
         self._unsettled: dict[int, Load] = {}
-        self._lingering: deque[Load] = deque()
-        self._linger: Timer | None = None
-        self._expiring: deque[Load] = deque()
-        self._expiry: Timer | None = None
+        self._timetable = Timetable(self.reactor, self.leave, self._time_is_up)
         self._ready: dict[Track, None] = {}
         self._pump_due = False
         self._asked: dict[int, Request] = {}
@@ -110,16 +107,12 @@ class Sender:
         """Give the track a batch to put records into."""
         now, options = self.reactor.now(), self.options
         self._numbers += 1
-        due_at = now + options.interval_ms / 1000
-        load = Load(track, self._numbers, due_at, now + options.delivery_timeout_ms / 1000)
+        # A batch leaves while there is time for its delivery, however long its interval.
+        interval_ms = min(options.interval_ms, options.delivery_timeout_ms / 2)
+        load = Load(track, self._numbers, now + interval_ms / 1000, now + options.delivery_timeout_ms / 1000)
         track.load, track.batch, track.due = load, load.batch, False
         self._unsettled[load.number] = load
-        self._lingering.append(load)
-        self._expiring.append(load)
-        if self._linger is None:
-            self._linger = self.reactor.call_at(due_at, self._interval_over)
-        if self._expiry is None:
-            self._expiry = self.reactor.call_at(load.deadline, self._time_is_up)
+        self._timetable.add(load)
 
     def seal(self, track: Track) -> None:
         """Close the track's open batch: it waits in its lane from now on."""
@@ -141,6 +134,14 @@ class Sender:
         if load.track.load is load:
             load.track.due = True
             self.make_ready(load.track)
+
+    def leave_now(self, load: Load) -> None:
+        """Let a batch leave, and all else that is ready, without waiting for the end of a turn."""
+        if load.track.load is load:
+            load.track.due = True
+            self._ready[load.track] = None
+        if self._ready:
+            self.pump()
 
     def make_ready(self, track: Track) -> None:
         """Look at the track at the end of this turn."""
@@ -177,36 +178,39 @@ class Sender:
 
     def give_up(self, error: HeadraceError) -> None:
         """Settle what is left as it is."""
-        for load in list(self._unsettled.values()):
+        while self._unsettled:
+            load = next(iter(self._unsettled.values()))
             may_be_written = load.parcel is not None and load.parcel.attempt > 0
             self._settle_one(load, Fate.UNKNOWN if may_be_written else Fate.FAILED, error)
 
     def close(self) -> None:
         self.network.routes.listeners.remove(self._routed)
-        for timer in (self._linger, self._expiry, self._watch):
-            if timer is not None:
-                timer.cancel()
+        self._timetable.close()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def metrics(self) -> dict[str, int]:
-        tracks = [track for desk in self.desks() for topic in desk.router_here.topics for track in desk.tracks(topic)]
-        return {
-            **asdict(self.count),
-            "renewals": sum(track.lane.renewals for track in tracks),
-            "queue_bytes": self.quota.bytes,
-            "queue_records": self.quota.records,
-        }
+        with self.reactor.lock:
+            desks = self._desks.values()
+            tracks = [track for desk in desks for topic in desk.router_here.topics for track in desk.tracks(topic)]
+            return {
+                **asdict(self.count),
+                "renewals": sum(track.lane.renewals for track in tracks),
+                "queue_bytes": self.quota.bytes,
+                "queue_records": self.quota.records,
+            }
 
     # Leaving.
 
     def _advance(self, track: Track, failing: frozenset[int], requests: dict[tuple[int, int], list[Request]]) -> None:
         now, lane = self.reactor.now(), track.lane
         leader = self.network.routes.leader(track.topic, track.partition)
+        if leader is None or leader in failing:
+            self._move_away(track, failing)
         if leader is None:
             self.network.routes.stale(track.topic)
             self._later(track, now + LEADERLESS_S)
             return
-        if leader in failing:
-            self._move_away(track, failing)
         rounds = requests.setdefault((leader, track.desk.acks), [])
         after = 0
         while True:
@@ -230,10 +234,11 @@ class Sender:
     def _move_away(self, track: Track, failing: frozenset[int]) -> None:
         """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
         tracks = track.desk.tracks(track.topic)
-        leaders = [self.network.routes.leader(track.topic, index) for index in range(len(tracks))]
-        avoided = self.avoided()
-        target = next_partition(track.partition, leaders, avoided)
-        if track.partition >= len(tracks) or leaders[target] is None or leaders[target] in failing:
+        leader = partial(self.network.routes.leader, track.topic)
+        if track.partition >= len(tracks):
+            return
+        target = next_partition(track.partition, len(tracks), leader, self.avoided())
+        if leader(target) is None or leader(target) in failing:
             return
         if track.due and track.load is not None and not track.load.batch.pinned:
             self.seal(track)
@@ -283,7 +288,8 @@ class Sender:
         now = self.reactor.now()
         del self._asked[id(request)]
         if isinstance(answer, HeadraceError):
-            self.faults.failed(leader, now)
+            if self.options.avoid_slow:
+                self.faults.failed(leader, now)
             outcome = outcomes.of_error(answer, not isinstance(answer, NeverSent))
             if acks == 0 and outcome is Outcome.UNSURE:
                 outcome = Outcome.LOST
@@ -291,7 +297,8 @@ class Sender:
                 self.network.routes.stale(each.track.topic)
                 self._ended(each, outcome, answer, now)
             return
-        self.faults.took(leader, (now - asked_at) * 1000, now)
+        if self.options.avoid_slow:
+            self.faults.took(leader, (now - asked_at) * 1000, now)
         rows = request.rows(answer) if acks else {}
         for each in request.sendings:
             row = rows.get((each.track.topic, each.track.partition))
@@ -316,12 +323,13 @@ class Sender:
         if hinted is not None and hinted.leader_id >= 0:
             ends = answer.node_endpoints
             routes.hint(track.topic, track.partition, hinted.leader_id, hinted.leader_epoch, ends)
-            track.lane.hurry()
-        if outcome is Outcome.UNSURE and routes.leader(track.topic, track.partition) == leader:
-            routes.stale(track.topic)
         if code == Code.STORAGE_ERROR:
             self.network.failed(leader)
         self._ended(each, outcome, Refusal(code, f"produce to {track.label}", row.error_message), now)
+        if routes.leader(track.topic, track.partition) != leader:
+            track.lane.hurry()
+        elif outcome is Outcome.UNSURE:
+            routes.stale(track.topic)
 
     def _ended(
         self,
@@ -335,12 +343,16 @@ class Sender:
         """One attempt at one batch is over."""
         if reason is not None:
             each.parcel.reason = reason
-        self._settle(each.track.lane.answered(each.parcel, each.attempt, outcome, now), base_offset, append_ms)
-        self.make_ready(each.track)
+        track = each.track
+        self._settle(track.lane.answered(each.parcel, each.attempt, outcome, now), base_offset, append_ms)
+        if track.due or track.lane.waiting:
+            self.make_ready(track)
 
     def _settle(self, verdicts: list[Verdict], base_offset: int = NO_OFFSET, append_ms: int = -1) -> None:
         for parcel, fate in verdicts:
             load = load_of(parcel)
+            if load.settled:
+                continue
             if fate is not Fate.DELIVERED:
                 self._settle_one(load, fate, parcel.reason)
                 continue
@@ -353,6 +365,8 @@ class Sender:
 
     def _settle_one(self, load: Load, fate: Fate, reason: HeadraceError | None) -> None:
         count, where = load.batch.count, load.track.label
+        if reason is None and load.track.lane.wants_identity:
+            reason = load.track.desk.identities.failure
         told = f": {reason}" if reason is not None else ": no answer came in time"
         if fate is Fate.UNKNOWN:
             self.count.unknown += count
@@ -373,12 +387,11 @@ class Sender:
             self.reactor.tell(sent.tell)
 
     def forget(self, load: Load) -> None:
-        self.quota.give_back(load.batch)
+        self.quota.give_back(load.counted)
         load.settled = True
         load.data = bytearray()
         self._unsettled.pop(load.number, None)
-        while self._expiring and self._expiring[0].settled:
-            self._expiring.popleft()
+        self._timetable.tidy()
         self.driver.changed()
 
     # Time.
@@ -388,14 +401,6 @@ class Sender:
             return
         track.wakes_at = when
         self.reactor.call_at(when, partial(self.make_ready, track))
-
-    def _interval_over(self) -> None:
-        now = self.reactor.now()
-        while self._lingering and (self._lingering[0].due_at <= now or self._lingering[0].parcel is not None):
-            self.leave(self._lingering.popleft())
-        self._linger = None
-        if self._lingering:
-            self._linger = self.reactor.call_at(self._lingering[0].due_at, self._interval_over)
 
     def _look_for_slow(self) -> None:
         """A broker that does not answer may have ceased to lead: ask the others."""
@@ -409,19 +414,11 @@ class Sender:
         if self._asked:
             self._watch = self.reactor.call_at(now + SLOW_AFTER_S, self._look_for_slow)
 
-    def _time_is_up(self) -> None:
-        now = self.reactor.now()
-        while self._expiring and (self._expiring[0].settled or self._expiring[0].deadline <= now):
-            load = self._expiring.popleft()
-            if load.settled:
-                continue
-            if load.track.load is load:
-                self.seal(load.track)
-            self._settle(load.track.lane.expire(now))
-            self.make_ready(load.track)
-        self._expiry = None
-        if self._expiring:
-            self._expiry = self.reactor.call_at(self._expiring[0].deadline, self._time_is_up)
+    def _time_is_up(self, load: Load) -> None:
+        if load.track.load is load:
+            self.seal(load.track)
+        self._settle(load.track.lane.expire(self.reactor.now()))
+        self.make_ready(load.track)
 
     def _routed(self, name: str, topic: Topic | None) -> None:
         """A topic has more partitions, other leaders, or is another one."""

@@ -5,13 +5,18 @@ Partitions without a leader, and those led by brokers to be avoided, are passed 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 
 
-def next_partition(current: int, leaders: Sequence[int | None], avoided: Collection[int]) -> int:
-    """The next partition after `current`; `leaders` are broker ids by partition."""
-    count = len(leaders)
-    order = [(current + step) % count for step in range(1, count + 1)]
-    led = [partition for partition in order if leaders[partition] is not None]
-    good = (partition for partition in led if leaders[partition] not in avoided)
-    return next(good, led[0] if led else order[0])
+def next_partition(current: int, count: int, leader: Callable[[int], int | None], avoided: Collection[int]) -> int:
+    """The next partition after `current` of `count`; `leader` gives a partition's broker id."""
+    led: int | None = None
+    for step in range(1, count + 1):
+        partition = (current + step) % count
+        broker_id = leader(partition)
+        if broker_id is None:
+            continue
+        if broker_id not in avoided:
+            return partition
+        led = partition if led is None else led
+    return (current + 1) % count if led is None else led

@@ -23,6 +23,7 @@ class Load:
     __slots__ = (
         "_stamp",
         "batch",
+        "counted",
         "data",
         "deadline",
         "due_at",
@@ -39,6 +40,8 @@ class Load:
         sent.load = self
         options = track.desk.options
         self.batch: OpenBatch = OpenBatch(sent, options.codec_id, options.batch_bytes)
+        self.counted = self.batch
+        """The batch whose records count in the queue until this load is settled."""
         self.track = track
         self.number = number
         self.due_at = due_at
@@ -53,10 +56,10 @@ class Load:
 
     def rebuild(self, batch: OpenBatch, orders: list[tuple[bytes, Delivery]]) -> None:
         """Another batch in the place of this one, of which nothing has left."""
-        assert self.parcel is None or not self.parcel.stamped
+        assert self.parcel is not None
+        assert not self.parcel.stamped
         self.batch, self.orders, self.data, self._stamp = batch, orders, bytearray(), None
-        if self.parcel is not None:
-            self.parcel.count = batch.count
+        self.parcel.count = batch.count
 
     def sign(self, parcel: Parcel) -> bytearray:
         """The batch under the parcel's identity and sequence."""
@@ -89,6 +92,8 @@ class Track(routing.Lane):
         self.due = False
         """The open batch is to leave as soon as the lane lets it."""
         self.wakes_at = 0.0
+        self.around: tuple[object, bytes, bytes] | None = None
+        """What comes before and after a lone batch in its request."""
         self.moved_at: float | None = None
         """Since when batches are in flight to a broker that is not the leader any more."""
         options = desk.options
