@@ -21,7 +21,10 @@ cdef Py_ssize_t put_bytes(unsigned char* out, Py_ssize_t pos, Py_ssize_t length,
 
 cpdef bytes as_bytes(object field, str what)
 
-@cython.locals(found=tuple, parts=bytearray, size=bytearray, text=bytes)
+@cython.locals(
+    found=tuple, fields=list, size=cython.Py_ssize_t, text=bytes, field=bytes, buffer=bytearray, out="unsigned char*",
+    pos=cython.Py_ssize_t,
+)
 cpdef bytes encoded_headers(object headers)
 
 cdef class SentBatch:

@@ -129,18 +129,23 @@ def encoded_headers(headers: Sequence[Header]) -> bytes | None:
     found = tuple(headers)
     if not found:
         return None
-    parts = bytearray(10)
-    del parts[put_varint(parts, 0, len(found)) :]
+    fields: list[bytes | None] = []
+    size = varint_size(len(found))
     for name, content in found:
         try:
             text = name.encode()
         except UnicodeEncodeError as error:
             raise InvalidRecord(f"header name {name!r} is not valid text: {error.reason}") from None
-        for field in (text, None if content is None else as_bytes(content, "header")):
-            size = bytearray(10)
-            parts += size[: put_varint(size, 0, -1 if field is None else len(field))]
-            parts += field or b""
-    return bytes(parts)
+        field = content if content is None or type(content) is bytes else as_bytes(content, "header")
+        size += varint_size(len(text)) + len(text) + (1 if field is None else varint_size(len(field)) + len(field))
+        fields.append(text)
+        fields.append(field)
+    buffer = bytearray(size)
+    out = octets(buffer)
+    pos = put_varint(out, 0, len(found))
+    for field in fields:
+        pos = put_bytes(out, pos, -1 if field is None else len(field), field)
+    return bytes(buffer)
 
 
 class SentBatch:
