@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from brokers import Broker, wait_for
+from brokers import Broker, Brokers, wait_for
 from client.test_consumer_pull import NOW_MS, collect, send, values
 from headrace.client import admin
 from headrace.client.cluster import Cluster
@@ -173,7 +173,9 @@ def read_to_the_damage(consumer: Consumer, *, arrow: bool, whole: int) -> tuple[
     return found, told
 
 
-def test_a_compacted_log_has_gaps_that_are_passed_over(fresh_broker: StartBroker) -> None:
+def test_a_compacted_log_has_gaps_that_are_passed_over(brokers: Brokers, fresh_broker: StartBroker) -> None:
+    if brokers.apache_kafka:
+        pytest.skip("Apache Kafka has no segments so small that compaction begins in a test")
     broker = fresh_broker(settings={"retention.check.ms": 50})
     with Cluster(broker.bootstrap) as cluster:
         compacted = {"cleanup.policy": "compact", "segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01"}

@@ -39,12 +39,13 @@ NOW_MS = 1_700_000_000_000
 
 def send(cluster: Cluster, topic: str, numbers: range, partition: int = 0, per_batch: int = 50) -> None:
     """Values are the numbers, and the numbers are the seconds after NOW_MS."""
-    chunks = [numbers[at : at + per_batch] for at in range(0, len(numbers), per_batch)]
-    outgoing = [
-        Outgoing(topic, partition, kernel.build([(NOW_MS + 1000 * n, b"k%d" % n, b"%d" % n, []) for n in chunk]))
-        for chunk in chunks
-    ]
-    assert all(isinstance(result, Produced) for result in produce(cluster, outgoing))
+    for at in range(0, len(numbers), per_batch):
+        records: list[NewRecord] = [
+            (NOW_MS + 1000 * n, b"k%d" % n, b"%d" % n, []) for n in numbers[at : at + per_batch]
+        ]
+        # One after the other: a leader that is not there yet must not bring them out of order.
+        (sent,) = produce(cluster, [Outgoing(topic, partition, kernel.build(records))])
+        assert isinstance(sent, Produced)
 
 
 def collect(consumer: Consumer, count: int, *passing: type[HeadraceError]) -> list[ReceivedRecord]:
