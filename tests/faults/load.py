@@ -12,6 +12,7 @@ from brokers import Broker
 DEADLINE_S: Final = 60.0
 QUEUE_RECORDS: Final = 2000
 BACKOFF_MS: Final = 20
+FETCH_WAIT_MS: Final = 10
 
 
 class Load:
@@ -97,7 +98,8 @@ class Load:
 def values_of(broker: Broker, topic: str, partition: int, count: int) -> list[bytes]:
     """The first values of a partition; fails when an offset is left out or nothing more comes."""
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "check.crcs": True})
+    # The question for the end waits behind the fetch that finds nothing more.
+    consumer = Consumer({**settings, "check.crcs": True, "fetch.wait.max.ms": FETCH_WAIT_MS})
     consumer.assign([TopicPartition(topic, partition, 0)])
     values: list[bytes] = []
     while len(values) < count:
