@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import struct
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from certificates import self_signed
 from client.conftest import MakeTopic
 from client.engine_drivers import KINDS, Driver
 from client.engine_peer import Peer
+from headrace.aio.reactor import AsyncioReactor
 from headrace.client.cluster import parse_address
 from headrace.client.engine import link as links
 from headrace.client.engine.errors import EngineClosed, NeverSent
@@ -303,6 +305,24 @@ def test_a_link_that_has_ended_takes_nothing_more(driver: Driver) -> None:
     heard = ask(link)
     driver.until(lambda: heard)
     assert str(heard[0]) == "it is over"
+
+
+def test_a_loop_that_is_closed_is_told_as_such() -> None:
+    driver = Driver("asyncio")
+    link = open_link(driver, Address("127.0.0.1", free_port()))
+    driver.close()
+    with pytest.raises(EngineClosed, match="the event loop of this client is closed"):
+        ask(link)
+
+
+def test_clients_of_one_loop_share_what_drives_them_and_those_of_another_do_not() -> None:
+    async def two() -> tuple[AsyncioReactor, AsyncioReactor]:
+        return AsyncioReactor.of_running_loop(), AsyncioReactor.of_running_loop()
+
+    first, again = asyncio.run(two())
+    other, _ = asyncio.run(two())
+    assert first is again
+    assert first is not other
 
 
 def test_requests_without_a_connection_are_bounded(threads: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -106,7 +108,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(4 * WAIT_S)
+        thread.join(WAIT_S)
     assert not failures, failures
     assert not any(thread.is_alive() for thread in threads)
 
@@ -128,7 +130,8 @@ def exchange_at_random(reactor: ThreadReactor, echo: Echo, draw: random.Random, 
                     reactor.call_at(reactor.now() + 0.0003, lambda: None)
                     reactor.tell(lambda: None)
             else:
-                assert reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)  # noqa: B023
+                # Without a deadline, at which it would look again by itself.
+                assert reactor.wait(lambda: bool(heard), math.inf)  # noqa: B023
 
 
 def test_callers_take_over_from_each_other_and_none_is_forgotten(callers_only: ThreadReactor, seed: int) -> None:
@@ -194,18 +197,51 @@ def test_who_leaves_hands_over_to_one_that_stands_by(callers_only: ThreadReactor
     assert served.is_set()
 
 
-def test_an_answer_wakes_the_one_it_is_for_while_another_drives(callers_only: ThreadReactor) -> None:
-    echo, stop = Echo(callers_only), threading.Event()
-    driver = threading.Thread(target=callers_only.wait, args=(stop.is_set, callers_only.now() + WAIT_S))
+@contextmanager
+def driven(reactor: ThreadReactor, done: Callable[[], bool]) -> Iterator[None]:
+    """Another thread drives meanwhile, without a deadline, and must have heard that it is done by the end."""
+    asked = threading.Event()
+
+    def noted() -> bool:
+        asked.set()
+        return done()
+
+    driver = threading.Thread(target=reactor.wait, args=(noted, math.inf), daemon=True)
     driver.start()
-    for _ in range(100):
-        heard = echo.ask()
-        assert callers_only.wait(lambda: bool(heard), callers_only.now() + WAIT_S)  # noqa: B023
-    stop.set()
-    callers_only.wake()
+    assert asked.wait(WAIT_S)
+    wait_for("the driver to sleep", lambda: reactor._asleep_until > 0, WAIT_S, 0.001)
+    yield
     driver.join(WAIT_S)
     assert not driver.is_alive()
+
+
+def test_an_answer_wakes_the_one_it_is_for_while_another_drives(callers_only: ThreadReactor) -> None:
+    echo, stop = Echo(callers_only), threading.Event()
+
+    def work(_: int) -> None:
+        for _ in range(100):
+            heard = echo.ask()
+            assert callers_only.wait(lambda: bool(heard), math.inf)  # noqa: B023
+
+    with driven(callers_only, stop.is_set):
+        in_threads(1, work)
+        stop.set()
+        callers_only.wake()
     echo.close()
+
+
+def test_the_driver_hears_what_another_thread_brings_about(callers_only: ThreadReactor) -> None:
+    brought = threading.Event()
+    with driven(callers_only, brought.is_set):
+        with callers_only.lock:
+            callers_only.call_soon(brought.set)
+        assert not callers_only.turn(0)
+
+
+def test_the_driver_gets_up_for_a_timer_that_another_thread_sets(callers_only: ThreadReactor) -> None:
+    rang = threading.Event()
+    with driven(callers_only, rang.is_set):
+        callers_only.call_at(callers_only.now() + 0.02, rang.set)
 
 
 def test_wake_makes_whoever_waits_look_again(reactor: ThreadReactor) -> None:

@@ -32,6 +32,7 @@ class AsyncioReactor:
         return self.loop.time()
 
     def call_at(self, when: float, fn: Callback) -> Timer:
+        self._check_open()
         return self.loop.call_at(when, fn)
 
     def call_soon(self, fn: Callback) -> None:
