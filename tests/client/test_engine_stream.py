@@ -71,6 +71,20 @@ def test_a_frame_has_memory_of_its_own(sockets: tuple[socket.socket, socket.sock
     assert bytes(kept) == b"kept"
 
 
+def test_a_small_frame_after_a_large_one_is_noticed(sockets: tuple[socket.socket, socket.socket]) -> None:
+    """The large one ends exactly with what the socket holds, so that its end is no short read."""
+    near, far = sockets
+    reader = FrameReader(near, Address("peer", 1))
+    far.sendall(struct.pack(">i", 100_000) + bytes(40_000))
+    select.select([near], [], [], WAIT_S)
+    reader.read([])
+    far.sendall(bytes(60_000))
+    frames_read(near, reader, 1)
+    far.sendall(struct.pack(">i", 4) + b"next")
+    (after,) = frames_read(near, reader, 1)
+    assert bytes(after) == b"next"
+
+
 def test_whole_frames_before_a_broken_length_or_the_end_are_not_lost(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:

@@ -54,6 +54,7 @@ class FrameReader:
             try:
                 count = self._socket.recv_into(target)
             except _WAIT:
+                self._sleep()
                 return
             if not count:
                 raise ConnectionResetError("the broker closed the connection")
@@ -66,11 +67,12 @@ class FrameReader:
                     self._frame = None
             # A short read has emptied the socket; what TLS has decrypted already it does not show by being readable.
             if count < len(target) and not self._sealed:
-                self._wake_at(1 if self._frame is None else len(self._frame) - self._filled)
+                self._sleep()
                 return
 
-    def _wake_at(self, missing: int) -> None:
-        """Sleep until enough of a large frame is there: it costs a wake-up for every so many bytes."""
+    def _sleep(self) -> None:
+        """Until enough of a large frame is there: it costs a wake-up for every so many bytes."""
+        missing = 0 if self._frame is None or self._sealed else len(self._frame) - self._filled
         wakes_at = min(missing, WAKE_BYTES) if missing >= RECEIVE_BYTES else 1
         if wakes_at != self._wakes_at:
             self._wakes_at = wakes_at
