@@ -439,6 +439,24 @@ def test_closing_ends_every_wait(kind: type[ThreadReactor]) -> None:
     assert reactor._epoll.closed
 
 
+@pytest.mark.parametrize("kind", [CallersOnly, ThreadReactor])
+def test_what_was_to_be_told_is_told_by_closing(kind: type[ThreadReactor]) -> None:
+    reactor, heard = kind(), list[str]()
+    with reactor.lock:
+        reactor.call_soon(lambda: heard.append("soon"))
+        reactor.call_soon(lambda: reactor.tell(lambda: heard.append("told")))
+    reactor.close()
+    assert heard == ["soon", "told"]
+
+
+def test_a_callback_may_close_the_reactor_that_runs_it() -> None:
+    for leave in ("soon", "told"):
+        reactor = ThreadReactor()
+        with reactor.lock:
+            (reactor.call_soon if leave == "soon" else reactor.tell)(reactor.close)
+        wait_for("the reactor to close", lambda: reactor._epoll.closed, WAIT_S)  # noqa: B023
+
+
 def test_a_child_process_is_told_not_to_use_its_parents_client(broker: Broker) -> None:
     """And one of its own serves it, while the parent's goes on."""
     network = shared(broker.bootstrap, client_id="forking")

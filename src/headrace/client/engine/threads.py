@@ -199,10 +199,15 @@ class ThreadReactor:
             self._leave()
 
     def close(self) -> None:
-        """End the background thread; whoever waits hears EngineClosed. Sockets are their owners' to close before."""
+        """End the background thread; whoever waits hears EngineClosed, and the user's code all that it is to hear.
+
+        Sockets are their owners' to close before.
+        """
         with self.lock:
             if self._closed:
                 return
+            if self._soon and not self._running:
+                self._work(())
             self.wake()
             os.eventfd_write(self._rear_bell, 1)
             self._closed = True
@@ -213,6 +218,8 @@ class ThreadReactor:
             thread.join(JOIN_S)
         with self.lock:
             self._dispose()
+        if not self._owned():
+            self._tell_all()
 
     def _dispose(self) -> None:
         """The last one out closes the descriptors: none may be polled while it is closed."""
@@ -371,7 +378,7 @@ class ThreadReactor:
                 self._rear_polls = False
                 if self._closed:
                     self._dispose()
-                    return
+                    break
                 _drain(self._rear_bell)
                 now = monotonic()
                 away = self._driver is None and now - self._left_at >= AWAY_S
@@ -394,6 +401,7 @@ class ThreadReactor:
             sleep_s = min(max(0.0, until - monotonic()), SLEEP_MAX_S)
             (both if away else alone).poll(math.ceil(sleep_s * 1000))
             self._rear_due = -math.inf
+        self._tell_all()
 
 
 def _drain(fd: int) -> None:
