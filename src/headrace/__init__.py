@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.client.cluster import UnknownTopic
     from headrace.client.consuming.conduct import LATER
     from headrace.client.consuming.consumer import Consumer
-    from headrace.client.consuming.membership import NotHeld
+    from headrace.client.consuming.group_progress import NotHeld
     from headrace.client.consuming.read import read
     from headrace.client.engine.errors import EngineClosed, ForkedEngine
     from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
@@ -60,7 +60,7 @@ _HOMES = {
     "HeadraceError": "errors",
     "NoBroker": "client.refusal",
     "NotDelivered": "client.sending.errors",
-    "NotHeld": "client.consuming.membership",
+    "NotHeld": "client.consuming.group_progress",
     "Producer": "client.sending.producer",
     "ProducerClosed": "client.sending.errors",
     "QueueFull": "client.sending.errors",

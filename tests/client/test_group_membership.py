@@ -12,7 +12,8 @@ from brokers import Broker
 from headrace.client import admin, groups
 from headrace.client.assignment import Place
 from headrace.client.cluster import Cluster
-from headrace.client.consuming.membership import Membership, NotHeld, State
+from headrace.client.consuming.group_progress import NotHeld
+from headrace.client.consuming.membership import Membership, State
 from headrace.client.consuming.progress import Offsets
 from headrace.client.engine.network import Network, shared
 from headrace.client.engine.threads import ThreadReactor
@@ -132,6 +133,28 @@ def test_members_of_one_process_join_and_leave(
     first.membership.leave(left.append)
     wait(lambda: bool(left) and share(second)())
     assert left == [None]
+
+
+@pytest.mark.parametrize("assignor", ["average", "cooperative"])
+def test_one_who_leaves_in_the_middle_of_a_join_is_gone_at_once_and_saves_what_it_has(
+    cluster: Cluster, topic: MakeTopic, join: Join, wait: Wait, group: str, assignor: str
+) -> None:
+    target = topic(partitions=6)
+    first = join(group, target, assignor=assignor)
+    wait(share(first))
+    first.membership.away()
+    second = join(group, target, assignor=assignor, beat_interval_ms=60_000)
+    joining = second if assignor == "average" else first
+    wait(lambda: joining.membership.state is State.JOINING and bool(joining.membership.member_id))
+    joining.reached = {(target, number): 7 for number in joining.numbers}
+    left: list[HeadraceError | None] = []
+    joining.membership.leave(left.append)
+    wait(lambda: bool(left))
+    assert (left, joining.errors) == ([None], [])
+    other = first if joining is second else second
+    other.membership.touch()
+    wait(share(other))
+    assert other.positions == ({(target, number): 7 for number in range(6)} if joining is first else {})
 
 
 @proves("R8")

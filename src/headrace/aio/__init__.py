@@ -9,7 +9,7 @@ from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
 from headrace.client.cluster import UnknownTopic
 from headrace.client.consuming.conduct import LATER
-from headrace.client.consuming.membership import NotHeld
+from headrace.client.consuming.group_progress import NotHeld
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull

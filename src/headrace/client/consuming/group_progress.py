@@ -20,6 +20,17 @@ from headrace.wire.message import Message
 WITHIN_S: Final = 30.0
 
 
+class NotHeld(HeadraceError):
+    """Progress of partitions that the group has not given to this member, or not any more."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(places))
+        super().__init__(
+            f"progress of {names} was not saved: the group has not given it to this member, or to another since; "
+            "whoever has it goes on from what was last saved"
+        )
+
+
 class GroupProgress:
     def __init__(self, coordinator: Coordinator, identity: Callable[[], Identity]) -> None:
         self._coordinator = coordinator

@@ -16,6 +16,7 @@ from headrace.wire import api as apis
 from headrace.wire.message import Message
 
 LOOK_TIMEOUT_S: Final = 10.0
+MISSING_LOOK_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -78,3 +79,8 @@ def has_grown(protocol: str, before: Rooms, now: Rooms) -> bool:
     if protocol == ROOM_FIRST and all(all(rooms) for rooms in now.values()):
         return before != now
     return {topic: len(rooms) for topic, rooms in before.items()} != {topic: len(rooms) for topic, rooms in now.items()}
+
+
+def look_again_s(topics: frozenset[str], rooms: Rooms, interval_s: float) -> float:
+    """How soon: topics that are not there yet are looked for more often."""
+    return interval_s if topics <= rooms.keys() else min(MISSING_LOOK_S, interval_s)

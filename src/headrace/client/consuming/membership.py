@@ -28,7 +28,7 @@ from headrace.client.assignment import NO_GENERATION, Place, decode_assignment, 
 from headrace.client.consuming.assignors import assignor_named
 from headrace.client.consuming.assignors.participants import Participant
 from headrace.client.consuming.coordinator import PAUSE_MAX_S, PAUSE_S, Coordinator, passes
-from headrace.client.consuming.group_progress import GroupProgress
+from headrace.client.consuming.group_progress import GroupProgress, NotHeld
 from headrace.client.consuming.group_requests import (
     Identity,
     Timeouts,
@@ -37,8 +37,9 @@ from headrace.client.consuming.group_requests import (
     leave_request,
     sync_request,
 )
-from headrace.client.consuming.leading import assignments, has_grown, look, participants
+from headrace.client.consuming.leading import assignments, has_grown, look, look_again_s, participants
 from headrace.client.consuming.progress import Offsets, Saved
+from headrace.client.engine.link import OnAnswer
 from headrace.client.engine.network import Network
 from headrace.errors import Code, HeadraceError, ProtocolError
 from headrace.wire import api as apis
@@ -47,8 +48,6 @@ from headrace.wire.message import Message
 BEATS_PER_SESSION: Final = 3
 JOIN_MARGIN_S: Final = 5.0
 LEAVE_WITHIN_S: Final = 5.0
-MISSING_LOOK_S: Final = 1.0
-"""How soon topics that are not there are looked for again."""
 
 Assigned = Callable[[frozenset[Place], Offsets], None]
 """These partitions are new, with the progress of those that have any."""
@@ -57,17 +56,6 @@ Revoked = Callable[[frozenset[Place]], Mapping[Place, int]]
 Lost = Callable[[frozenset[Place]], None]
 
 log = logging.getLogger(__name__)
-
-
-class NotHeld(HeadraceError):
-    """Progress of partitions that the group has not given to this member, or not any more."""
-
-    def __init__(self, places: Iterable[Place]) -> None:
-        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(places))
-        super().__init__(
-            f"progress of {names} was not saved: the group has not given it to this member, or to another since; "
-            "whoever has it goes on from what was last saved"
-        )
 
 
 class State(Enum):
@@ -132,6 +120,7 @@ class Membership:
         self._at_touch: Callable[[], None] | None = None
         self._parked: list[tuple[dict[Place, int], Saved]] = []
         self._rooms: dict[str, list[str]] = {}
+        self._leaver: Saved | None = None
         self._failure: HeadraceError | None = None
 
     def start(self) -> None:
@@ -173,25 +162,37 @@ class Membership:
                 self._commit(mine, lambda error: on_done(error or refusal))
 
     def leave(self, on_done: Saved) -> None:
-        """Give everything up, save its progress, and let the others have it now."""
+        """Give everything up, save its progress, and let the others have it now. What is held in the middle of a
+        rebalance can only be saved at its end, which is waited for a while.
+        """
         with self._reactor.lock:
             if self.state in (State.LEAVING, State.ENDED):
                 # What ended it was told, and there is nothing left to save.
                 self._reactor.call_soon(lambda: on_done(None))
                 return
-            if self.state in (State.JOINING, State.SYNCING):
-                # The broker answers in order: what follows would wait for the join.
-                self._coordinator.hang_up()
-            self._begin(State.LEAVING)
-            places, self.held = self.held, frozenset()
-            offsets = self._on_revoked(places) if places else {}
-            if self.generation == NO_GENERATION:
-                offsets = {}
+            self._leaver = on_done
+            if self.held and self.state in (State.JOINING, State.SYNCING):
+                self._coordinator.later(LEAVE_WITHIN_S, self._leave_now)
+            else:
+                self._leave_now()
 
-            def saved(error: HeadraceError | None) -> None:
-                self._say_goodbye(lambda: self._end(error, on_done))
+    def _leave_now(self) -> None:
+        on_done, self._leaver = self._leaver, None
+        if on_done is None:
+            return
+        in_rebalance = self.state in (State.JOINING, State.SYNCING)
+        self._begin(State.LEAVING)
+        if in_rebalance:
+            # The broker answers in order: what follows would wait for the join.
+            self._coordinator.hang_up()
+        places, self.held = self.held, frozenset()
+        offsets = self._on_revoked(places) if places else {}
 
-            self._progress.save(offsets, saved, within_s=LEAVE_WITHIN_S)
+        def saved(error: HeadraceError | None) -> None:
+            self._say_goodbye(lambda: self._end(error, on_done))
+
+        # Outside of any generation nobody takes it.
+        self._progress.save(offsets if self.generation != NO_GENERATION else {}, saved, within_s=LEAVE_WITHIN_S)
 
     def _identity(self) -> Identity:
         return Identity(self.member_id, self.generation, self._instance_id)
@@ -207,9 +208,7 @@ class Membership:
         turn = self._turn
         self._coordinator.later(pause_s, lambda: fn() if turn == self._turn else None)
 
-    def _ask(
-        self, api_key: int, body: Message, on_answer: Callable[[Message | HeadraceError], None], timeout_s: float
-    ) -> None:
+    def _ask(self, api_key: int, body: Message, on_answer: OnAnswer, timeout_s: float) -> None:
         turn = self._turn
 
         def answered(answer: Message | HeadraceError) -> None:
@@ -277,6 +276,9 @@ class Membership:
             return
         self.state = State.STABLE
         self._pause_s = PAUSE_S
+        if self._leaver is not None:
+            self._leave_now()
+            return
         self._beat_later()
         self._load(places)
 
@@ -367,6 +369,9 @@ class Membership:
         self._failure = error
         self._coordinator.close()
         self._send_parked()
+        leaver, self._leaver = self._leaver, None
+        if leaver is not None:
+            leaver(error)
         on_done(error)
 
     def _say_goodbye(self, then: Callable[[], None]) -> None:
@@ -387,7 +392,7 @@ class Membership:
             self._step_out()
             return
         request = heartbeat_request(self.group, self._identity())
-        self._ask(apis.HEARTBEAT, request, self._beaten, self._session_s)
+        self._ask(apis.HEARTBEAT, request, self._beaten, self._session_s / BEATS_PER_SESSION)
 
     def _beaten(self, answer: Message | HeadraceError) -> None:
         if not isinstance(answer, HeadraceError):
@@ -423,8 +428,7 @@ class Membership:
             else:
                 self._look_later(topics)
 
-        complete = topics <= self._rooms.keys()
-        pause_s = self._look_interval_s if complete else min(MISSING_LOOK_S, self._look_interval_s)
+        pause_s = look_again_s(topics, self._rooms, self._look_interval_s)
         self._after(pause_s, lambda: look(self._network, topics, seen))
 
     def _commit(self, offsets: dict[Place, int], on_done: Saved) -> None:
