@@ -57,12 +57,15 @@ class HandOut:
 
     def finish_last(self) -> None:
         """What earlier calls gave is done with."""
-        if not self._moved:
-            return
-        first = self.first_unread()
-        for feed in self._moved:
-            feed.done = min(feed.position, first.get(feed.place, feed.position))
-        self._moved = [feed for feed in self._moved if feed.place in first]
+        moved = self._moved
+        first = self.first_unread() if self._chunk else {}
+        for feed in moved:
+            feed.done = feed.position
+        moved.clear()
+        for place, offset in first.items():
+            feed = self._fetcher.feeds[place]
+            feed.done = min(feed.done, offset)
+            moved.append(feed)
 
     def take(self, into: list[ReceivedRecord], most: int) -> None:
         """Append records that are there now, up to `most` in all."""
