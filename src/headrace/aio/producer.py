@@ -170,12 +170,32 @@ class Producer:
         callback: Callable[[Delivery], object] | None = None,
     ) -> Delivery:
         """Put a record into its batch. `await` the delivery, or let `callback(delivery)` hear what becomes of it."""
-
-        def put() -> Delivery:
-            return self._router.send_async(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
-            )
-
+        if self._interval and not self._aside and not self._closed:
+            # The way of nearly every record: one call more than the router's own.
+            try:
+                return self._router.send_async(
+                    topic,
+                    value,
+                    key=key,
+                    headers=headers,
+                    partition=partition,
+                    timestamp_ms=timestamp_ms,
+                    acks=acks,
+                    callback=callback,
+                )
+            except _WouldWait as wait:
+                if wait.need is Need.ROOM:
+                    raise self._no_room(topic) from None
+        put = partial(
+            self._router.send_async,
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            acks=acks,
+        )
         return self._put_now(topic, put, callback)
 
     def send_oneway(
