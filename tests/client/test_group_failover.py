@@ -76,3 +76,40 @@ def test_members_go_on_when_their_coordinator_is_killed(three_brokers: BrokerClu
         assert len(seen) == len(set(seen)) == 120
     with Cluster(bootstrap) as admin:
         assert set(groups.fetch_offsets(admin, "g").values()) == {20}
+
+
+@pytest.mark.long
+def test_a_join_that_waits_at_a_coordinator_that_stops_answering_goes_on_at_the_next(
+    three_brokers: BrokerCluster,
+) -> None:
+    """The second waits for the first to join, which works on its records; meanwhile the coordinator is stopped."""
+    cluster = three_brokers
+    cluster.create_topic("orders", PARTITIONS, replicas=3)
+    cluster.wait_in_sync({"orders": PARTITIONS})
+    write(cluster.bootstrap, "orders", 0, 60)
+    with Cluster(cluster.bootstrap) as admin:
+        address = admin.coordinator("g").address
+    number = next(n for n, broker in enumerate(cluster.brokers) if broker.listen[0] == str(address))
+    with Consumer("orders", bootstrap=cluster.bootstrap, group="g", client_id="a") as first:
+        wait_for("its records", lambda: first.poll(500), 60)
+        with Consumer("orders", bootstrap=cluster.bootstrap, group="g", client_id="b") as second:
+            with Cluster(cluster.bootstrap) as admin:
+                wait_for(
+                    "the group to wait for the first",
+                    lambda: groups.describe_group(admin, "g").state == "PreparingRebalance",
+                    60,
+                )
+            cluster.pause(number)
+            try:
+                wait_for(
+                    "both to have partitions",
+                    lambda: (
+                        first.poll(50) is not None
+                        and second.poll(50) is not None
+                        and first.assignment
+                        and second.assignment
+                    ),
+                    90,
+                )
+            finally:
+                cluster.resume(number)

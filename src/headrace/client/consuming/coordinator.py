@@ -16,17 +16,18 @@ from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, Refusal
 from headrace.errors import Code, HeadraceError
+from headrace.wire import api as apis
 from headrace.wire.message import Message
 
 ASK_TIMEOUT_S: Final = 10.0
+CHECK_S: Final = 5.0
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 UNSTABLE_OFFSET_COMMIT: Final = 88
 
-PASSING: Final = frozenset(
+MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
+PASSING: Final = MOVED | frozenset(
     {
-        Code.NOT_COORDINATOR,
-        Code.COORDINATOR_NOT_AVAILABLE,
         Code.COORDINATOR_LOAD_IN_PROGRESS,
         Code.REQUEST_TIMED_OUT,
         Code.NOT_ENOUGH_REPLICAS,
@@ -47,21 +48,52 @@ class Coordinator:
         self.group = group
         self._network = network
         self._lane = f"member {next(_numbers)} of {group}"
+        self._check_lane = f"{self._lane}, checked"
         self._timers: set[Timer] = set()
         self._closed = False
 
     def ask(
-        self, api_key: int, body: Message, judge: Judge, on_answer: OnAnswer, *, timeout_s: float = ASK_TIMEOUT_S
+        self,
+        api_key: int,
+        body: Message,
+        judge: Judge,
+        on_answer: OnAnswer,
+        *,
+        timeout_s: float = ASK_TIMEOUT_S,
+        beat: Message | None = None,
     ) -> None:
-        """One request, once; an answer that refuses comes as a Refusal."""
+        """One request, once; an answer that refuses comes as a Refusal. One that may take minutes has a heartbeat with
+        it, which is asked beside it now and then: whether the coordinator is still there, and still is one.
+        """
+        is_open = True
 
         def answered(answer: Message | HeadraceError) -> None:
+            nonlocal is_open
+            if not is_open:
+                return
+            is_open = False
             if isinstance(answer, Message) and (code := judge(answer)) != Code.NONE:
                 on_answer(Refusal(code, f"group {self.group!r}"))
             else:
                 on_answer(answer)
 
+        def check() -> None:
+            if is_open and beat is not None:
+                self._network.ask_coordinator(
+                    self.group, apis.HEARTBEAT, beat, checked, timeout_s=CHECK_S, lane=self._check_lane
+                )
+
+        def checked(answer: Message | HeadraceError) -> None:
+            moved = isinstance(answer, Message) and answer.error_code in MOVED
+            if is_open and (moved or isinstance(answer, BrokerUnreachable)):
+                answered(BrokerUnreachable(f"the coordinator of group {self.group!r} is gone or elsewhere"))
+                self.hang_up()
+            elif is_open:
+                self.later(CHECK_S, check)
+
         self._network.ask_coordinator(self.group, api_key, body, answered, timeout_s=timeout_s, lane=self._lane)
+        if beat is not None:
+            self.later(CHECK_S, check)
 
     def persist(self, api_key: int, body: Message, judge: Judge, on_done: OnAnswer, *, within_s: float) -> None:
         """Ask until the answer says something about the member, or time is up."""
@@ -95,7 +127,8 @@ class Coordinator:
 
     def hang_up(self) -> None:
         """Whoever waits for an answer hears that none will come; the next question has a new connection."""
-        self._network.close_lane(self._lane)
+        for lane in (self._lane, self._check_lane):
+            self._network.close_lane(lane)
 
     def close(self) -> None:
         """What was to be done later is not done."""

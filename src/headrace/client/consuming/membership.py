@@ -215,7 +215,9 @@ class Membership:
             if turn == self._turn:
                 on_answer(answer)
 
-        self._coordinator.ask(api_key, body, self._judge, answered, timeout_s=timeout_s)
+        # What waits for others may take minutes. A first join, which has no member id, is answered at once.
+        beat = heartbeat_request(self.group, self._identity()) if api_key != apis.HEARTBEAT and self.member_id else None
+        self._coordinator.ask(api_key, body, self._judge, answered, timeout_s=timeout_s, beat=beat)
 
     def _judge(self, answer: Message) -> int:
         if answer.error_code == Code.MEMBER_ID_REQUIRED:
