@@ -19,23 +19,18 @@ from headrace.client.sending.errors import ProducerClosed
 from headrace.errors import HeadraceError, RequestTimedOut
 from proving import proves
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    loop = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
-
-    def run_with(coroutine: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(coroutine)
-
-    return run_with
+def run(coroutine: Coroutine[Any, Any, None], loop_factory: LoopFactory | None = None) -> None:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(coroutine)
 
 
 @proves("R6", "J8")
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_sends_are_awaited_told_to_callbacks_and_flushed(
-    broker: Broker, cluster: Cluster, topic: MakeTopic, run: Run
+    broker: Broker, cluster: Cluster, topic: MakeTopic, loop_factory: LoopFactory
 ) -> None:
     name = topic(partitions=2)
 
@@ -58,12 +53,12 @@ def test_sends_are_awaited_told_to_callbacks_and_flushed(
             with pytest.raises(RuntimeError, match="await"):
                 producer.send_async(name, b"y").result()
 
-    run(go())
+    run(go(), loop_factory)
     assert [record.value for record in read_partition(cluster, name, 0)][:51] == [b"%d" % nth for nth in range(51)]
     assert sum(map(len, read_topic(cluster, name).values())) == 51 + 1_000 + 10 + 2
 
 
-def test_records_for_a_topic_not_known_yet_keep_their_order(broker: Broker, cluster: Cluster, run: Run) -> None:
+def test_records_for_a_topic_not_known_yet_keep_their_order(broker: Broker, cluster: Cluster) -> None:
     async def go() -> None:
         async with Producer(broker.bootstrap, interval_ms=0) as producer:
             deliveries = [producer.send_async("aio-made-here", b"%d" % nth, key=b"k") for nth in range(20)]
@@ -80,7 +75,7 @@ def test_records_for_a_topic_not_known_yet_keep_their_order(broker: Broker, clus
 
 
 @proves("J8")
-def test_a_full_queue_is_waited_for_or_told(broker: Broker, topic: MakeTopic, run: Run) -> None:
+def test_a_full_queue_is_waited_for_or_told(broker: Broker, topic: MakeTopic) -> None:
     name = topic()
 
     async def go() -> None:
@@ -104,7 +99,7 @@ def test_a_full_queue_is_waited_for_or_told(broker: Broker, topic: MakeTopic, ru
     run(go())
 
 
-def test_a_close_that_takes_too_long_gives_up_what_is_left(fresh_broker: Callable[..., Broker], run: Run) -> None:
+def test_a_close_that_takes_too_long_gives_up_what_is_left(fresh_broker: Callable[..., Broker]) -> None:
     broker = fresh_broker()
 
     async def go() -> None:
@@ -125,9 +120,7 @@ def test_a_close_that_takes_too_long_gives_up_what_is_left(fresh_broker: Callabl
 
 
 @proves("G17")
-def test_a_topic_that_grows_is_used_whole_by_coroutines(
-    broker: Broker, cluster: Cluster, topic: MakeTopic, run: Run
-) -> None:
+def test_a_topic_that_grows_is_used_whole_by_coroutines(broker: Broker, cluster: Cluster, topic: MakeTopic) -> None:
     name = topic(partitions=1)
 
     async def go() -> None:
