@@ -22,7 +22,7 @@ import headrace.records.received
 import headrace.records.routing
 
 ROOT = Path(__file__).parents[2]
-BUILD_TIMEOUT_S = 150
+BUILD_TIMEOUT_S = 300
 
 
 def load(loader: SourceFileLoader | ExtensionFileLoader) -> ModuleType:
