@@ -114,8 +114,9 @@ def test_a_poll_gives_no_more_than_asked_for_and_waits_no_longer_than_told(
         found += records
     assert max(sizes) == 7
     assert len(found) == 200
-    assert one.poll(timeout_ms=0) == []
     assert one.poll(timeout_ms=150) == []
+    send(cluster, name, range(100, 103))
+    assert values(wait_for("records without waiting", lambda: one.poll(timeout_ms=0))) == [100, 101, 102]
 
 
 @proves("R8")
@@ -223,6 +224,38 @@ def test_a_paused_partition_is_left_alone_and_loses_nothing(
     one.resume()
     rest = collect(one, 290)
     assert values([*first, *rest]) == list(range(300))
+
+
+def test_what_waits_of_a_paused_partition_does_not_hold_up_the_others(
+    cluster: Cluster, topic: MakeTopic, consumer: MakeConsumer
+) -> None:
+    name = topic(partitions=2)
+    send(cluster, name, range(5000), 0, per_batch=500)
+    send(cluster, name, range(5000), 1, per_batch=500)
+    one = consumer(name, partition_fetch_bytes=20_000, buffer_bytes=20_000)
+    first = one.poll(timeout_ms=5000, max_records=10)
+    paused = first[0].partition
+    one.pause([(name, paused)])
+    assert {record.partition for record in collect(one, 5000)} == {1 - paused}
+    one.resume()
+    assert values([*first, *collect(one, 4990)]) == list(range(5000))
+
+
+@proves("J10")
+def test_a_pause_holds_in_priority_order_too(cluster: Cluster, topic: MakeTopic, consumer: MakeConsumer) -> None:
+    name = topic(partitions=2)
+    send(cluster, name, range(100), 0)
+    send(cluster, name, range(100, 200), 1)
+    one = consumer(name, priority_header="priority")
+    found = one.poll(timeout_ms=5000, max_records=10)
+    one.pause([(name, 0)])
+    found += collect(one, 100 - sum(record.partition for record in found))
+    assert one.poll(timeout_ms=100) == []
+    one.resume()
+    found += collect(one, 200 - len(found))
+    for partition in (0, 1):
+        mine = [record for record in found if record.partition == partition]
+        assert values(mine) == list(range(100 * partition, 100 * partition + 100))
 
 
 @proves("R8")

@@ -10,6 +10,7 @@ Make it where its loop runs, and use it from one task at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.aio.listening import Listener, Listening
+
+
+log = logging.getLogger(__name__)
 
 
 class Consumer:
@@ -63,7 +67,13 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close(handed_out=kind is None)
+        if kind is None:
+            await self.close()
+            return
+        try:
+            await self._close(handed_out=False)
+        except HeadraceError as failure:
+            log.warning("after %s the consumer could not be closed as it should: %s", kind.__name__, failure)
 
     def __aiter__(self) -> AsyncIterator[ReceivedRecord]:
         return self.records()
@@ -209,6 +219,7 @@ class Consumer:
                 "the progress to be saved and the group to be left",
             )
         finally:
+            self._reading.drop()
             self._network.release()
 
     # Waiting
@@ -239,6 +250,8 @@ class Consumer:
                     await asyncio.sleep(0)
                 return True
             deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
+            if timeout_ms is not None and timeout_ms <= 0:
+                await asyncio.sleep(0)
             while True:
                 came = await self._woken(lambda: reading.ready, deadline)
                 self._yielded_at = reactor.now()

@@ -9,6 +9,7 @@ Use one consumer from one thread at a time. Groups are kept up in the background
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.client.consuming.listening import Listener, Listening
+
+log = logging.getLogger(__name__)
 
 CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
@@ -70,7 +73,13 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(handed_out=kind is None)
+        if kind is None:
+            self.close()
+            return
+        try:
+            self._close(handed_out=False)
+        except HeadraceError as failure:
+            log.warning("after %s the consumer could not be closed as it should: %s", kind.__name__, failure)
 
     def __iter__(self) -> Iterator[ReceivedRecord]:
         return self.records()
@@ -231,6 +240,8 @@ class Consumer:
                 self._reading.close(handed_out=handed_out, on_done=results.append)
             self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
         finally:
+            with self._reactor.lock:
+                self._reading.drop()
             self._network.release()
         if results[0] is not None:
             raise results[0]
@@ -271,6 +282,8 @@ class Consumer:
     def _wait_for(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
         reactor, reading = self._reactor, self._reading
         deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
+        if timeout_ms is not None and timeout_ms <= 0:
+            reactor.turn()
         while True:
             until = reactor.now() + IDLE_S if deadline is None else deadline
             came = reactor.wait(lambda: reading.ready, until)

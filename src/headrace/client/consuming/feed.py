@@ -105,6 +105,10 @@ class Feed:
         self.epoch = -1
         self.failures, self.not_before = 0, 0.0
 
+    def fetch_again(self, offset: int) -> None:
+        """What was fetched from this offset on was not kept."""
+        self.offset, self.epoch, self.asked = offset, -1, None
+
     def leave(self) -> None:
         """Nothing that was asked for or fetched counts any more."""
         self.turn += 1

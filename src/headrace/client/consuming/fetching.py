@@ -9,7 +9,6 @@ told.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -17,6 +16,7 @@ from typing import Final
 
 from headrace.client.assignment import Place
 from headrace.client.connection import RESPONSE_MAX_BYTES
+from headrace.client.consuming.buffer import Buffer
 from headrace.client.consuming.feed import Asked, Feed, RawSet, fetchable, next_time
 from headrace.client.consuming.listing import Listing
 from headrace.client.engine.network import Network
@@ -77,17 +77,15 @@ class Fetcher:
         on_reset: Callable[[Reset], None],
     ) -> None:
         self.feeds: dict[Place, Feed] = {}
-        self.buffered_bytes = 0
         self._network = network
         self._reactor = network.reactor
         self._routes = network.routes
         self._limits = limits
         self._start = start
-        self._buffer_bytes = buffer_bytes
+        self._buffer = Buffer(buffer_bytes)
         self._rack = rack
         self._on_ready = on_ready
         self._on_reset = on_reset
-        self._sets: deque[RawSet] = deque()
         self._busy: set[int] = set()
         self._full = False
         self._timer: Timer | None = None
@@ -97,6 +95,8 @@ class Fetcher:
         self._routes.listeners.append(self._on_routes)
 
     def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self._routes.listeners.remove(self._on_routes)
         self._network.close_lane(self._lane)
@@ -129,11 +129,11 @@ class Fetcher:
             feed = self.feeds.pop(place, None)
             if feed is not None:
                 feed.leave()
-        self._drop_stale()
+        self._buffer.drop_stale()
 
     def seek(self, place: Place, offset: int) -> None:
         self.feeds[place].seek(offset)
-        self._drop_stale()
+        self._buffer.drop_stale()
         self.go_on()
 
     def seek_moments(self, moments: Mapping[Place, int], reset: tuple[int, str] | None = None) -> None:
@@ -145,7 +145,7 @@ class Fetcher:
             feed = self.feeds[place]
             feed.seek_moment(moment, reset)
             turns[place] = feed, feed.turn
-        self._drop_stale()
+        self._buffer.drop_stale()
         Listing(
             self._network,
             moments,
@@ -169,7 +169,11 @@ class Fetcher:
     @property
     def ready(self) -> bool:
         """Whether there is a record set to take."""
-        return any(not raw.feed.paused for raw in self._sets)
+        return self._buffer.ready
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._buffer.bytes
 
     def failure(self) -> HeadraceError | None:
         """What ended the reading of a partition, of any one where there are several."""
@@ -177,38 +181,31 @@ class Fetcher:
 
     def take(self, *, hold: bool = False) -> RawSet | None:
         """The oldest record set whose partition is not paused. With `hold` it fills the buffer until `free`."""
-        sets = self._sets
-        for nth, raw in enumerate(sets):
-            if not raw.feed.paused:
-                del sets[nth]
-                if not hold:
-                    self.free(len(raw.records))
-                return raw
-        return None
+        raw = self._buffer.take(hold=hold)
+        if self._full and not self._buffer.is_full:
+            self.go_on()
+        return raw
 
     def free(self, size: int) -> None:
-        self.buffered_bytes -= size
-        if self._full and self.buffered_bytes < self._buffer_bytes:
+        self._buffer.bytes -= size
+        if self._full and not self._buffer.is_full:
             self.go_on()
 
     def put_back(self, raw: RawSet) -> None:
         """What was taken, or the rest of it, is the next of its partition again."""
-        self._sets.appendleft(raw)
-        self.buffered_bytes += len(raw.records)
+        self._buffer.put_back(raw)
 
     def fail(self, feed: Feed, error: HeadraceError) -> None:
         """Read a partition no further: what was fetched of it cannot be used."""
         feed.leave()
         self.stop(feed, error)
-        self._drop_stale()
+        self._buffer.drop_stale()
 
     def stop(self, feed: Feed, error: HeadraceError) -> None:
         """Read a partition no further, but hand out what was taken of it."""
         feed.failure = error
         feed.asked = None
-        for raw in [raw for raw in self._sets if raw.feed is feed]:
-            self._sets.remove(raw)
-            self.buffered_bytes -= len(raw.records)
+        self._buffer.drop_of(feed)
         self._on_ready()
 
     # How it comes
@@ -217,7 +214,9 @@ class Fetcher:
         """Ask every broker that is not asked yet for what there is room for."""
         if self._closed:
             return
-        self._full = self.buffered_bytes >= self._buffer_bytes
+        if self._buffer.is_full:
+            self._buffer.drop_paused()
+        self._full = self._buffer.is_full
         if self._full:
             return
         now = self._reactor.now()
@@ -322,7 +321,7 @@ class Fetcher:
                     if found is not None:
                         self._on_partition(*found, partition, answer)
         self.go_on()
-        if self._sets or self.failure() is not None:
+        if self._buffer.ready or self.failure() is not None:
             self._on_ready()
 
     def _on_broker_failed(self, feeds: list[Feed], error: HeadraceError) -> None:
@@ -361,8 +360,7 @@ class Fetcher:
             return
         if reached.whole_bytes < len(records):
             records = records[: reached.whole_bytes]
-        self._sets.append(RawSet(feed, feed.turn, records, feed.offset, reached.next_offset))
-        self.buffered_bytes += len(records)
+        self._buffer.add(RawSet(feed, feed.turn, records, feed.offset, reached.next_offset))
         feed.offset, feed.epoch = reached.next_offset, reached.leader_epoch
         # To the end of the line: a broker fills its answer from the first partition on.
         self.feeds[feed.place] = self.feeds.pop(feed.place)
@@ -399,7 +397,7 @@ class Fetcher:
     def _on_cut_log(self, feed: Feed, end_offset: int) -> None:
         before = feed.offset
         feed.seek(min(end_offset, before))
-        self._drop_stale()
+        self._buffer.drop_stale()
         why = "a new leader's log ends before what was read"
         self._on_reset(Reset(feed.topic, feed.partition, before, feed.offset, why))
 
@@ -429,12 +427,6 @@ class Fetcher:
             if feed.asked is None:
                 feed.not_before = 0.0
         self.go_on()
-
-    def _drop_stale(self) -> None:
-        stale = [raw for raw in self._sets if not raw.counts]
-        if stale:
-            self._sets = deque(raw for raw in self._sets if raw.counts)
-            self.buffered_bytes -= sum(len(raw.records) for raw in stale)
 
 
 def _larger(feed: Feed, cut_bytes: int) -> int:

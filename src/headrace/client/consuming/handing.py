@@ -239,9 +239,16 @@ class HandOut:
     def _shut(self) -> None:
         self._raw = self._cursor = self._rows = self._damage = None
 
-    def put_back_paused(self) -> None:
+    def pause(self) -> None:
+        """Some feeds are paused now."""
         if self._raw is not None and self._raw.feed.paused:
             self._put_back()
+        if self._order is not None:
+            self._order.set_aside()
+
+    def resume(self) -> None:
+        if self._order is not None:
+            self._order.bring_back()
 
     def drop(self, places: Iterable[Place]) -> None:
         """After a seek or a revoke: what is open or unread of these is not handed out any more."""

@@ -38,13 +38,15 @@ class PriorityOrder:
         self._header = header
         self._by_priority: dict[int, deque[tuple[Any, _Waiting]]] = {}
         self._highest_first: list[int] = []
+        self._aside: list[tuple[int, Any, _Waiting]] = []
         self._progress: WeakKeyDictionary[Feed, tuple[int, Contiguous]] = WeakKeyDictionary()
         self.count = 0
+        """Records that may be taken."""
         self.freed_bytes = 0
 
     @property
     def has_room(self) -> bool:
-        return self.count < RECORDS_MAX
+        return self.count + len(self._aside) < RECORDS_MAX
 
     def put(self, raw: RawSet, records: Sequence[Any]) -> None:
         """All records of a set, in their order."""
@@ -52,16 +54,36 @@ class PriorityOrder:
         progress.expect([record.offset for record in records], raw.next_offset)
         waiting = _Waiting(raw, progress, len(records))
         for record in records:
-            priority = priority_of(record.headers, self._header)
-            line = self._by_priority.get(priority)
-            if line is None:
-                line = self._by_priority[priority] = deque()
-                self._highest_first = sorted(self._by_priority, reverse=True)
-            line.append((record, waiting))
-        self.count += len(records)
+            self._put(priority_of(record.headers, self._header), record, waiting)
         if not records:
             self.freed_bytes += len(raw.records)
             raw.feed.position = progress.position
+
+    def _put(self, priority: int, record: Any, waiting: _Waiting) -> None:
+        line = self._by_priority.get(priority)
+        if line is None:
+            line = self._by_priority[priority] = deque()
+            self._highest_first = sorted(self._by_priority, reverse=True)
+        line.append((record, waiting))
+        self.count += 1
+
+    def set_aside(self) -> None:
+        """What is of paused feeds is not to be taken."""
+        for priority, line in self._by_priority.items():
+            paused = [(priority, *each) for each in line if each[1].raw.feed.paused]
+            if paused:
+                self._aside += paused
+                self._by_priority[priority] = deque(each for each in line if not each[1].raw.feed.paused)
+                self.count -= len(paused)
+
+    def bring_back(self) -> None:
+        """What is of feeds that go on; nothing of them was put meanwhile, so their order is kept."""
+        aside, self._aside = self._aside, []
+        for each in aside:
+            if each[2].raw.feed.paused:
+                self._aside.append(each)
+            else:
+                self._put(*each)
 
     def take(self, into: list[Any], most: int) -> list[Feed]:
         """Append up to `most` records, highest first; the feeds whose `position` moved or may have."""

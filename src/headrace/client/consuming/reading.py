@@ -67,6 +67,9 @@ class Reading:
         self._may_pass = False
         self._on_ready = on_ready
         self._reactor = network.reactor
+        self._progress: LocalProgress | None = None
+        # First, as this is what may be refused.
+        self._allotment = self._make_allotment()
         limits = FetchLimits(options.max_wait_ms, options.min_bytes, options.fetch_bytes, options.partition_fetch_bytes)
         self._fetcher = Fetcher(
             network,
@@ -81,9 +84,7 @@ class Reading:
         self._counts: dict[str, int] = {}
         self._all_done = False
         self._keeper: Keeper | None = None
-        self._progress: LocalProgress | None = None
         self._timer: Timer | None = None
-        self._allotment = self._make_allotment()
 
     def _make_allotment(self) -> Allotment:
         options, network = self.options, self.network
@@ -215,13 +216,14 @@ class Reading:
         for place in wanted:
             self.feed(place)
         self._fetcher.pause(wanted)
-        self.hand.put_back_paused()
+        self.hand.pause()
 
     def resume(self, places: Iterable[Place]) -> None:
         wanted = list(places)
         for place in wanted:
             self.feed(place)
         self._fetcher.resume(wanted)
+        self.hand.resume()
 
     # Progress
 
@@ -270,10 +272,14 @@ class Reading:
         self._allotment.leave(lambda error: self._end(error, on_done))
 
     def _end(self, error: HeadraceError | None, on_done: Saved) -> None:
+        self.drop()
+        on_done(error)
+
+    def drop(self) -> None:
+        """End it without a word, or after all was said."""
         self._fetcher.close()
         if self._progress is not None:
             self._progress.close()
-        on_done(error)
 
     def _save_later(self) -> None:
         interval_ms = self.options.commit_interval_ms
