@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -270,6 +272,17 @@ def _sends(producer: Producer, topic: str) -> Report | None:
         return None
 
 
+def test_a_record_for_a_topic_that_was_deleted_fails_and_says_so(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    producer = producing(delivery_timeout_ms=3_000)
+    producer.send(name, b"v")
+    admin.delete_topic(cluster, name)
+    with pytest.raises(NotDelivered, match=name):
+        producer.send(name, b"w")
+
+
 def test_a_producer_sends_what_waits_when_it_is_closed_and_nothing_after(
     producing: MakeProducer, cluster: Cluster, topic: MakeTopic
 ) -> None:
@@ -421,6 +434,48 @@ def test_connections_cut_at_any_byte_double_nothing_and_lose_nothing(
         report = delivery.result()
         if report.offset >= 0:
             assert numbers[report.partition][report.offset] == nth
+
+
+@proves("J10")
+@pytest.mark.parametrize("request_timeout_ms", [300, pytest.param(60_000, marks=pytest.mark.long)])
+def test_what_a_broker_that_hung_has_in_its_sockets_neither_doubles_nor_overtakes(
+    fresh_broker: Callable[..., Broker], request_timeout_ms: int
+) -> None:
+    """Records are given up while the broker is stopped; when it goes on, it finds their requests and works on them."""
+    broker = fresh_broker()
+    with Producer(
+        broker.bootstrap, batch_bytes=400, delivery_timeout_ms=3_000, request_timeout_ms=request_timeout_ms
+    ) as producer:
+        deliveries: list[Delivery] = []
+
+        def send(count: int) -> None:
+            first = len(deliveries)
+            deliveries.extend(producer.send_async("hung", b"%d" % nth, key=b"k") for nth in range(first, first + count))
+
+        wait_for("the first record", lambda: _sends(producer, "hung-before"))
+        send(100)
+        producer.flush(20.0)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            send(200)
+            producer.flush(20.0)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        gone_on = len(deliveries)
+        send(100)
+        producer.flush(20.0)
+        wait_for("the broker to answer again", lambda: _sends(producer, "hung-before"))
+        send(100)
+        producer.flush(20.0)
+    with Cluster(broker.bootstrap) as cluster:
+        found = [int(record.value or b"") for record in read_partition(cluster, "hung", 0)]
+    assert found == sorted(set(found)), "overtaken or there twice"
+    errors = [delivery.exception() for delivery in deliveries]
+    assert {nth for nth, error in enumerate(errors) if error is None} <= set(found), "lost"
+    failed = {nth for nth, error in enumerate(errors) if error is not None and not isinstance(error, DeliveryUnknown)}
+    assert not failed & set(found), "told as not written, but it is"
+    assert any(isinstance(error, DeliveryUnknown) for error in errors[100:gone_on])
+    assert errors[-1] is None
 
 
 def test_a_producer_that_is_told_nothing_but_unreachable_addresses_says_which() -> None:

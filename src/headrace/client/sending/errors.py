@@ -6,7 +6,7 @@ from headrace.errors import HeadraceError, Mapping
 
 
 class NotDelivered(HeadraceError):
-    """The record is not in the log, and the producer has given it up: it can be sent again."""
+    """The producer has given the record up. Unless this is a DeliveryUnknown, it is not in the log and can be sent again."""
 
     mapping = Mapping(7, 504, False)
 
@@ -17,7 +17,7 @@ class NotDelivered(HeadraceError):
 
 
 class DeliveryUnknown(NotDelivered):
-    """The producer has given the record up, and it may be in the log or not: sent again, it may be there twice."""
+    """The record that was given up may be in the log or not: sent again, it may be there twice."""
 
 
 class QueueFull(HeadraceError):

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
+from headrace.client.cluster import UnknownTopic
 from headrace.client.engine.errors import NeverSent
 from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
@@ -365,8 +366,7 @@ class Sender:
 
     def _settle_one(self, load: Load, fate: Fate, reason: HeadraceError | None) -> None:
         count, where = load.batch.count, load.track.label
-        if reason is None and load.track.lane.wants_identity:
-            reason = load.track.desk.identities.failure
+        reason = reason or self._hindrance(load.track)
         told = f": {reason}" if reason is not None else ": no answer came in time"
         if fate is Fate.UNKNOWN:
             self.count.unknown += count
@@ -381,6 +381,15 @@ class Sender:
         self.forget(load)
         if load.orders:
             ordered.hold_back(self, load, error)
+
+    def _hindrance(self, track: Track) -> HeadraceError | None:
+        """What keeps a batch that was never tried from leaving, as far as it is known."""
+        routes = self.network.routes
+        if routes.topic(track.topic) is None:
+            return UnknownTopic(track.topic)
+        if routes.leader(track.topic, track.partition) is None:
+            return Refusal(Code.LEADER_NOT_AVAILABLE, f"partition {track.label}")
+        return track.desk.identities.failure if track.lane.wants_identity else None
 
     def fail(self, sent: SentBatch, error: HeadraceError) -> None:
         if sent.fail(error):
