@@ -6,7 +6,7 @@ from headrace.errors import HeadraceError, Mapping
 
 
 class NotDelivered(HeadraceError):
-    """The producer has given the record up. It is not in the log and can be sent again, unless this is DeliveryUnknown."""
+    """The producer has given the record up. It is not in the log and can be sent again, but see DeliveryUnknown."""
 
     mapping = Mapping(7, 504, False)
 
