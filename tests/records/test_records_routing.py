@@ -96,6 +96,23 @@ def test_a_named_partition_goes_before_the_key_and_must_be_there(sender: Sender)
         send("other", b"v")
 
 
+@pytest.mark.parametrize("fields", [{}, {"key": b"k"}, {"partition": 0}])
+def test_a_topic_that_lost_its_partitions_is_looked_for_again(sender: Sender, fields: dict[str, Any]) -> None:
+    router = sender.router(-1)
+    router.send_async("orders", b"v")
+    del router.topics["orders"].lanes[:]
+    asked: list[tuple[str, int]] = []
+
+    def find(topic: str, partition: int) -> None:
+        asked.append((topic, partition))
+        raise UnknownPartition(topic)
+
+    sender.find = find  # type: ignore[method-assign]
+    with pytest.raises(UnknownPartition):
+        router.send_async("orders", b"v", **fields)
+    assert asked == [("orders", fields.get("partition", -1))]
+
+
 @proves("R9")
 def test_records_without_a_key_fill_one_batch_after_the_other(sender: Sender) -> None:
     send = sender.router(-1).send_async

@@ -56,6 +56,7 @@ cdef class Router:
         quota=Quota,
         lane=Lane,
         batch=OpenBatch,
+        count=cython.Py_ssize_t,
         before=cython.Py_ssize_t,
         place=cython.int,
         delivery=Delivery,

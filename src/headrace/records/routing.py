@@ -249,12 +249,13 @@ class Router:
         quota = self.quota
         if quota.records > 0 and (quota.records >= quota.max_records or quota.bytes + size > quota.max_bytes):
             return quota
+        count = len(lanes.lanes)
+        if partition >= count or count == 0:
+            return None
         if partition >= 0:
-            if partition >= len(lanes.lanes):
-                return None
             lane = lanes.lanes[partition]
         elif key is not None:
-            partition = (murmur2(key, len(key)) & 0x7FFFFFFF) % len(lanes.lanes)
+            partition = (murmur2(key, len(key)) & 0x7FFFFFFF) % count
             lane = lanes.lanes[partition]
         else:
             lane = lanes.sticky
