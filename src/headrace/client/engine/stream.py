@@ -21,6 +21,7 @@ from headrace.client.connection import PARTS_PER_WRITE, RESPONSE_MAX_BYTES
 from headrace.errors import ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
+from headrace.records.decoding import fresh
 
 RECEIVE_BYTES: Final = 32 << 10
 # Above this a frame's buffer is memory that the kernel gives only as it is filled: a peer may announce what it likes.
@@ -90,7 +91,7 @@ class FrameReader:
                 frames.append(memoryview(bytearray(received[pos : pos + size])))
                 pos += size
             else:
-                self._frame = memoryview(bytearray(size) if size <= TRUSTED_BYTES else mmap.mmap(-1, size))
+                self._frame = memoryview(fresh(size) if size <= TRUSTED_BYTES else mmap.mmap(-1, size))
                 self._frame[:have] = received[pos:end]
                 self._filled = have
                 pos = end
