@@ -13,6 +13,7 @@ from headrace.client.consuming.consumer import Consumer
 from headrace.client.consuming.fetching import Reset
 from headrace.client.refusal import Refusal
 from headrace.records import kernel
+from headrace.records.batch import sign
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -231,3 +232,25 @@ def test_each_stretch_is_asked_for_once_and_in_order(play: Play) -> None:
     scripted.peers[1].drop()
     consumer.seek("t", 0, 990)
     assert take(consumer, 10) == list(range(990, 1000))
+
+
+@pytest.mark.parametrize("priority_header", [None, "priority"])
+def test_offsets_without_records_are_passed_over(play: Play, priority_header: str | None) -> None:
+    """As compaction leaves them: within a batch, a whole batch, and a batch that has lost all its records."""
+
+    def script(_: int, asked: Message) -> Message | None:
+        if asked.fetch_offset >= 40:
+            return None
+        thinned = kernel.filter_batch(records(0, 10), [n in (1, 4) for n in range(10)])
+        emptied = bytearray(records(20, 10)[:61])
+        emptied[8:12], emptied[57:61] = (49).to_bytes(4, "big"), bytes(4)
+        sign(emptied)
+        return partition(found=bytes(thinned or b"") + bytes(emptied) + records(35, 5))
+
+    _, consumer = play(script, priority_header=priority_header)
+    assert take(consumer, 17)[:17] == [1, 4, *range(35, 50)]
+    assert consumer.position("t", 0) >= 50
+    consumer.seek("t", 0, 0)
+    rows = next(consumer.batches(("offset",)))
+    assert rows["offset"].to_pylist() == [1, 4, *range(35, 40)]
+    assert consumer.position("t", 0) == 40

@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from brokers import Broker, Brokers, wait_for
-from client.test_consumer_pull import NOW_MS, collect, send, values
+from brokers import Broker, wait_for
+from client.test_consumer_pull import collect, send, values
 from headrace.client import admin
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.consumer import Consumer
 from headrace.client.consuming.fetching import Reset
-from headrace.client.produce import Outgoing, Produced, produce
 from headrace.client.refusal import NoBroker
 from headrace.errors import CorruptBatch
-from headrace.records import kernel
 from headrace.records.batch import CRC_AT, batches
 from headrace.records.received import ReceivedRecord
 from proving import proves
@@ -171,24 +169,3 @@ def read_to_the_damage(consumer: Consumer, *, arrow: bool, whole: int) -> tuple[
 
     told = wait_for("what is whole, and then the error", more)
     return found, told
-
-
-def test_a_compacted_log_has_gaps_that_are_passed_over(brokers: Brokers, fresh_broker: StartBroker) -> None:
-    if brokers.apache_kafka:
-        pytest.skip("Apache Kafka has no segments so small that compaction begins in a test")
-    broker = fresh_broker(settings={"retention.check.ms": 50})
-    with Cluster(broker.bootstrap) as cluster:
-        compacted = {"cleanup.policy": "compact", "segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01"}
-        admin.create_topic(cluster, "latest", partitions=1, configs=compacted)
-        for round_number in range(20):
-            batch = kernel.build([(NOW_MS, b"%d" % n, b"%d" % round_number * 100, []) for n in range(50)])
-            assert all(isinstance(sent, Produced) for sent in produce(cluster, [Outgoing("latest", 0, batch)]))
-
-    def thinned() -> list[int]:
-        with Consumer("latest", bootstrap=broker.bootstrap, max_wait_ms=50) as consumer:
-            found = [record.offset for record in consumer.records(timeout_ms=200)]
-        return found if len(found) < 500 else []
-
-    found = wait_for("compaction", thinned)
-    assert found[-1] == 999
-    assert found == sorted(set(found))

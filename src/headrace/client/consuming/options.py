@@ -114,4 +114,6 @@ def chosen(topics: str | Iterable[str] | None, options: ConsumerOptions) -> Opti
     given: dict[str, Any] = dict(options)
     names = () if topics is None else (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
     places = tuple(dict.fromkeys((topic, int(partition)) for topic, partition in given.pop("partitions", ())))
+    if "bootstrap" in given and not isinstance(given["bootstrap"], str):
+        given["bootstrap"] = tuple(given["bootstrap"])
     return Options(topics=names, partitions=places, **given)
