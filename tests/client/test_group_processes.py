@@ -64,11 +64,8 @@ def wait_all_held(*members: Member) -> None:
 
 
 @proves("R8", "R9")
-@pytest.mark.parametrize(
-    "assignors",
-    [("average", "cooperative"), pytest.param(("room-first", "consistent-hash"), marks=pytest.mark.long)],
-    ids="+".join,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("assignors", [("average", "cooperative"), ("room-first", "consistent-hash")], ids="+".join)
 def test_members_join_and_are_killed_and_nothing_is_read_twice(
     broker: Broker, cluster: Cluster, topic: MakeTopic, join: Join, assignors: tuple[str, ...]
 ) -> None:
@@ -98,15 +95,23 @@ def test_members_join_and_are_killed_and_nothing_is_read_twice(
 
 
 @proves("R8")
-@pytest.mark.parametrize(("assignor", "strategy"), [("average", "range"), ("cooperative", "cooperative-sticky")])
-def test_members_with_confluent_kafka_share_the_group(
-    broker: Broker, topic: MakeTopic, join: Join, assignor: str, strategy: str
+@pytest.mark.parametrize(
+    ("client", "assignor", "strategy"),
+    [
+        ("confluent-kafka", "average", "range"),
+        ("confluent-kafka", "cooperative", "cooperative-sticky"),
+        pytest.param("kafka-python", "cooperative", "cooperative-sticky", marks=pytest.mark.long),
+        pytest.param("aiokafka", "consistent-hash", "range", marks=pytest.mark.long),
+    ],
+)
+def test_members_with_other_clients_share_the_group(
+    broker: Broker, topic: MakeTopic, join: Join, client: str, assignor: str, strategy: str
 ) -> None:
     """Each of the two leads once: the one that is there first does."""
     target, group = topic(partitions=PARTITIONS), f"mixed-{uuid.uuid4().hex[:8]}"
     ours = join("headrace", broker, group, target, strategy=assignor)
     wait_shared([ours], PARTITIONS)
-    theirs = join("confluent-kafka", broker, group, target, strategy=strategy)
+    theirs = join(client, broker, group, target, strategy=strategy)
     wait_shared([ours, theirs], PARTITIONS)
     both = write(broker, target)
     wait_values([ours, theirs], both)

@@ -32,7 +32,7 @@ def group() -> str:
     return f"push-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=["asyncio", pytest.param("uvloop", marks=pytest.mark.long)])
 def run(request: pytest.FixtureRequest) -> Run:
     def until_done(main: Coroutine[None, None, None]) -> None:
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
