@@ -12,6 +12,9 @@ from headrace.sim.disk import SimDisk
 from proving import proves
 from replication.scene import Broker, Scene
 
+FORMAT_AT = 16
+"""Of a batch: offset, length and leader epoch come before."""
+
 
 def damaged(layout: str) -> tuple[Scene, Broker]:
     """Three replicas of 40 records; the second broker is started again, and its disk has a wrong byte in the middle."""
@@ -42,12 +45,46 @@ def flip(disk: SimDisk, folder: str) -> None:
             disk.flip(path, position)
 
 
+def flip_header(disk: SimDisk, folder: str) -> None:
+    """A wrong format in the header of the batch with offset 20."""
+    for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
+        data = read_whole(disk, path)
+        position = data.find(b"20" * 50)
+        if position >= 0:
+            disk.flip(path, data.rfind((20).to_bytes(8, "big"), 0, position) + FORMAT_AT, 0x02)
+
+
 def read_all(broker: Broker) -> None:
     partition = broker.partition()
     offset = 0
     while offset < partition.high_watermark:
         partition.read(offset, 1, warm=True)
         offset += 1
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_all_again(layout: str) -> None:
+    """An append looks for the producers of the log, and what tells of them behind the last snapshot is broken."""
+    scene = Scene(layout=layout)
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50))
+    scene.settle()
+    scene.alive[2].store.close()
+    scene.kill(2)
+    disk = scene.disks[2]
+    for name in disk.list("/data/orders/orders-0"):
+        if name.endswith(".snapshot"):
+            disk.remove(f"/data/orders/orders-0/{name}")
+    flip_header(disk, "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0")
+    scene.start(2)
+    scene.elect(1, (1, 3))
+    scene.until_answered(scene.produce(b"more"))
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
+    read_all(scene.alive[2])
+    assert len(scene.alive[2].values()) == 41
 
 
 @proves("J3")

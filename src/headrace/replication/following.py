@@ -270,6 +270,10 @@ class FollowingEnd:
         try:
             partition.log.append_copied(data[frame.body + frames.APPEND_BYTES : frame.end])
         except (CorruptBatch, InvalidRecord) as error:
+            if _is_damaged(partition):
+                partition.found_damage(partition.log.start_offset)
+                self._give_up(following, error)
+                return
             if following.failed_at != end:  # damaged on its way, for all that is known: another link may bring it whole
                 following.failed_at = end
                 raise ProtocolError(f"{partition.topic_partition}: {error}") from None
@@ -328,6 +332,17 @@ class FollowingEnd:
                 entries.append(entry)
         if entries:
             self.link.send([frames.positions(entries)])
+
+
+def _is_damaged(partition: Partition) -> bool:
+    """Whether it is our own log that cannot be read: an append needs what it says of its producers."""
+    try:
+        partition.log.producers.load()
+    except CorruptBatch:
+        return True
+    except (HeadraceError, OSError):
+        pass  # for another reason
+    return False
 
 
 def _let_go(error: BaseException) -> None:

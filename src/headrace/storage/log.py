@@ -72,6 +72,10 @@ class ProducerStates(Protocol):
         """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
         ...
 
+    def load(self) -> None:
+        """Read now what would be read at first use. Raises CorruptBatch if the log is damaged there."""
+        ...
+
     def refused(self, header: BatchHeader) -> None:
         """It is not taken now, for no fault of its own."""
         ...
