@@ -21,8 +21,9 @@ from proving import proves
 TOPIC_ID = bytes(range(16))
 END = 1000
 EPOCH = 4
+SILENCE = Message()
 Script = Callable[[int, Message], Message | None]
-"""What a broker answers about the partition, from its id and what was asked; None for the log's own answer."""
+"""What a broker answers about the partition, from its id and what was asked, maybe SILENCE; None: as the log is."""
 
 
 def records(first: int, count: int, epoch: int = EPOCH) -> bytes:
@@ -80,12 +81,14 @@ class Scripted:
         brokers = [self.endpoint(broker_id) for broker_id in self.peers]
         return Message(brokers=brokers, cluster_id="c", controller_id=1, topics=[topic])
 
-    def _fetch(self, broker_id: int, request: Message) -> Message:
+    def _fetch(self, broker_id: int, request: Message) -> Answer:
         (topic,) = request.topics
         (asked,) = topic.partitions
         assert topic.topic_id == TOPIC_ID
         self.asked.append((broker_id, asked))
         answer = self.script(broker_id, asked)
+        if answer is SILENCE:
+            return None
         if answer is None:
             at = asked.fetch_offset - asked.fetch_offset % 10
             answer = partition(found=records(at, 10) if at < END else b"")
@@ -254,3 +257,21 @@ def test_offsets_without_records_are_passed_over(play: Play, priority_header: st
     rows = next(consumer.batches(("offset",)))
     assert rows["offset"].to_pylist() == [1, 4, *range(35, 40)]
     assert consumer.position("t", 0) == 40
+
+
+@proves("R8", "G6")
+def test_a_leader_that_falls_silent_is_left_when_another_has_taken_over(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.consuming.fetching.SLOW_S", 0.1)
+
+    def script(broker_id: int, asked: Message) -> Message | None:
+        if broker_id == 1 and asked.fetch_offset >= 20:
+            scripted.leader = 2
+            return SILENCE
+        return None
+
+    scripted, consumer = play(script)
+    assert take(consumer, 50)[:50] == list(range(50))
+    assert scripted.offsets(1) == [0, 10, 20]
+    assert scripted.offsets(2)[:2] == [20, 30]

@@ -18,6 +18,7 @@ from headrace.client.assignment import Place
 from headrace.client.connection import RESPONSE_MAX_BYTES
 from headrace.client.consuming.buffer import Buffer
 from headrace.client.consuming.feed import Asked, Feed, RawSet, fetchable, next_time
+from headrace.client.consuming.fetch_request import fetch_request
 from headrace.client.consuming.listing import Listing
 from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
@@ -32,11 +33,10 @@ from headrace.wire.message import Message
 ANSWER_WITHIN_S: Final = 30.0
 MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 BUFFER_BYTES: Final = 16 << 20
+SLOW_S: Final = 2.0
+"""An answer that is later than this may never come: whether another broker leads now is asked meanwhile."""
 
-_CONSUMER: Final = -1
-_NO_SESSION_EPOCH: Final = -1
 _CORRUPT: Final = 2
-_NO_EPOCH: Final = -1
 
 _lanes = count()
 
@@ -86,7 +86,10 @@ class Fetcher:
         self._rack = rack
         self._on_ready = on_ready
         self._on_reset = on_reset
-        self._busy: set[int] = set()
+        self._busy: dict[int, float] = {}
+        """Brokers that have a question, and since when."""
+        self._slow_s = limits.max_wait_ms / 1000 + SLOW_S
+        self._watch: Timer | None = None
         self._full = False
         self._timer: Timer | None = None
         self._closed = False
@@ -100,8 +103,9 @@ class Fetcher:
         self._closed = True
         self._routes.listeners.remove(self._on_routes)
         self._network.close_lane(self._lane)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._watch):
+            if timer is not None:
+                timer.cancel()
         self.release(list(self.feeds))
 
     # What is read
@@ -253,7 +257,10 @@ class Fetcher:
     def _ask(self, broker_id: int, feeds: list[Feed]) -> None:
         asked = {feed.place: (feed, Asked(broker_id, feed.offset)) for feed in feeds}
         names = {feed.topic_id: feed.topic for feed in feeds}
-        self._busy.add(broker_id)
+        now = self._reactor.now()
+        self._busy[broker_id] = now
+        if self._watch is None:
+            self._watch = self._reactor.call_at(now + self._slow_s, self._look_for_slow)
         for feed, question in asked.values():
             feed.asked = question
 
@@ -266,34 +273,8 @@ class Fetcher:
             self._reactor.call_soon(lambda error=error: on_answer(error))  # type: ignore[misc]
             return
         timeout_s = self._limits.max_wait_ms / 1000 + ANSWER_WITHIN_S
-        link.ask(apis.FETCH, self._request(feeds), on_answer, timeout_s=timeout_s)
-
-    def _request(self, feeds: list[Feed]) -> Message:
-        topics: dict[str, list[Message]] = {}
-        most_bytes = self._limits.max_bytes
-        for feed in feeds:
-            topic = self._routes.topic(feed.topic)
-            epoch = topic.partitions[feed.partition].leader_epoch if topic is not None else _NO_EPOCH
-            most_bytes = max(most_bytes, feed.most_bytes)
-            wanted = Message(
-                partition=feed.partition,
-                fetch_offset=feed.offset,
-                current_leader_epoch=epoch,
-                last_fetched_epoch=feed.epoch,
-                partition_max_bytes=feed.most_bytes,
-            )
-            topics.setdefault(feed.topic, []).append(wanted)
-        return Message(
-            replica_id=_CONSUMER,
-            max_wait_ms=self._limits.max_wait_ms,
-            min_bytes=self._limits.min_bytes,
-            max_bytes=most_bytes,
-            session_epoch=_NO_SESSION_EPOCH,
-            rack_id=self._rack,
-            topics=[
-                Message(topic=name, topic_id=self.feeds[name, wanted[0].partition].topic_id, partitions=wanted)
-                for name, wanted in topics.items()
-            ],
+        link.ask(
+            apis.FETCH, fetch_request(feeds, self._routes, self._limits, self._rack), on_answer, timeout_s=timeout_s
         )
 
     def _on_fetched(
@@ -303,7 +284,7 @@ class Fetcher:
         names: dict[bytes, str],
         answer: Message | HeadraceError,
     ) -> None:
-        self._busy.discard(broker_id)
+        self._busy.pop(broker_id, None)
         if self._closed:
             return
         waiting = {place: (feed, question) for place, (feed, question) in asked.items() if feed.asked is question}
@@ -323,6 +304,16 @@ class Fetcher:
         self.go_on()
         if self._buffer.ready or self.failure() is not None:
             self._on_ready()
+
+    def _look_for_slow(self) -> None:
+        self._watch = None
+        since = self._reactor.now() - self._slow_s
+        slow = {broker_id for broker_id, asked_at in self._busy.items() if asked_at <= since}
+        asked = [feed for feed in self.feeds.values() if feed.asked is not None and feed.asked.broker_id in slow]
+        for topic in {feed.topic for feed in asked}:
+            self._routes.stale(topic)
+        if self._busy:
+            self._watch = self._reactor.call_at(self._reactor.now() + self._slow_s, self._look_for_slow)
 
     def _on_broker_failed(self, feeds: list[Feed], error: HeadraceError) -> None:
         now = self._reactor.now()
