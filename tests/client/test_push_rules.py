@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.client.assignment import Place
 from headrace.client.consuming import retrying
 from headrace.client.consuming.retrying import DELAYS_MS, RetryRules, returned
-from headrace.client.consuming.workload import Job, Workload
+from headrace.client.consuming.workload import SPAN_MAX, Job, Workload
 from headrace.errors import SettingError
 from headrace.records.received import ReceivedRecord
 from proving import proves
@@ -40,7 +40,7 @@ def test_what_may_be_saved_is_the_first_that_is_not_done_in_whatever_order(order
         load.done(begun[offset])
         left.remove(offset)
         assert load.positions() == {A: min(left, default=8)}
-    assert (load.running, load.unfinished) == (0, 0)
+    assert (load.running, load.pending) == (0, 0)
 
 
 def test_records_that_come_out_of_order_are_saved_without_a_gap() -> None:
@@ -53,6 +53,37 @@ def test_records_that_come_out_of_order_are_saved_without_a_gap() -> None:
     assert load.positions() == {A: 5}
     load.done(begun[2])
     assert load.positions() == {A: 10}
+
+
+def test_a_record_that_is_read_twice_is_done_twice() -> None:
+    load = Workload(ordered=False)
+    load.put(jobs(load, A, 4, 5))
+    first, second = started(load)
+    load.done(second)
+    load.put(jobs(load, A, 5))
+    (again,) = started(load)
+    load.done(first)
+    assert load.positions() == {A: 5}
+    load.done(again)
+    assert load.positions() == {A: 6}
+
+
+def test_a_partition_is_full_by_what_it_has_to_do_and_by_what_one_record_holds_up() -> None:
+    load = Workload(ordered=False)
+    assert not load.is_full(A, 2)
+    load.put(jobs(load, A, 0, 1))
+    assert load.is_full(A, 2)
+    assert not load.is_full(B, 2)
+    stuck, other = started(load)
+    load.done(other)
+    assert not load.is_full(A, 2)
+    for offset in range(2, SPAN_MAX):
+        load.put(jobs(load, A, offset))
+        load.done(*started(load))
+    assert load.is_full(A, 2)
+    load.done(stuck)
+    assert not load.is_full(A, 2)
+    assert load.positions() == {A: SPAN_MAX}
 
 
 def test_ordered_partitions_go_one_at_a_time_and_side_by_side() -> None:

@@ -118,6 +118,18 @@ def test_in_order_one_at_a_time_and_a_record_that_fails_is_tried_in_place(
     assert saved(cluster, group, target) == 80
 
 
+def test_a_partition_that_does_not_get_on_does_not_hold_up_the_others(
+    broker: Broker, topic: MakeTopic, group: str
+) -> None:
+    """In order, with more behind the record that fails than is ever taken in at once."""
+    target = topic(partitions=PARTITIONS)
+    write(broker, target, 8000)
+    seen = Seen({b"0": 1 << 30})
+    with Consumer(target, bootstrap=broker.bootstrap, group=group).listen(seen, threads=2, ordered=True, pause_ms=10):
+        wait_for("all other partitions", lambda: sum(record.partition != 0 for record in seen.records) == 6000, 60)
+    assert {record.offset for record in seen.records if record.partition == 0} == {0}
+
+
 @proves("R10")
 def test_a_record_that_fails_is_tried_again_later_and_then_put_aside(
     broker: Broker, cluster: Cluster, topic: MakeTopic, group: str

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self
@@ -19,13 +20,12 @@ from headrace.client.assignment import Place
 from headrace.client.consuming.conduct import (
     GRACE_S,
     LATER,
-    QUEUED_PER_HAND,
-    RETRIES_KEPT,
     conduct,
     jobs,
     make_topics,
     retry_jobs,
     retry_options,
+    share_of,
 )
 from headrace.client.consuming.progress import Offsets
 from headrace.client.consuming.reading import Reading
@@ -36,7 +36,6 @@ from headrace.records.received import ReceivedRecord
 
 CHUNK: Final = 500
 FEED_WAIT_S: Final = 0.2
-FULL_WAIT_S: Final = 0.1
 JOIN_S: Final = 30.0
 
 Listener = Callable[[ReceivedRecord], Awaitable[object]]
@@ -68,7 +67,7 @@ class Listening:
             reading.options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
         )
         self._load = Workload(ordered=ordered)
-        self._limit = tasks * QUEUED_PER_HAND
+        self._hands = tasks
         self._waiting: set[asyncio.Future[None]] = set()
         self._stopping = False
         self._ended = asyncio.Event()
@@ -131,7 +130,7 @@ class Listening:
         self.ring()
 
     def when_idle(self, fn: Callable[[], None]) -> None:
-        if not self._load.unfinished and not self._load.running:
+        if not self._load.pending and not self._load.running:
             fn()
 
     def ring(self) -> None:
@@ -159,22 +158,16 @@ class Listening:
         while not self._stopping:
             if reading.wants_touch:
                 await self._step_aside(reading)
-            elif reading is self._retries:
-                # Of a retry partition no more is read while something of it is not done: the rest is due later.
-                held = {place: self._load.unfinished_of(place) > 0 for place in reading.assignment}
-                reading.pause([place for place, wait in held.items() if wait and not reading.feed(place).paused])
-                reading.resume([place for place, wait in held.items() if not wait and reading.feed(place).paused])
-                await self._take(reading, RETRIES_KEPT)
-            elif (room := self._limit - self._load.unfinished) > 0:
-                await self._take(reading, min(room, CHUNK))
             else:
-                reading.end()
-                await self._until(lambda: self._load.unfinished < self._limit, FULL_WAIT_S)
+                await self._take(reading, reading.hold(partial(self._is_full, reading)))
 
-    async def _take(self, reading: Reading, most: int) -> None:
+    def _is_full(self, reading: Reading, place: Place) -> bool:
+        return self._load.is_full(place, share_of(self._hands, len(reading.assigned), retried=reading is self._retries))
+
+    async def _take(self, reading: Reading, held: frozenset[Place]) -> None:
         def taken() -> bool:
             records: list[ReceivedRecord] = []
-            reading.hand.take(records, most)
+            reading.hand.take(records, CHUNK)
             if records:
                 retried = reading is self._retries
                 self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))
@@ -186,7 +179,12 @@ class Listening:
         if taken():
             await asyncio.sleep(0)
             return
-        await self._until(lambda: reading.ready or self._stopping or reading.wants_touch, FEED_WAIT_S)
+
+        def enough() -> bool:
+            has_room = any(not self._is_full(reading, place) for place in held)
+            return reading.ready or self._stopping or reading.wants_touch or has_room
+
+        await self._until(enough, FEED_WAIT_S)
         if not taken():
             reading.end()
             reading.raise_failure()

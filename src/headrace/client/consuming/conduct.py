@@ -21,8 +21,8 @@ from headrace.records.received import ReceivedRecord
 TOPIC_EXISTS: Final = 36
 QUEUED_PER_HAND: Final = 64
 """Records that wait for each thread or task, so that it never waits for the network."""
-RETRIES_KEPT: Final = 100
-"""Records of one retry partition that wait here to be due; the others wait on the broker."""
+QUEUED_LEAST: Final = 8
+"""Of each partition, however many there are."""
 GRACE_S: Final = 30.0
 """How long a rebalance waits for what is being worked on, at most."""
 
@@ -117,6 +117,13 @@ def retry_options(options: Options, rules: RetryRules) -> Options:
         decoder=None,
         instance_id=options.instance_id and f"{options.instance_id}.retry",
     )
+
+
+def share_of(hands: int, places: int, *, retried: bool) -> int:
+    """How many records of a partition are taken in before it waits. Of a retry partition nothing while there is one
+    that is not done: those behind it are due later.
+    """
+    return 1 if retried else max(QUEUED_LEAST, hands * QUEUED_PER_HAND // max(1, places))
 
 
 def jobs(load: Workload, records: Sequence[ReceivedRecord]) -> list[Job]:

@@ -24,13 +24,12 @@ from headrace.client.assignment import Place
 from headrace.client.consuming.conduct import (
     GRACE_S,
     LATER,
-    QUEUED_PER_HAND,
-    RETRIES_KEPT,
     conduct,
     jobs,
     make_topics,
     retry_jobs,
     retry_options,
+    share_of,
 )
 from headrace.client.consuming.progress import Offsets
 from headrace.client.consuming.reading import Keeper, Reading
@@ -43,7 +42,6 @@ from headrace.records.received import ReceivedRecord
 
 CHUNK: Final = 500
 FEED_WAIT_S: Final = 1.0
-FULL_WAIT_S: Final = 0.1
 JOIN_S: Final = 30.0
 
 Listener = Callable[[ReceivedRecord], object]
@@ -56,6 +54,8 @@ class Source:
 
     def __init__(self, reactor: ThreadReactor, reading: Reading, keeper: Keeper) -> None:
         self.reading = reading
+        self.held: frozenset[Place] = frozenset()
+        """Partitions of which nothing is taken now."""
         self._reactor = reactor
         with reactor.lock:
             reading.keep_by(keeper)
@@ -87,11 +87,6 @@ class Source:
                 reading.end()
                 reading.raise_failure()
 
-    def stay(self) -> None:
-        """Say that somebody is here, without asking for more."""
-        with self._reactor.lock:
-            self.reading.end()
-
     def step_aside(self) -> None:
         with self._reactor.lock:
             self.reading.step_aside()
@@ -99,11 +94,8 @@ class Source:
 
     def hold(self, is_held: Callable[[Place], bool]) -> None:
         """Pause those partitions, and no others."""
-        reading = self.reading
         with self._reactor.lock:
-            places = {place: is_held(place) for place in reading.assignment}
-            reading.pause([place for place, held in places.items() if held and not reading.feed(place).paused])
-            reading.resume([place for place, held in places.items() if not held and reading.feed(place).paused])
+            self.held = self.reading.hold(is_held)
 
 
 class Listening:
@@ -131,7 +123,7 @@ class Listening:
         self._conduct = conduct(options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms)
         self._load = Workload(ordered=ordered)
         self._changed = threading.Condition()
-        self._limit = threads * QUEUED_PER_HAND
+        self._hands = threads
         self._stopping = False
         self._ended = threading.Event()
         self.error: Exception | None = None
@@ -142,13 +134,13 @@ class Listening:
         if rules is not None:
             make_topics(options, rules, retry=self._conduct.retries_elsewhere)
             self._producer = Producer(options.bootstrap, client_id=options.client_id, tls=options.tls)
-        sources = [Source(reactor, reading, self)]
+        self._sources = [Source(reactor, reading, self)]
         if rules is not None and self._conduct.retries_elsewhere:
             with reactor.lock:
                 self._retries = Reading(reading.network, retry_options(options, rules), lambda: None)
                 self._retries.start()
-            sources.append(Source(reactor, self._retries, self))
-        work = [*(partial(self._feed, source) for source in sources), *(self._work for _ in range(threads))]
+            self._sources.append(Source(reactor, self._retries, self))
+        work = [*(partial(self._feed, source) for source in self._sources), *(self._work for _ in range(threads))]
         self._threads = [threading.Thread(target=self._run, args=(part,), daemon=True) for part in work]
         for thread in self._threads:
             thread.start()
@@ -202,7 +194,7 @@ class Listening:
 
     def when_idle(self, fn: Callable[[], None]) -> None:
         with self._changed:
-            if not self._load.unfinished and not self._load.running:
+            if not self._load.pending and not self._load.running:
                 fn()
 
     # Feeding.
@@ -220,29 +212,26 @@ class Listening:
         while not self._stopping:
             if source.reading.wants_touch:
                 self._step_aside(source)
-            elif source.reading is self._retries:
-                # Of a retry partition no more is read while something of it is not done: the rest is due later.
-                source.hold(lambda place: self._load.unfinished_of(place) > 0)
-                self._take(source, RETRIES_KEPT)
-            elif (room := self._room()) > 0:
-                self._take(source, min(room, CHUNK))
             else:
-                source.stay()
-                with self._changed:
-                    self._changed.wait(FULL_WAIT_S)
+                source.hold(partial(self._is_full, source))
+                self._take(source)
 
-    def _room(self) -> int:
-        with self._changed:
-            return self._limit - self._load.unfinished
+    def _is_full(self, source: Source, place: Place) -> bool:
+        reading = source.reading
+        return self._load.is_full(place, share_of(self._hands, len(reading.assigned), retried=reading is self._retries))
 
-    def _take(self, source: Source, most: int) -> None:
+    def _take(self, source: Source) -> None:
         def put(records: list[ReceivedRecord]) -> None:
             retried = source.reading is self._retries
             with self._changed:
                 self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))
                 self._changed.notify_all()
 
-        source.take(most, FEED_WAIT_S, put, lambda: self._stopping or source.reading.wants_touch)
+        def enough() -> bool:
+            has_room = any(not self._is_full(source, place) for place in source.held)
+            return self._stopping or source.reading.wants_touch or has_room
+
+        source.take(CHUNK, FEED_WAIT_S, put, enough)
 
     def _step_aside(self, source: Source) -> None:
         """A rebalance waits: let what is running finish, then give up what is asked for."""
@@ -292,6 +281,8 @@ class Listening:
             else:
                 self._load.again(job, monotonic() + after)
             self._changed.notify_all()
+        if any(job.place in source.held and not self._is_full(source, job.place) for source in self._sources):
+            self._reactor.wake()
 
     def _send(self, parcel: Parcel) -> float | None:
         """None once it is acknowledged; else how long to wait before the record is tried here again."""

@@ -149,6 +149,14 @@ class Reading:
         """Whether a rebalance waits for the caller to be done with what it has."""
         return self._allotment.wants_touch
 
+    def hold(self, is_held: Callable[[Place], bool]) -> frozenset[Place]:
+        """Pause those partitions, and no others; which they are."""
+        feeds = self._fetcher.feeds
+        held = frozenset(place for place in feeds if is_held(place))
+        self.pause([place for place in held if not feeds[place].paused])
+        self.resume([place for place, feed in feeds.items() if feed.paused and place not in held])
+        return held
+
     def step_aside(self) -> None:
         """Let the rebalance have its way, whatever the keeper works on."""
         self._allotment.touch()

@@ -12,23 +12,29 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.client.assignment import Place
 from headrace.client.consuming.progress import Offsets
 from headrace.records.received import ReceivedRecord
 
+SPAN_MAX: Final = 2000
+"""Records of a partition that may be done, or on their way, beyond the first that is not."""
+
 
 class Track:
     """One partition since it was assigned: what was taken in, in any order, and what of it is done."""
 
-    __slots__ = ("_done", "_end", "_open")
+    __slots__ = ("_done", "_end", "_open", "pending")
 
     def __init__(self) -> None:
+        self.pending = 0
+        """Records that are not done."""
         self._open: list[int] = []
-        self._done: set[int] = set()
+        self._done: Counter[int] = Counter()
         self._end = -1
 
     @property
@@ -43,12 +49,17 @@ class Track:
 
     def begin(self, offset: int) -> None:
         heapq.heappush(self._open, offset)
+        self.pending += 1
         self._end = max(self._end, offset + 1)
 
     def finish(self, offset: int) -> None:
-        self._done.add(offset)
-        while self._open and self._open[0] in self._done:
-            self._done.remove(heapq.heappop(self._open))
+        self.pending -= 1
+        self._done[offset] += 1
+        while self._open and (times := self._done[self._open[0]]):
+            covered = heapq.heappop(self._open)
+            self._done[covered] -= 1
+            if times == 1:
+                del self._done[covered]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +88,16 @@ class Workload:
         self._order = itertools.count()
 
     @property
-    def unfinished(self) -> int:
-        """Records that were taken in and are not covered by what may be saved."""
-        return sum(track.unsaved for track in self._tracks.values())
+    def pending(self) -> int:
+        """Records that were taken in and are not done."""
+        return sum(track.pending for track in self._tracks.values())
 
-    def unfinished_of(self, place: Place) -> int:
+    def is_full(self, place: Place, most: int) -> bool:
+        """Whether no more of a partition should be taken in: it has enough to do, or one record that is not done keeps
+        too many others from being saved.
+        """
         track = self._tracks.get(place)
-        return 0 if track is None else track.unsaved
+        return track is not None and (track.pending >= most or track.unsaved >= SPAN_MAX)
 
     def track(self, place: Place) -> Track:
         track = self._tracks.get(place)
