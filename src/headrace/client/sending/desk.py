@@ -61,6 +61,8 @@ class Desk:
         self.acks = acks
         self.ordered = ordered
         self.numbered = self.options.numbered(acks)
+        self.codec_id = self.options.codec_id
+        self.batch_bytes = self.options.batch_bytes
         options = self.options
         self.router_here = Router(
             self, sender.reactor.lock, sender.quota, acks, options.max_record_bytes, options.encoder

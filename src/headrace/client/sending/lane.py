@@ -255,8 +255,9 @@ class Lane:
     def _written(self, parcel: Parcel, now: float) -> None:
         self._proven_at = now
         self._pause.end()
-        # Sequences are taken in order, so what was given up before this one is in the log.
-        self._open_holes = {place for place in self._open_holes if place > parcel.place}
+        if self._open_holes:
+            # Sequences are taken in order, so what was given up before this one is in the log.
+            self._open_holes = {place for place in self._open_holes if place > parcel.place}
 
     def _out_of_sequence(self, parcel: Parcel, outcome: Outcome, now: float) -> list[Verdict]:
         behind_sure_hole = self._sure_hole is not None and self._sure_hole < parcel.place

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from headrace.client.engine.routes import Routes
 from headrace.client.produce import Outgoing, encode_parts
@@ -22,8 +23,7 @@ from headrace.wire.message import Message
 from headrace.wire.varint import write_uvarint
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(NamedTuple):
     """One attempt at a batch."""
 
     track: Track
@@ -48,15 +48,15 @@ class Request:
 
     def body(self, routes: Routes, acks: int, timeout_ms: int) -> Callable[[int], Sequence[Buffer]]:
         """Makes the parts for the version that is agreed when the request leaves."""
-        outgoing = [Outgoing(each.track.topic, each.track.partition, each.data) for each in self.sendings]
         ids = {}
-        for each in outgoing:
-            topic = routes.topic(each.topic)
+        for each in self.sendings:
+            topic = routes.topic(each.track.topic)
             if topic is not None:
-                ids[each.topic] = topic.topic_id
-                self.names[topic.topic_id] = each.topic
-        if len(outgoing) == 1:
+                ids[topic.name] = topic.topic_id
+                self.names[topic.topic_id] = topic.name
+        if len(self.sendings) == 1:
             return partial(_lone_parts, self.sendings[0], ids, timeout_ms)
+        outgoing = [Outgoing(each.track.topic, each.track.partition, each.data) for each in self.sendings]
         return partial(encode_parts, outgoing=outgoing, topic_ids=ids, acks=acks, timeout_ms=timeout_ms)
 
     def rows(self, answer: Message) -> dict[tuple[str, int], Message]:

@@ -65,6 +65,9 @@ class Sender:
         self.quota = Quota(options.queue_bytes, options.queue_records)
         self.count = Counts()
         self.faults = FaultLatency(options.latency_table)
+        self._delivery_s = options.delivery_timeout_ms / 1000
+        # A batch leaves while there is time for its delivery, however long its interval.
+        self._interval_s = min(options.interval_ms / 1000, self._delivery_s / 2)
         self._desks: dict[tuple[int, bool], Desk] = {}
         self._numbers = 0
         self._unsettled: dict[int, Load] = {}
@@ -106,11 +109,9 @@ class Sender:
 
     def open(self, track: Track) -> None:
         """Give the track a batch to put records into."""
-        now, options = self.reactor.now(), self.options
+        now = self.reactor.now()
         self._numbers += 1
-        # A batch leaves while there is time for its delivery, however long its interval.
-        interval_ms = min(options.interval_ms, options.delivery_timeout_ms / 2)
-        load = Load(track, self._numbers, now + interval_ms / 1000, now + options.delivery_timeout_ms / 1000)
+        load = Load(track, self._numbers, now + self._interval_s, now + self._delivery_s)
         track.load, track.batch, track.due = load, load.batch, False
         self._unsettled[load.number] = load
         self._timetable.add(load)

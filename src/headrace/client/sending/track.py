@@ -38,8 +38,8 @@ class Load:
     def __init__(self, track: Track, number: int, due_at: float, deadline: float) -> None:
         sent = Sent(track.topic, track.partition, track.desk.sender)
         sent.load = self
-        options = track.desk.options
-        self.batch: OpenBatch = OpenBatch(sent, options.codec_id, options.batch_bytes)
+        desk = track.desk
+        self.batch: OpenBatch = OpenBatch(sent, desk.codec_id, desk.batch_bytes)
         self.counted = self.batch
         """The batch whose records count in the queue until this load is settled."""
         self.track = track
