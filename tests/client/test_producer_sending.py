@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from brokers import Broker, wait_for
+from brokers import Broker, Brokers, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition, read_topic
 from clients.cutting import CuttingProxy
@@ -41,6 +41,32 @@ def producing(broker: Broker) -> Iterator[MakeProducer]:
     yield make
     for producer in made:
         producer.close(10.0)
+
+
+class Hanging:
+    """A broker that can be stopped, so that it takes connections and answers nothing, and go on."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.bootstrap = broker.bootstrap
+        self._pid = broker.pid
+
+    def hang(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def hanging_broker(brokers: Brokers) -> Broker:
+    return brokers.start()
+
+
+@pytest.fixture
+def hanging(hanging_broker: Broker) -> Iterator[Hanging]:
+    broker = Hanging(hanging_broker)
+    yield broker
+    broker.go_on()
 
 
 @proves("R6", "J8", "G17")
@@ -196,22 +222,20 @@ def test_a_record_that_the_broker_will_not_have_fails_alone(
 
 
 @proves("J8")
-def test_when_the_queue_is_full_records_are_dropped_and_it_is_told(
-    fresh_broker: Callable[..., Broker], producing: MakeProducer
-) -> None:
-    broker = fresh_broker()
-    producer = producing(bootstrap=broker.bootstrap, queue_records=10, when_full=0, interval_ms=3_600_000)
+def test_when_the_queue_is_full_records_are_dropped_and_it_is_told(producing: MakeProducer, topic: MakeTopic) -> None:
+    name = topic()
+    producer = producing(queue_records=10, when_full=0, interval_ms=3_600_000)
     heard: list[Delivery] = []
-    deliveries = [producer.send_async("dropping", b"v", callback=heard.append) for _ in range(25)]
+    deliveries = [producer.send_async(name, b"v", callback=heard.append) for _ in range(25)]
     assert isinstance(deliveries[10].exception(), QueueFull)
     assert "queue_records" in str(deliveries[10].exception())
     assert producer.metrics()["dropped"] == 15
     assert heard == deliveries[10:]
     with pytest.raises(QueueFull):
-        producer.send("dropping", b"v")
+        producer.send(name, b"v")
     producer.flush(20.0)
     assert all(delivery.exception() is None for delivery in deliveries[:10])
-    assert producer.send("dropping", b"v").offset == 10
+    assert producer.send(name, b"v").offset == 10
 
 
 @proves("J8")
@@ -228,36 +252,32 @@ def test_when_the_queue_is_full_a_send_waits_for_room(
 
 
 @proves("J8")
-def test_when_the_queue_stays_full_a_send_waits_so_long_and_drops(
-    fresh_broker: Callable[..., Broker], producing: MakeProducer
-) -> None:
-    broker = fresh_broker()
-    producer = producing(bootstrap=broker.bootstrap, queue_records=5, when_full=200)
+def test_when_the_queue_stays_full_a_send_waits_so_long_and_drops(hanging: Hanging, producing: MakeProducer) -> None:
+    producer = producing(bootstrap=hanging.bootstrap, queue_records=5, when_full=200)
     producer.send("waiting", b"v")
-    broker.kill()
+    hanging.hang()
     began = producer._reactor.now()
     deliveries = [producer.send_async("waiting", b"v") for _ in range(6)]
     error = deliveries[-1].exception()
     assert isinstance(error, QueueFull)
     assert "for 200 ms" in str(error)
     assert producer._reactor.now() - began >= 0.2
-    broker.start()
+    hanging.go_on()
     producer.flush(30.0)
     assert all(delivery.exception() is None for delivery in deliveries[:5])
 
 
 def test_a_record_given_up_while_its_broker_is_gone_is_told_as_not_written_or_unknown(
-    fresh_broker: Callable[..., Broker], producing: MakeProducer
+    hanging: Hanging, producing: MakeProducer
 ) -> None:
-    broker = fresh_broker()
-    producer = producing(bootstrap=broker.bootstrap, delivery_timeout_ms=2_500)
+    producer = producing(bootstrap=hanging.bootstrap, delivery_timeout_ms=2_500)
     producer.send("gone", b"0")
-    broker.kill()
+    hanging.hang()
     deliveries = [producer.send_async("gone", b"v") for _ in range(3)]
     with pytest.raises(NotDelivered, match="gone-0"):
         deliveries[0].result(20.0)
     producer.flush(20.0)
-    broker.start()
+    hanging.go_on()
     assert wait_for("the broker", lambda: _sends(producer, "gone")).offset >= 1
     metrics = producer.metrics()
     assert metrics["failed"] + metrics["unknown"] >= 3
@@ -297,11 +317,10 @@ def test_a_producer_sends_what_waits_when_it_is_closed_and_nothing_after(
     producer.close()
 
 
-def test_a_flush_that_takes_too_long_says_so(fresh_broker: Callable[..., Broker], producing: MakeProducer) -> None:
-    broker = fresh_broker()
-    producer = producing(bootstrap=broker.bootstrap)
+def test_a_flush_that_takes_too_long_says_so(hanging: Hanging, producing: MakeProducer) -> None:
+    producer = producing(bootstrap=hanging.bootstrap)
     producer.send("slow", b"v")
-    broker.kill()
+    hanging.hang()
     delivery = producer.send_async("slow", b"v")
     with pytest.raises(RequestTimedOut, match="1 records"):
         producer.flush(0.1)
@@ -439,36 +458,36 @@ def test_connections_cut_at_any_byte_double_nothing_and_lose_nothing(
 @proves("J10")
 @pytest.mark.parametrize("request_timeout_ms", [300, pytest.param(60_000, marks=pytest.mark.long)])
 def test_what_a_broker_that_hung_has_in_its_sockets_neither_doubles_nor_overtakes(
-    fresh_broker: Callable[..., Broker], request_timeout_ms: int
+    hanging: Hanging, request_timeout_ms: int
 ) -> None:
     """Records are given up while the broker is stopped; when it goes on, it finds their requests and works on them."""
-    broker = fresh_broker()
+    topic = f"hung-{request_timeout_ms}"
     with Producer(
-        broker.bootstrap, batch_bytes=400, delivery_timeout_ms=3_000, request_timeout_ms=request_timeout_ms
+        hanging.bootstrap, batch_bytes=400, delivery_timeout_ms=3_000, request_timeout_ms=request_timeout_ms
     ) as producer:
         deliveries: list[Delivery] = []
 
         def send(count: int) -> None:
             first = len(deliveries)
-            deliveries.extend(producer.send_async("hung", b"%d" % nth, key=b"k") for nth in range(first, first + count))
+            deliveries.extend(producer.send_async(topic, b"%d" % nth, key=b"k") for nth in range(first, first + count))
 
         wait_for("the first record", lambda: _sends(producer, "hung-before"))
         send(100)
         producer.flush(20.0)
-        os.kill(broker.pid, signal.SIGSTOP)
+        hanging.hang()
         try:
             send(200)
             producer.flush(20.0)
         finally:
-            os.kill(broker.pid, signal.SIGCONT)
+            hanging.go_on()
         gone_on = len(deliveries)
         send(100)
         producer.flush(20.0)
         wait_for("the broker to answer again", lambda: _sends(producer, "hung-before"))
         send(100)
         producer.flush(20.0)
-    with Cluster(broker.bootstrap) as cluster:
-        found = [int(record.value or b"") for record in read_partition(cluster, "hung", 0)]
+    with Cluster(hanging.bootstrap) as cluster:
+        found = [int(record.value or b"") for record in read_partition(cluster, topic, 0)]
     assert found == sorted(set(found)), "overtaken or there twice"
     errors = [delivery.exception() for delivery in deliveries]
     assert {nth for nth, error in enumerate(errors) if error is None} <= set(found), "lost"
