@@ -15,6 +15,7 @@ from clusters import BrokerCluster
 from headrace import Delivery, Producer
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.consumer import Consumer
+from headrace.client.placement import moves_under_way, order_moves
 from headrace.records.record import Record
 from proving import proves
 
@@ -146,6 +147,30 @@ def test_the_account_finds_what_was_overtaken() -> None:
 def test_the_account_finds_a_wrong_report() -> None:
     with pytest.raises(AssertionError, match="not where it was said"):
         check([(1, 0, 0, 3)], _log())
+
+
+@proves("G17")
+def test_partitions_that_move_to_other_brokers_while_they_are_written(
+    brokers_of_three: BrokerCluster, seed: int
+) -> None:
+    cluster = brokers_of_three
+    cluster.create_topic("moving", partitions=2, replicas=1)
+    cluster.wait_in_sync({"moving": 2})
+    with Producer(cluster.bootstrap, client_id="moving", batch_bytes=2_000, interval_ms=1) as producer:
+        load = NumberedLoad(producer, "moving", seed)
+        for _ in range(3):
+            before = load.acknowledged
+            wait_for("records before the move", lambda: load.acknowledged > before + 100)  # noqa: B023
+            targets = {("moving", index): [led_by % 3 + 1] for index, led_by in enumerate(leaders(cluster, "moving"))}
+            with Cluster(cluster.bootstrap) as client:
+                order_moves(client, targets)
+                wait_for("the moves to end", lambda: not moves_under_way(client), 60.0)
+        load.finish(60.0)
+        assert all(delivery.exception() is None for _, _, delivery in load.deliveries)
+    with Cluster(cluster.bootstrap) as client:
+        log = read_topic(client, "moving")
+    check(told(load.deliveries), log)
+    assert sum(map(len, log.values())) == len(load.deliveries)
 
 
 @proves("R6")

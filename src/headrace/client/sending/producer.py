@@ -99,7 +99,7 @@ class Producer:
         self._ordered = Ordered(self._sender)
         self._acks = acks
         self._closed = False
-        if interval_ms > 0:
+        if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # The router's own method, so that a record takes one call.
             self.send_async = self._router.send_async  # type: ignore[method-assign]
 
