@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self
@@ -155,16 +154,24 @@ class Listening:
         await self._feed(self._reading)
 
     async def _feed(self, reading: Reading) -> None:
+        held: frozenset[Place] = frozenset()
+        share = 1
+
+        def is_held(place: Place) -> bool:
+            return not self._load.has_room(place, share) if place in held else self._load.is_full(place, share)
+
+        def has_room() -> bool:
+            return any(self._load.has_room(place, share) for place in held)
+
         while not self._stopping:
             if reading.wants_touch:
                 await self._step_aside(reading)
             else:
-                await self._take(reading, reading.hold(partial(self._is_full, reading)))
+                share = share_of(self._hands, len(reading.assigned), retried=reading is self._retries)
+                held = reading.hold(is_held)
+                await self._take(reading, has_room)
 
-    def _is_full(self, reading: Reading, place: Place) -> bool:
-        return self._load.is_full(place, share_of(self._hands, len(reading.assigned), retried=reading is self._retries))
-
-    async def _take(self, reading: Reading, held: frozenset[Place]) -> None:
+    async def _take(self, reading: Reading, has_room: Callable[[], bool]) -> None:
         def taken() -> bool:
             records: list[ReceivedRecord] = []
             reading.hand.take(records, CHUNK)
@@ -181,8 +188,7 @@ class Listening:
             return
 
         def enough() -> bool:
-            has_room = any(not self._is_full(reading, place) for place in held)
-            return reading.ready or self._stopping or reading.wants_touch or has_room
+            return reading.ready or self._stopping or reading.wants_touch or has_room()
 
         await self._until(enough, FEED_WAIT_S)
         if not taken():

@@ -56,6 +56,8 @@ class Source:
         self.reading = reading
         self.held: frozenset[Place] = frozenset()
         """Partitions of which nothing is taken now."""
+        self.share = 1
+        """How many records of each are taken in before it is held."""
         self._reactor = reactor
         with reactor.lock:
             reading.keep_by(keeper)
@@ -213,12 +215,15 @@ class Listening:
             if source.reading.wants_touch:
                 self._step_aside(source)
             else:
-                source.hold(partial(self._is_full, source))
+                reading = source.reading
+                source.share = share_of(self._hands, len(reading.assigned), retried=reading is self._retries)
+                source.hold(partial(self._is_held, source))
                 self._take(source)
 
-    def _is_full(self, source: Source, place: Place) -> bool:
-        reading = source.reading
-        return self._load.is_full(place, share_of(self._hands, len(reading.assigned), retried=reading is self._retries))
+    def _is_held(self, source: Source, place: Place) -> bool:
+        if place in source.held:
+            return not self._load.has_room(place, source.share)
+        return self._load.is_full(place, source.share)
 
     def _take(self, source: Source) -> None:
         def put(records: list[ReceivedRecord]) -> None:
@@ -228,7 +233,7 @@ class Listening:
                 self._changed.notify_all()
 
         def enough() -> bool:
-            has_room = any(not self._is_full(source, place) for place in source.held)
+            has_room = any(self._load.has_room(place, source.share) for place in source.held)
             return self._stopping or source.reading.wants_touch or has_room
 
         source.take(CHUNK, FEED_WAIT_S, put, enough)
@@ -281,8 +286,9 @@ class Listening:
             else:
                 self._load.again(job, monotonic() + after)
             self._changed.notify_all()
-        if any(job.place in source.held and not self._is_full(source, job.place) for source in self._sources):
-            self._reactor.wake()
+        for source in self._sources:
+            if job.place in source.held and self._load.has_room(job.place, source.share):
+                self._reactor.wake()
 
     def _send(self, parcel: Parcel) -> float | None:
         """None once it is acknowledged; else how long to wait before the record is tried here again."""

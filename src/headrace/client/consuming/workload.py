@@ -99,6 +99,11 @@ class Workload:
         track = self._tracks.get(place)
         return track is not None and (track.pending >= most or track.unsaved >= SPAN_MAX)
 
+    def has_room(self, place: Place, most: int) -> bool:
+        """Whether one that was full should be taken in again: when half of what it may have is done, not one by one."""
+        track = self._tracks.get(place)
+        return track is None or (2 * track.pending <= most and track.unsaved < SPAN_MAX)
+
     def track(self, place: Place) -> Track:
         track = self._tracks.get(place)
         return track if track is not None else self._tracks.setdefault(place, Track())
