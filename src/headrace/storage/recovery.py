@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import cuts, producers, swap
+from headrace.storage import cuts, producers, rewritten, swap
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cuts import Marker
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
@@ -240,6 +240,8 @@ class _Recovery:
         if first > 0:
             self._load_indexes(segments[first - 1])
         self._found.unsynced += _perhaps_unsynced(self._folder, self._found.snapshots, segments[max(0, first - 1) :])
+        there = [segment.path for segment in segments[first:] if self._disk.exists(segment.path)]
+        rewritten.write_again(self._disk, self._folder, there)
 
     def _epochs_in(self, segments: list[Segment]) -> Iterator[tuple[int, int]]:
         """Of the segments that need no check, from the last epoch on that the file still tells."""

@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError, OffsetOutOfRange
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
-from headrace.storage import producers, refusal, search
+from headrace.storage import producers, refusal, rewritten, search
 from headrace.storage.cuts import Cuts
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
@@ -92,6 +92,7 @@ class SegmentedLog(ReplicatedLog):
         """Take the log offline: what its files hold is not known any more."""
         self.offline = self._refusal = refusal.failure(self.topic_partition, self._active.path, error)
         log.error("%s", self.offline)
+        rewritten.note(self._around.disk, self.folder)
         return self.offline
 
     # Segments.

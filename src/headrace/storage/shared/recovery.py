@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import folder, producers
+from headrace.storage import folder, producers, rewritten
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import Stray
 from headrace.storage.log import TopicPartition
@@ -186,6 +186,8 @@ class Opening:
         for state in self._states.values():
             state.settle(commit_log)
         commit_log.doubt(min(position, commit_log.end))
+        there = [commit_log.path(number) for number in commit_log.sizes if number >= position >> 32]
+        rewritten.write_again(self._disk, commit_log.folder, there)
 
     def _by_key(self, states: Mapping[TopicPartition, State]) -> dict[Key, State]:
         return {(self._expected[where][0], where.partition): state for where, state in states.items()}

@@ -17,7 +17,7 @@ from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings import LogSettings
-from headrace.storage import folder
+from headrace.storage import folder, rewritten
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
 from headrace.storage.checkpointing import CheckpointWriter
@@ -226,11 +226,10 @@ class SharedStore:
     def _failed(self, error: OSError) -> None:
         """Nobody knows any more what the commit log holds."""
         path = error.filename or self.commit_log.folder
-        reason = StorageFailed(
-            f"{path}: {error.strerror}: every log of this broker is offline; mend the disk and restart the broker"
-        )
+        text = "every log of this broker is offline; mend the disk and restart the broker"
+        reason = self._failure = StorageFailed(f"{path}: {error.strerror}: {text}")
         log.error("%s", reason)
-        self._failure = reason
+        rewritten.note(self._disk, self.commit_log.folder)
         for each in self._logs.values():
             if each.offline is None:
                 each.go_offline(reason)

@@ -1,0 +1,42 @@
+"""Bytes that a failed sync has left in the page cache alone: the next start writes them again.
+
+The kernel tells a failed sync once and counts the pages as clean from then on. A process that is started again on the
+same kernel reads them from the page cache, finds them whole, and no later sync would ever write them: a loss of power
+would take what counts as durable. So the log that goes offline leaves an empty file `sync-failed` in its folder. It
+needs no sync: after a loss of power the page cache is gone too, and the log is recovered from what the disk holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.ports.disk import Disk
+
+log = logging.getLogger(__name__)
+
+MARKER: Final = "sync-failed"
+PIECE_BYTES: Final = 1 << 20
+
+
+def note(disk: Disk, folder: str) -> None:
+    """A sync of something in the folder has failed."""
+    try:
+        disk.open(f"{folder}/{MARKER}", create=True, writable=True).close()
+    except OSError as error:
+        log.error("%s: that a sync failed cannot be noted for the next start: %s", folder, error)
+
+
+def write_again(disk: Disk, folder: str, paths: Sequence[str]) -> None:
+    """If a sync failed in the folder: write these files as they are. The sync of the start makes them safe, or fails
+    again and is noted again."""
+    if not disk.exists(f"{folder}/{MARKER}"):
+        return
+    log.warning("%s: a sync failed when it was last in use: %d files are written again", folder, len(paths))
+    for path in paths:
+        file = disk.open(path, writable=True)
+        for position in range(0, file.size(), PIECE_BYTES):
+            file.pwritev([file.pread(PIECE_BYTES, position)], position)
+        file.close()
+    disk.remove(f"{folder}/{MARKER}")

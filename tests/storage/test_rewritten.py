@@ -1,0 +1,56 @@
+"""What a failed sync left in the page cache alone is written again by the next start, before it counts as durable."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import StorageFailed
+from headrace.sim.disk import SimDisk
+from headrace.storage.rewritten import MARKER
+from proving import proves
+from storage.harness import Harness, append, batch, sim_harness, values
+
+FOLDERS = {"partitioned": "/data/orders/orders-0", "shared": "/data/@commitlog"}
+
+
+def with_failed_sync(layout: str) -> tuple[Harness, SimDisk]:
+    """Two records, of which the second could not be synced."""
+    harness = sim_harness(layout)
+    assert isinstance(harness.disk, SimDisk)
+    log = harness.log(durability="disk")
+    for value in (b"first", b"second"):
+        append(log, batch(value))
+        harness.write()
+        if value == b"second":
+            harness.disk.fail_sync(f"{FOLDERS[layout]}/{0:020d}.log")
+        harness.settle()
+    assert isinstance(log.offline, StorageFailed)
+    assert harness.disk.exists(f"{FOLDERS[layout]}/{MARKER}")
+    return harness, harness.disk
+
+
+@proves("L4")
+@pytest.mark.parametrize("layout", FOLDERS)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_read_from_the_page_cache_survives_a_later_loss_of_power(layout: str, seed: int) -> None:
+    harness, disk = with_failed_sync(layout)
+    log = harness.kill()
+    assert values(log) == [b"first", b"second"]
+    assert not disk.exists(f"{FOLDERS[layout]}/{MARKER}")
+    append(log, batch(b"third"))
+    harness.write()
+    harness.settle()
+    assert log.durable_offset == 3
+    assert values(harness.kill(seed)) == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("layout", FOLDERS)
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_loss_of_power_what_was_synced_is_there(layout: str, seed: int) -> None:
+    harness, _ = with_failed_sync(layout)
+    log = harness.kill(seed)
+    assert values(log) == [b"first"]
+    append(log, batch(b"next"))
+    harness.write()
+    harness.settle()
+    assert values(harness.kill(seed)) == [b"first", b"next"]
