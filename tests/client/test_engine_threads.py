@@ -439,6 +439,27 @@ def test_closing_ends_every_wait(kind: type[ThreadReactor]) -> None:
     assert reactor._epoll.closed
 
 
+def test_what_is_done_already_can_be_waited_for_after_closing(reactor: ThreadReactor) -> None:
+    reactor.close()
+    assert reactor.wait(lambda: True, math.inf)
+    with pytest.raises(EngineClosed):
+        reactor.wait(lambda: False, math.inf)
+
+
+def test_who_stands_by_hears_that_it_is_done_even_if_the_reactor_closes_then(callers_only: ThreadReactor) -> None:
+    finished: list[bool] = []
+    with driven(callers_only, lambda: bool(finished)):
+        in_waiting = threading.Thread(
+            target=lambda: finished.append(callers_only.wait(lambda: callers_only._closed, math.inf)), daemon=True
+        )
+        in_waiting.start()
+        wait_for("the other to stand by", lambda: bool(callers_only._standing_by), WAIT_S, 0.001)
+        finished.append(True)
+        callers_only.close()
+        in_waiting.join(WAIT_S)
+    assert finished == [True, True]
+
+
 @pytest.mark.parametrize("kind", [CallersOnly, ThreadReactor])
 def test_what_was_to_be_told_is_told_by_closing(kind: type[ThreadReactor]) -> None:
     reactor, heard = kind(), list[str]()

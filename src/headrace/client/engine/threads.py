@@ -174,11 +174,11 @@ class ThreadReactor:
         try:
             self._visits += 1
             while True:
-                self._check_open()
-                if self._soon:
+                if not self._closed and self._soon:
                     self._work(())
                 if done():
                     return True
+                self._check_open()
                 if self._told and not self._telling.locked():
                     self._hand_over()
                     lock.release()
