@@ -136,6 +136,23 @@ def test_in_order_one_at_a_time_and_a_record_that_fails_is_tried_in_place(
     assert saved(cluster, group, target) == 40
 
 
+def test_a_listener_whose_work_was_cancelled_has_failed(broker: Broker, topic: MakeTopic, group: str, run: Run) -> None:
+    target = topic()
+    write(broker, target, 10, partitions=1)
+
+    async def main() -> None:
+        async def work(record: ReceivedRecord) -> None:
+            if record.offset < 4 and seen.values()[record.value] == 1:
+                raise asyncio.CancelledError
+
+        seen = Watched(work)
+        consumer = Consumer(target, bootstrap=broker.bootstrap, group=group)
+        async with consumer.listen(seen, tasks=2, delays_ms=(20,)):
+            await seen.until(lambda: sorted(seen.values().values()) == [1] * 6 + [2] * 4)
+
+    run(main())
+
+
 @proves("R10")
 def test_a_record_that_fails_is_tried_again_later_and_then_put_aside(
     broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, run: Run

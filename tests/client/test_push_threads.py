@@ -130,6 +130,19 @@ def test_a_partition_that_does_not_get_on_does_not_hold_up_the_others(
     assert {record.offset for record in seen.records if record.partition == 0} == {0}
 
 
+def test_a_listener_that_wants_to_end_the_process_has_failed(broker: Broker, topic: MakeTopic, group: str) -> None:
+    target, seen = topic(), Seen()
+    write(broker, target, 10, partitions=1)
+
+    def listener(record: ReceivedRecord) -> None:
+        seen(record)
+        if record.offset < 4 and seen.values()[record.value] == 1:
+            raise SystemExit
+
+    with Consumer(target, bootstrap=broker.bootstrap, group=group).listen(listener, threads=2, delays_ms=(20,)):
+        wait_for("all, and four of them again", lambda: sorted(seen.values().values()) == [1] * 6 + [2] * 4)
+
+
 @proves("R10")
 def test_a_record_that_fails_is_tried_again_later_and_then_put_aside(
     broker: Broker, cluster: Cluster, topic: MakeTopic, group: str

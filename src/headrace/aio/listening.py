@@ -226,6 +226,11 @@ class Listening:
             result: object = self._listener(self._conduct.shown(job))
             if inspect.isawaitable(result):
                 result = await result
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return "what the listener waited for was cancelled"
         except Exception as error:  # noqa: BLE001 - a listener may raise anything
             return f"{type(error).__name__}: {error}"
         return "the listener asked for it later" if result is LATER else None

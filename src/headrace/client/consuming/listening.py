@@ -270,7 +270,7 @@ class Listening:
         """None if it is done, else what is wrong."""
         try:
             result = self._listener(self._conduct.shown(job))
-        except Exception as error:  # noqa: BLE001 - a listener may raise anything
+        except BaseException as error:  # noqa: BLE001 - a listener may raise anything; SystemExit ends no process here
             return f"{type(error).__name__}: {error}"
         return "the listener asked for it later" if result is LATER else None
 
