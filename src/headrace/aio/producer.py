@@ -265,13 +265,13 @@ class Producer:
         try:
             await self.flush(timeout_s)
         except RequestTimedOut:
-            self._sender.give_up(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))
+            pass
         finally:
             for desk in self._sender.desks():
                 desk.router_here.closed = ProducerClosed("the producer is closed; make a new one")
             for task in self._tasks:
                 task.cancel()
-            self._sender.close()
+            self._sender.close(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))
             self._network.release()
 
     def _put_now(self, topic: str, put: Put, callback: Callable[[Delivery], object] | None) -> Delivery:

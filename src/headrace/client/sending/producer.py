@@ -228,11 +228,10 @@ class Producer:
         try:
             self.flush(timeout_s)
         except RequestTimedOut:
-            with self._reactor.lock:
-                self._sender.give_up(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))
+            pass
         finally:
             with self._reactor.lock:
-                self._sender.close()
+                self._sender.close(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))
             self._driver.turn()
             self._network.release()
 

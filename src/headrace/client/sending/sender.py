@@ -7,6 +7,7 @@ queue from when it is in a batch until that batch is settled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -76,6 +77,8 @@ class Sender:
         self._pump_due = False
         self._asked: dict[int, Request] = {}
         self._watch: Timer | None = None
+        self._over = False
+        """It is closed: nothing leaves any more, whatever is heard."""
         network.routes.listeners.append(self._routed)
 
     # For desks and producers.
@@ -147,6 +150,8 @@ class Sender:
 
     def make_ready(self, track: Track) -> None:
         """Look at the track at the end of this turn."""
+        if self._over:
+            return
         self._ready[track] = None
         if not self._pump_due:
             self._pump_due = True
@@ -167,7 +172,7 @@ class Sender:
     def pump(self) -> None:
         """Send what may leave."""
         self._pump_due = False
-        if not self._ready:
+        if not self._ready or self._over:
             return
         ready, self._ready = self._ready, {}
         requests: dict[tuple[int, int], list[Request]] = {}
@@ -178,14 +183,17 @@ class Sender:
             for request in rounds:
                 self._ask(leader, acks, request)
 
-    def give_up(self, error: HeadraceError) -> None:
-        """Settle what is left as it is."""
-        while self._unsettled:
-            load = next(iter(self._unsettled.values()))
-            may_be_written = load.parcel is not None and load.parcel.attempt > 0
-            self._settle_one(load, Fate.UNKNOWN if may_be_written else Fate.FAILED, error)
-
-    def close(self) -> None:
+    def close(self, error: HeadraceError) -> None:
+        """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
+        self._over = True
+        left = list(self._unsettled.values())
+        for load in left:
+            if load.track.load is load:
+                self.seal(load.track)
+        for lane in {load.track: load.track.lane for load in left}.values():
+            for parcel, fate in lane.expire(math.inf):
+                self._settle_one(load_of(parcel), fate, error)
+        self._ready.clear()
         self.network.routes.listeners.remove(self._routed)
         self._timetable.close()
         if self._watch is not None:
@@ -380,7 +388,7 @@ class Sender:
             error = NotDelivered(f"{count} records for {where} were not written{told}", reason)
         self.fail(load.batch.sent, error)
         self.forget(load)
-        if load.orders:
+        if load.orders and not self._over:
             ordered.hold_back(self, load, error)
 
     def _hindrance(self, track: Track) -> HeadraceError | None:
@@ -397,6 +405,7 @@ class Sender:
             self.reactor.tell(sent.tell)
 
     def forget(self, load: Load) -> None:
+        assert not load.settled
         self.quota.give_back(load.counted)
         load.settled = True
         load.data = bytearray()
@@ -407,7 +416,7 @@ class Sender:
     # Time.
 
     def _later(self, track: Track, when: float) -> None:
-        if self.reactor.now() < track.wakes_at <= when:
+        if self._over or self.reactor.now() < track.wakes_at <= when:
             return
         track.wakes_at = when
         self.reactor.call_at(when, partial(self.make_ready, track))

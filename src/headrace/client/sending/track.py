@@ -63,6 +63,7 @@ class Load:
 
     def sign(self, parcel: Parcel) -> bytearray:
         """The batch under the parcel's identity and sequence."""
+        assert not self.settled
         stamp = (parcel.producer_id, parcel.epoch, parcel.sequence)
         if stamp == self._stamp:
             return self.data

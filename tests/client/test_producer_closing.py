@@ -1,0 +1,65 @@
+"""A producer that is closed, in time or not: every record is told its fate, and what was told stays true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from brokers import Broker, wait_for
+from client.reading_back import read_partition
+from headrace.client.cluster import Cluster
+from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
+from headrace.client.sending.producer import Producer
+from proving import proves
+
+StartBroker = Callable[..., Broker]
+
+
+def _lanes_of(producer: Producer) -> list[object]:
+    """What is left in the lanes of a producer, to leave or to be answered."""
+    return [
+        parcel
+        for desk in producer._sender.desks()
+        for topic in desk.router_here.topics
+        for track in desk.tracks(topic)
+        for parcel in (*track.lane.waiting, *track.lane.flying)
+    ]
+
+
+@proves("R6")
+def test_what_was_told_as_not_written_is_not_written_later(fresh_broker: StartBroker) -> None:
+    broker = fresh_broker()
+    with Producer(broker.bootstrap) as other:
+        other.send("t", b"of the other", partition=0)
+        producer, numbered = Producer(broker.bootstrap), Producer(broker.bootstrap, batch_bytes=200)
+        numbered.send("t", b"first", partition=0)
+        broker.kill()
+        wait_for("the link to be lost", lambda: other._network.failing() or None)
+        deliveries = [producer.send_async("t", b"%d" % number, partition=0) for number in range(3)]
+        deliveries += [numbered.send_async("t", b"%d" % number + bytes(100), partition=0) for number in range(6)]
+        for each in (producer, numbered):
+            each.close(0.3)
+            assert not _lanes_of(each)
+            assert each.metrics()["queue_records"] == each.metrics()["queue_bytes"] == 0
+        for delivery in deliveries:
+            assert isinstance(delivery.exception(), NotDelivered)
+            assert not isinstance(delivery.exception(), DeliveryUnknown)
+        broker.restart()
+        other.send("t", b"after", partition=0)
+    with Cluster(broker.bootstrap) as cluster:
+        assert [record.value for record in read_partition(cluster, "t", 0)] == [b"of the other", b"first", b"after"]
+
+
+@proves("R6")
+def test_ordered_records_left_at_a_close_fail_once_each(fresh_broker: StartBroker) -> None:
+    broker = fresh_broker()
+    producer = Producer(broker.bootstrap, batch_bytes=200)
+    producer.send_ordered("t", b"first", b"k").result()
+    broker.kill()
+    deliveries = [producer.send_ordered("t", bytes(100), b"k") for _ in range(3)]
+    wait_for("an attempt", lambda: producer.metrics()["retries"] or None)
+    deliveries += [producer.send_ordered("t", bytes(100), b"k") for _ in range(3)]
+    producer.close(0.1)
+    assert all(isinstance(delivery.exception(), NotDelivered) for delivery in deliveries)
+    metrics = producer.metrics()
+    assert metrics["failed"] + metrics["unknown"] == 6
+    assert metrics["queue_records"] == metrics["queue_bytes"] == 0
