@@ -21,6 +21,7 @@ from clients.with_confluent import ConfluentKafka
 from headrace import LATER, Consumer
 from headrace.client import groups
 from headrace.client.cluster import Cluster
+from headrace.client.consuming import listening
 from headrace.client.refusal import Refusal
 from headrace.errors import Code, InvalidRequest, SettingError
 from headrace.records.received import ReceivedRecord
@@ -314,6 +315,29 @@ def test_listening_ends_with_the_error_that_the_group_gives(broker: Broker, topi
     assert ended.value.kafka_code == Code.FENCED_INSTANCE_ID
     first.close()
     second.close()
+
+
+def test_listeners_that_do_not_return_are_waited_for_together(
+    broker: Broker, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other they would take a minute."""
+    monkeypatch.setattr(listening, "JOIN_S", 2.0)
+    target, seen, gate = topic(), Seen(), threading.Event()
+    write(broker, target, 30, partitions=1)
+
+    def listener(record: ReceivedRecord) -> None:
+        seen(record)
+        gate.wait()
+
+    running = Consumer(target, bootstrap=broker.bootstrap, group=group).listen(listener, threads=30)
+    try:
+        wait_for("all to be called", lambda: len(seen.records) == 30)
+        closing = threading.Thread(target=running.close)
+        closing.start()
+        wait_for("the end", lambda: not closing.is_alive(), 30)
+    finally:
+        gate.set()
+    closing.join()
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"pause_ms": 0}, {"max_tries": -1}, {"delays_ms": ()}])

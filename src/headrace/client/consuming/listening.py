@@ -171,9 +171,10 @@ class Listening:
     def halt(self) -> None:
         """All but the consumer itself, which is closed next."""
         self._stop()
+        deadline = monotonic() + JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(JOIN_S)
+                thread.join(max(0.0, deadline - monotonic()))
         if self._retries is not None:
             results: list[HeadraceError | None] = []
             with self._reactor.lock:
