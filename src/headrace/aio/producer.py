@@ -353,7 +353,7 @@ class Producer:
 
     def _leave(self, delivery: Delivery) -> None:
         sent = delivery.sent
-        if isinstance(sent, Sent) and not sent.done:
+        if isinstance(sent, Sent) and sent.load is not None:
             self._sender.leave_now(sent.load)
 
 

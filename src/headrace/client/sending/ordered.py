@@ -59,6 +59,7 @@ class Ordered:
                     )
                     sent = delivery.sent
                     assert isinstance(sent, Sent)
+                    assert sent.load is not None
                     sent.load.orders.append((order_key, delivery))
                     return delivery
                 except NoRoom as full:

@@ -239,4 +239,5 @@ class Producer:
         sent = delivery.sent
         if isinstance(sent, Sent) and not sent.done:
             with self._reactor.lock:
-                self._sender.leave_now(sent.load)
+                if sent.load is not None:
+                    self._sender.leave_now(sent.load)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,7 @@ from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, Refusal
 from headrace.client.sending import ordered, outcomes
+from headrace.client.sending.counts import Counts
 from headrace.client.sending.desk import Desk
 from headrace.client.sending.driver import Driver
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
@@ -44,19 +45,6 @@ SLOW_AFTER_S: Final = 1.0
 NO_OFFSET: Final = -1
 
 
-@dataclass(slots=True)
-class Counts:
-    delivered: int = 0
-    failed: int = 0
-    unknown: int = 0
-    dropped: int = 0
-    batches: int = 0
-    bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    moved: int = 0
-
-
 class Sender:
     def __init__(self, network: Network, options: Options, driver: Driver) -> None:
         self.network = network
@@ -71,7 +59,6 @@ class Sender:
         self._interval_s = min(options.interval_ms / 1000, self._delivery_s / 2)
         self._desks: dict[tuple[int, bool], Desk] = {}
         self._numbers = 0
-        self._unsettled: dict[int, Load] = {}
         self._timetable = Timetable(self.reactor, self.leave, self._time_is_up)
         self._ready: dict[Track, None] = {}
         self._pump_due = False
@@ -116,7 +103,6 @@ class Sender:
         self._numbers += 1
         load = Load(track, self._numbers, now + self._interval_s, now + self._delivery_s)
         track.load, track.batch, track.due = load, load.batch, False
-        self._unsettled[load.number] = load
         self._timetable.add(load)
 
     def seal(self, track: Track) -> None:
@@ -124,6 +110,7 @@ class Sender:
         load = track.load
         assert load is not None
         track.load, track.batch, track.due = None, None, False
+        self._timetable.sealed(load)
         lanes = track.desk.router_here.topics.get(track.topic)
         if lanes is not None and lanes.sticky is track:
             track.desk.spread(lanes, track.partition)
@@ -159,7 +146,7 @@ class Sender:
 
     def hurry(self) -> None:
         """Let everything that waits for its interval leave."""
-        for load in self._unsettled.values():
+        for load in self._timetable.unsettled.values():
             self.leave(load)
 
     def mark(self) -> int:
@@ -167,7 +154,7 @@ class Sender:
         return self._numbers
 
     def settled(self, mark: int) -> bool:
-        return next(iter(self._unsettled), mark + 1) > mark
+        return next(iter(self._timetable.unsettled), mark + 1) > mark
 
     def pump(self) -> None:
         """Send what may leave."""
@@ -186,7 +173,7 @@ class Sender:
     def close(self, error: HeadraceError) -> None:
         """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
         self._over = True
-        left = list(self._unsettled.values())
+        left = list(self._timetable.unsettled.values())
         for load in left:
             if load.track.load is load:
                 self.seal(load.track)
@@ -408,9 +395,8 @@ class Sender:
         assert not load.settled
         self.quota.give_back(load.counted)
         load.settled = True
-        load.data = bytearray()
-        self._unsettled.pop(load.number, None)
-        self._timetable.tidy()
+        load.let_go()
+        self._timetable.settled(load)
         self.driver.changed()
 
     # Time.
@@ -437,6 +423,7 @@ class Sender:
         if load.track.load is load:
             self.seal(load.track)
         self._settle(load.track.lane.expire(self.reactor.now()))
+        assert load.settled
         self.make_ready(load.track)
 
     def _routed(self, name: str, topic: Topic | None) -> None:

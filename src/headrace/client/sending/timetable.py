@@ -1,11 +1,11 @@
-"""When batches are due and when their time is up: two queues in the order of their making, one timer for each.
+"""When batches are due and when their time is up: two tables in the order of their making, one timer for each.
 
-All batches of a sender have the same interval and the same delivery timeout, so the oldest is always the first.
+All batches of a sender have the same interval and the same delivery timeout, so the oldest is always the first. A batch
+leaves its table when it is sealed, or settled, whatever is before it: one that is stuck keeps no other in memory.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from headrace.client.engine.reactor import Reactor, Timer
@@ -19,23 +19,25 @@ class Timetable:
         self._reactor = reactor
         self._on_due = on_due
         self._on_over = on_over
-        self._open: deque[Load] = deque()
+        self.unsettled: dict[int, Load] = {}
+        """By number, the oldest first."""
+        self._open: dict[int, Load] = {}
         self._due: Timer | None = None
-        self._unsettled: deque[Load] = deque()
         self._over: Timer | None = None
 
     def add(self, load: Load) -> None:
-        self._open.append(load)
-        self._unsettled.append(load)
+        self._open[load.number] = load
+        self.unsettled[load.number] = load
         if self._due is None:
             self._due = self._reactor.call_at(load.due_at, self._some_due)
         if self._over is None:
             self._over = self._reactor.call_at(load.deadline, self._some_over)
 
-    def tidy(self) -> None:
-        """Let go of batches that are settled."""
-        while self._unsettled and self._unsettled[0].settled:
-            self._unsettled.popleft()
+    def sealed(self, load: Load) -> None:
+        self._open.pop(load.number, None)
+
+    def settled(self, load: Load) -> None:
+        del self.unsettled[load.number]
 
     def close(self) -> None:
         for timer in (self._due, self._over):
@@ -44,15 +46,13 @@ class Timetable:
 
     def _some_due(self) -> None:
         now = self._reactor.now()
-        while self._open and (self._open[0].due_at <= now or self._open[0].parcel is not None):
-            self._on_due(self._open.popleft())
-        self._due = self._reactor.call_at(self._open[0].due_at, self._some_due) if self._open else None
+        while (first := next(iter(self._open.values()), None)) is not None and first.due_at <= now:
+            del self._open[first.number]
+            self._on_due(first)
+        self._due = None if first is None else self._reactor.call_at(first.due_at, self._some_due)
 
     def _some_over(self) -> None:
         now = self._reactor.now()
-        while self._unsettled and (self._unsettled[0].settled or self._unsettled[0].deadline <= now):
-            load = self._unsettled.popleft()
-            if not load.settled:
-                self._on_over(load)
-        first = self._unsettled[0] if self._unsettled else None
+        while (first := next(iter(self.unsettled.values()), None)) is not None and first.deadline <= now:
+            self._on_over(first)
         self._over = None if first is None else self._reactor.call_at(first.deadline, self._some_over)

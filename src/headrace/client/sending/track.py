@@ -61,6 +61,12 @@ class Load:
         self.batch, self.orders, self.data, self._stamp = batch, orders, bytearray(), None
         self.parcel.count = batch.count
 
+    def let_go(self) -> None:
+        """It is settled: who keeps a delivery keeps none of the bytes."""
+        assert isinstance(self.batch.sent, Sent)
+        self.batch.sent.load = None
+        self.data = bytearray()
+
     def sign(self, parcel: Parcel) -> bytearray:
         """The batch under the parcel's identity and sequence."""
         assert not self.settled
@@ -80,9 +86,9 @@ class Load:
 
 
 class Sent(SentBatch):
-    """What became of a batch, and the way back to it."""
+    """What became of a batch, and the way back to it until that is known."""
 
-    load: Load
+    load: Load | None
 
 
 class Track(routing.Lane):
