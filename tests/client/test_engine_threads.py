@@ -21,6 +21,7 @@ from headrace.client.engine.link import Link
 from headrace.client.engine.network import shared
 from headrace.client.engine.threads import ThreadReactor
 from headrace.errors import HeadraceError
+from headrace.records.building import Delivery, SentBatch
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -379,8 +380,82 @@ def test_the_users_code_may_raise(callers_only: ThreadReactor, caplog: pytest.Lo
         callers_only.call_soon(lambda: 1 // 0)  # type: ignore[arg-type]
         callers_only.call_soon(lambda: heard.append(2))
     callers_only.turn(0)
-    assert heard == [2, 1]
+    assert callers_only.wait_told(callers_only.now() + WAIT_S)
+    assert sorted(heard) == [1, 2]
     assert caplog.text.count("ZeroDivisionError") == 2
+
+
+def test_no_call_into_the_client_runs_the_users_code(reactor: ThreadReactor) -> None:
+    """It may need what the caller holds, or never end."""
+    held, tellers = threading.Lock(), set[threading.Thread]()
+
+    def user_code() -> None:
+        with held:
+            tellers.add(threading.current_thread())
+
+    echo = Echo(reactor)
+    with held:
+        for _ in range(50):
+            heard = echo.ask()
+            with reactor.lock:
+                reactor.tell(user_code)
+            reactor.turn(0)
+            assert reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)  # noqa: B023
+        heard = echo.ask()
+        wait_for("the background thread", lambda: bool(heard), WAIT_S, 0.001)
+        assert not reactor.wait_told(reactor.now() + 0.001)
+    assert reactor.wait_told(reactor.now() + WAIT_S)
+    assert len(tellers) == 1
+    assert tellers.isdisjoint({threading.current_thread(), reactor._thread})
+    echo.close()
+
+
+def test_the_thread_of_the_users_code_starts_when_needed_and_ends_with_the_reactor() -> None:
+    reactor, here = ThreadReactor(), list[threading.Thread]()
+    reactor.turn(0)
+    assert reactor.wait_told(math.inf)
+    assert reactor._teller._last is None
+    with reactor.lock:
+        reactor.tell(lambda: here.append(threading.current_thread()))
+    reactor.close()
+    assert not here[0].is_alive()
+    with reactor.lock:
+        reactor.tell(lambda: here.append(threading.current_thread()))
+    assert reactor.wait_told(math.inf)
+    assert len(here) == 2
+    here[1].join(WAIT_S)
+
+
+def test_the_users_code_may_wait_for_all_that_was_told_and_close() -> None:
+    reactor, heard = ThreadReactor(), list[object]()
+    with reactor.lock:
+        reactor.tell(lambda: heard.append(reactor.wait_told(math.inf)))
+        reactor.tell(reactor.close)
+        reactor.tell(lambda: heard.append("after"))
+    assert reactor.wait_told(reactor.now() + WAIT_S)
+    assert heard == [True, "after"]
+    assert reactor._closed
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_keeps_no_other_from_being_told(
+    reactor: ThreadReactor, raised: type[BaseException]
+) -> None:
+    heard: list[int] = []
+    sent = SentBatch("t", 0, None)  # type: ignore[arg-type]
+
+    def callback(delivery: Delivery) -> None:
+        heard.append(delivery.place)
+        raise raised
+
+    for place in range(5):
+        Delivery(sent, place, 0).add_callback(callback)
+    sent.finish(0)
+    with reactor.lock:
+        reactor.tell(sent.tell)
+        reactor.tell(lambda: heard.append(5))
+    assert reactor.wait_told(reactor.now() + WAIT_S)
+    assert heard == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_turn_inside_a_callback_does_nothing(callers_only: ThreadReactor) -> None:

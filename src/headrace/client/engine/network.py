@@ -22,7 +22,7 @@ from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.link import Body, Link, OnAnswer
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.engine.routes import REFRESH_MS, Routes
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.engine.threads import JOIN_S, ThreadReactor
 from headrace.client.refusal import BrokerUnreachable, NoBroker
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.ports.network import Address
@@ -149,14 +149,17 @@ class Network:
             return frozenset(self._marked) | {id for id, broker in brokers if broker.address in self._avoided}
 
     def release(self) -> None:
-        """One user less; the last one closes everything."""
+        """One user less; the last one closes everything. The user's code has heard then what it is to hear, unless it
+        takes very long."""
         with _registry_lock:
             self._users -= 1
-            if self._users > 0:
-                return
-            if self._key is not None:
+            last = self._users == 0
+            if last and self._key is not None:
                 _registry.pop(self._key, None)
-        self._close()
+        if last:
+            self._close()
+        elif isinstance(self.reactor, ThreadReactor):
+            self.reactor.wait_told(self.reactor.now() + JOIN_S)
 
     def _close(self) -> None:
         error = EngineClosed("the client was closed before the answer came")

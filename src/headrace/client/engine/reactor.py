@@ -1,8 +1,8 @@
 """What the cores of the client run on: time, sockets that are ready, and a lock.
 
 A core is callback code. All its callbacks run with `lock` held, none of them blocks, and none calls `turn` or `wait`.
-An application thread takes the lock to change a core's state. What it leaves for later with `call_soon`, `call_at` or
-`tell` is done by whoever drives next, so that on threads it then makes a turn itself, waits, or calls `wake`.
+An application thread takes the lock to change a core's state. What it leaves for later with `call_soon` or `call_at`
+is done by whoever drives next, so that on threads it then makes a turn itself, waits, or calls `wake`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Reactor(Protocol):
         ...
 
     def tell(self, fn: Callback) -> None:
-        """For the user's own code: run outside the lock by whoever drives, one at a time and in order."""
+        """For the user's own code: run outside the lock and outside every call into the client, one at a time and in
+        order; on threads by a thread of its own."""
         ...
 
     def post(self, fn: Callback) -> None:

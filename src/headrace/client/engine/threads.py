@@ -12,6 +12,8 @@ A `done` that becomes true otherwise needs a `wake`.
 The background thread keeps out of the way (it would fight for the interpreter lock): while a caller drives, or was
 here less than AWAY_S ago, it only looks in now and then for what was left undone. Otherwise it polls, and any caller
 that comes simply drives: what the poll brings the background thread is then left to that caller.
+
+The user's code runs on a third thread, never in one that drives.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from typing import Final
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.forking import stays_with_parent
 from headrace.client.engine.reactor import Callback
+from headrace.client.engine.telling import Teller
 from headrace.client.engine.timers import HeapTimer, Timers
 
 AWAY_S: Final = 0.005
 PARK_MAX_S: Final = 0.05
 SLEEP_MAX_S: Final = 3600.0  # epoll counts milliseconds in an int
 EVENTS_MAX: Final = 64
-JOIN_S: Final = 5.0  # the user's code may hold up the background thread as long as it likes
+JOIN_S: Final = 5.0  # the user's code may take as long as it likes
 
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
@@ -75,8 +78,7 @@ class ThreadReactor:
         self._watched: dict[int, tuple[Callback, Callback | None]] = {}
         self._timers = Timers()
         self._soon: deque[Callback] = deque()
-        self._told: deque[Callback] = deque()
-        self._telling = threading.Lock()
+        self._teller = Teller()
         self._running = False  # callbacks run now, in the thread that has the lock
         self._driver: Callable[[], bool] | None = None  # what the caller that drives waits for
         self._asleep_until = -math.inf  # of the caller that drives, while it polls
@@ -109,8 +111,15 @@ class ThreadReactor:
         self._stir()
 
     def tell(self, fn: Callback) -> None:
-        self._told.append(fn)
-        self._stir()
+        with self.lock:
+            self._teller.tell(fn)
+
+    def wait_told(self, deadline: float) -> bool:
+        """Wait until the user's code has run that was left to `tell` before; True if it has. Code that `tell` runs does
+        not wait for itself.
+        """
+        assert not self._owned(), "wait_told is for threads that do not hold the lock"
+        return self._teller.wait(deadline)
 
     def post(self, fn: Callback) -> None:
         with self.lock:
@@ -179,14 +188,6 @@ class ThreadReactor:
                 if done():
                     return True
                 self._check_open()
-                if self._told and not self._telling.locked():
-                    self._hand_over()
-                    lock.release()
-                    try:
-                        self._tell_all()
-                    finally:
-                        self._retake()
-                    continue
                 if monotonic() >= deadline:
                     return False
                 if self._driver is None:
@@ -199,7 +200,7 @@ class ThreadReactor:
             self._leave()
 
     def close(self) -> None:
-        """End the background thread; whoever waits hears EngineClosed, and the user's code all that it is to hear.
+        """End the threads; whoever waits hears EngineClosed, and the user's code all that it is to hear.
 
         Sockets are their owners' to close before.
         """
@@ -218,8 +219,9 @@ class ThreadReactor:
             thread.join(JOIN_S)
         with self.lock:
             self._dispose()
+            self._teller.end()
         if not self._owned():
-            self._tell_all()
+            self._teller.join(JOIN_S)
 
     def _dispose(self) -> None:
         """The last one out closes the descriptors: none may be polled while it is closed."""
@@ -317,8 +319,6 @@ class ThreadReactor:
         if self._closed:
             self._dispose()
         self.lock.release()
-        if self._told and not self._owned():
-            self._tell_all()
 
     def _work(self, events: Iterable[tuple[int, int]]) -> None:
         """Handle what is ready and due, then let those go who have what they wait for."""
@@ -359,14 +359,6 @@ class ThreadReactor:
         except Exception:
             log.exception("a fault in the client: %r raised", fn)
 
-    def _tell_all(self) -> None:
-        while self._told and self._telling.acquire(blocking=False):
-            try:
-                while self._told:
-                    self._run(self._told.popleft())
-            finally:
-                self._telling.release()
-
     def _background(self) -> None:
         both, alone = select.poll(), select.poll()
         both.register(self._epoll.fileno(), select.POLLIN)
@@ -387,21 +379,16 @@ class ThreadReactor:
                     until = self._timers.next_at
                 elif self._soon:
                     self._work(())
-                told = bool(self._told) and not self._telling.locked()
-                if not told and away:
+                if away:
                     self._rear_polls = True
-                elif not told:
+                else:
                     same = self._driver is not None and visits == self._visits
                     park_s = min(2 * park_s, PARK_MAX_S) if same else AWAY_S
                     visits = self._visits
                     self._rear_due = until = now + park_s
-            if told:
-                self._tell_all()
-                continue
             sleep_s = min(max(0.0, until - monotonic()), SLEEP_MAX_S)
             (both if away else alone).poll(math.ceil(sleep_s * 1000))
             self._rear_due = -math.inf
-        self._tell_all()
 
 
 def _drain(fd: int) -> None:
