@@ -20,9 +20,10 @@ from headrace.cluster.judging import Judgement
 from headrace.cluster.tasks import Step
 from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
-from headrace.replication import leader
+from headrace.replication import following, leader
 from headrace.replication.follower import Following
 from headrace.replication.frames import Answer, Reset, Start, Subscribe
+from headrace.storage import rewritten
 from headrace.storage.log import Log
 
 Plant = Callable[[ExitStack], None]
@@ -250,3 +251,16 @@ def begin_anew_instead_of_cutting(stack: ExitStack) -> None:
         return Reset(asked.subscription, asked.epoch, log.start_offset)
 
     swap(stack, leader, "answer", told)
+
+
+@plant
+def believe_the_page_cache_after_a_failed_sync(stack: ExitStack) -> None:
+    """What the last process could not sync is taken for safe because it can be read."""
+    swap(stack, rewritten, "write_again", lambda *_: None)
+
+
+@plant
+def take_damage_of_our_own_for_the_leaders(stack: ExitStack) -> None:
+    """A follower that cannot append because its own log is damaged waits for better records."""
+    swap(stack, following, "_is_damaged", lambda _: False)
+    swap(stack, rewritten, "write_again", lambda *_: None)

@@ -142,6 +142,11 @@ class SimDisk:
     def fail_open(self, path: str, number: int = errno.EMFILE) -> None:
         self._failing_opens[path] = number
 
+    def mend(self) -> None:
+        """What was told to fail and has not yet does not."""
+        for failing in (self._failing_syncs, self._failing_writes, self._failing_opens):
+            failing.clear()
+
     def flip(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter."""
         node = self._find(path)

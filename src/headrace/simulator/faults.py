@@ -31,8 +31,9 @@ BURST_SECONDS: Final = 0.02
 PATIENCE_SECONDS: Final = 4.0
 LOOK_SECONDS: Final = 0.005
 STEP_LOOK_SECONDS: Final = 0.001
+MEND_SECONDS: Final = 1.0
 
-KINDS: Final = (
+SIMPLE: Final = (
     "kill",
     "kill leader",
     "kill two leaders",
@@ -57,8 +58,9 @@ KINDS: Final = (
     "break watches",
     "compact",
     "cut clients",
-    *COURSES,
 )
+FAIL_SYNC: Final = "fail sync"
+KINDS: Final = (*SIMPLE, FAIL_SYNC, *COURSES)
 
 
 class Faults:
@@ -94,6 +96,8 @@ class Faults:
         self.state_of = state_of
         self._controller = controller
         self._kinds = self._choose(scenario.courses)
+        if scenario.syncs_fail:
+            self._kinds += [FAIL_SYNC] * max(1, len(self._kinds) // 2)
         self._mean_seconds = self.random.choice((0.2, 0.5, 1.0, 2.0))
         self._burst_share = self.random.choice((0.0, 0.3, 0.6))
         self._longest_seconds = self.random.choice((0.5, 2.0, 5.0))
@@ -110,7 +114,7 @@ class Faults:
 
     def _choose_simple(self) -> list[str]:
         """Where power may be lost at all times, it is."""
-        kinds = self.random.sample([kind for kind in KINDS if kind not in COURSES], self.random.randint(1, 8))
+        kinds = self.random.sample(SIMPLE, self.random.randint(1, 8))
         if self.regime == ANY:
             return [*kinds, self.random.choice(("lose power", "lose all power"))]
         if self.random.random() < 0.4:
@@ -129,6 +133,14 @@ class Faults:
         for machine in self._machines:
             machine.resume()
             machine.start()
+        if FAIL_SYNC in self._kinds:
+            self._mend_disks()
+
+    def _mend_disks(self) -> None:
+        """Whoever looks after the machines restarts a broker whose log is offline, once its disk is well again."""
+        for machine in self._machines:
+            machine.mend_disk()
+        self._clock.call_later(MEND_SECONDS, self._mend_disks)
 
     def _next(self) -> None:
         """Some come at once after another, while what that one began is still under way."""
@@ -187,6 +199,8 @@ class Faults:
                 return self._stop(self._machine(), seconds)
             case ["slow", "disk"]:
                 return self._slow_disk(self._machine(), seconds)
+            case ["fail", "sync"]:
+                return self._fail_sync(self._machine(), seconds)
             case ["cut" | "isolate" | "reset" | "slow", *_]:
                 return self._apply_to_links(kind, seconds)
             case _:
@@ -328,6 +342,13 @@ class Faults:
         machine.sync_seconds = (0.0, self.random.choice((0.05, 0.5, 3.0)))
         self._until(seconds, lambda: setattr(machine, "sync_seconds", machine.quick_sync_seconds))
         return machine.name
+
+    def _fail_sync(self, machine: Machine, seconds: float) -> str | None:
+        if not machine.up:
+            return None
+        path = machine.fail_sync()
+        self._until(seconds + MEND_SECONDS, machine.mend_disk)
+        return f"{machine.name} {path}"
 
     # Links.
 

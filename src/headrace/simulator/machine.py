@@ -18,9 +18,12 @@ from headrace.sim.loop import VirtualLoop
 from headrace.sim.network import MemoryHost, MemoryNetwork
 from headrace.sim.process import Process
 from headrace.simulator.history import Trace
+from headrace.storage import folder
+from headrace.storage.segment import LOG
 
 RESTART_SECONDS: Final = 0.5
 DATA: Final = "/data"
+COMMIT_LOG: Final = "/data/@commitlog"
 
 
 class Machine:
@@ -148,6 +151,22 @@ class Machine:
         self.boots += 1
         self.refuses = not silent
         self.disk.crash(self.random.randrange(1 << 30))
+
+    def fail_sync(self) -> str:
+        """The next sync of a file that is being written fails; answers which."""
+        disk = self.disk
+        folders = [COMMIT_LOG] if disk.exists(COMMIT_LOG) else [path for _, path in folder.partitions(disk, DATA)]
+        logs = {path: [name for name in disk.list(path) if name.endswith(LOG)] for path in folders}
+        newest = [f"{path}/{max(names)}" for path, names in logs.items() if names]
+        path = self.random.choice(newest) if newest else DATA
+        self.disk.fail_sync(path)
+        return path
+
+    def mend_disk(self) -> None:
+        """Nothing fails any more, and a broker that has a log offline is started again."""
+        self.disk.mend()
+        if self.participant is not None and any(each.offline for each in self.participant.store.logs()):
+            self.kill()
 
     def _clear(self, *, silent: bool = False) -> None:
         process, self.process, self.participant, self.stopping = self.process, None, None, False

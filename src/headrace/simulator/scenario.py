@@ -41,6 +41,7 @@ class Scenario:
     producers: int
     follower_reads: float
     courses: tuple[str, ...] = ()
+    syncs_fail: bool = False
 
 
 def draw(seed: int) -> Scenario:
@@ -84,6 +85,7 @@ def draw(seed: int) -> Scenario:
         producers=chance.choice((1, 2)),
         follower_reads=chance.choice((0.0, 0.3)),
         courses=courses,
+        syncs_fail=seed % 8 == 2,
     )
 
 
