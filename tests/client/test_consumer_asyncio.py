@@ -123,3 +123,37 @@ def test_what_is_wrong_is_raised(broker: Broker, topic: MakeTopic) -> None:
                 await consumer.poll(5000)
 
     asyncio.run(main())
+
+
+@proves("R8")
+@pytest.mark.parametrize("way", ["poll", "batches"])
+def test_a_cancelled_call_takes_nothing(broker: Broker, cluster: Cluster, topic: MakeTopic, way: str) -> None:
+    name = topic()
+    send(cluster, name, range(100), per_batch=10)
+
+    async def main() -> None:
+        async with Consumer(name, bootstrap=broker.bootstrap) as consumer:
+
+            async def take() -> list[int]:
+                if way == "poll":
+                    return values(await consumer.poll(5000, max_records=10))
+                rows = await anext(consumer.batches(("value",), batch_rows=10, timeout_ms=5000), None)
+                return [] if rows is None else [int(value.as_py()) for value in rows["value"]]
+
+            found = await take()
+            for turns in range(4):
+                # As after a while without a call.
+                consumer._yielded_at = 0.0
+                task = asyncio.create_task(take())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    found += await task
+                except asyncio.CancelledError:
+                    continue
+            while len(found) < 100 and (more := await take()):
+                found += more
+            assert found == list(range(100))
+
+    asyncio.run(main())

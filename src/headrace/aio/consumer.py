@@ -242,12 +242,13 @@ class Consumer:
         reading, reactor = self._reading, self._reactor
         reading.begin()
         try:
-            if take():
-                now = reactor.now()
+            if reactor.now() - self._yielded_at >= TURN_S:
                 # Others on the loop, the fetches among them, have their turn even while there is always something here.
-                if now - self._yielded_at >= TURN_S:
-                    self._yielded_at = now
-                    await asyncio.sleep(0)
+                # Between taking and returning nothing is awaited: a task cancelled there would lose what was taken.
+                await asyncio.sleep(0)
+                self._yielded_at = reactor.now()
+                self._check_open()
+            if take():
                 return True
             deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
             if timeout_ms is not None and timeout_ms <= 0:
