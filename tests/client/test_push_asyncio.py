@@ -14,7 +14,7 @@ from brokers import Broker
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace.aio import LATER, Consumer
-from headrace.client import groups
+from headrace.client import admin, groups
 from headrace.client.cluster import Cluster
 from headrace.client.refusal import Refusal
 from headrace.errors import Code, InvalidRequest
@@ -220,6 +220,36 @@ def test_a_rebalance_waits_for_what_is_running_so_nothing_is_done_twice(
 
     run(main())
     assert saved(cluster, group, target) == 60
+
+
+def test_listening_that_ends_by_an_error_leaves_the_group_and_a_failed_partition_ends_nothing(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, run: Run
+) -> None:
+    target = topic(partitions=2)
+    write(broker, target, 20, partitions=2)
+    admin.delete_records(cluster, target, {0: 5})
+    groups.commit_offsets(cluster, group, {(target, 0): 0, (target, 1): 0})
+
+    async def main() -> None:
+        def start(name: str, instance_id: str) -> Consumer:
+            return Consumer(
+                name, bootstrap=broker.bootstrap, group=group, instance_id=instance_id, session_timeout_ms=1500,
+                start="none",
+            )  # fmt: skip
+
+        seen = Watched(nothing)
+        first = start(target, "only").listen(seen)
+        await seen.until(lambda: len(seen.records) == 10)
+        assert {record.partition for record in seen.records} == {1}
+        assert list(first.failures) == [(target, 0)]
+        async with start(f"{group}.retry", "only.retry") as second, asyncio.timeout(DEADLINE_S):
+            with pytest.raises(Refusal):
+                await first.wait()
+            while len((await asyncio.to_thread(groups.describe_group, cluster, group)).members) > 1:
+                await second.poll(20)
+        await first.close()
+
+    run(main())
 
 
 def test_listening_ends_with_the_error_that_the_group_gives(

@@ -19,7 +19,7 @@ from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace import LATER, Consumer
-from headrace.client import groups
+from headrace.client import admin, groups
 from headrace.client.cluster import Cluster
 from headrace.client.consuming import listening
 from headrace.client.refusal import Refusal
@@ -315,6 +315,42 @@ def test_listening_ends_with_the_error_that_the_group_gives(broker: Broker, topi
     assert ended.value.kafka_code == Code.FENCED_INSTANCE_ID
     first.close()
     second.close()
+
+
+def test_listening_that_ends_by_an_error_leaves_the_group(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
+) -> None:
+    """Its member of the retry topic is fenced; the other one has to go too."""
+    options = {"bootstrap": broker.bootstrap, "group": group, "session_timeout_ms": 1500}
+    first = Consumer(topic(), instance_id="only", **options).listen(Seen())  # type: ignore[arg-type]
+
+    def members() -> int:
+        return len(groups.describe_group(cluster, group).members)
+
+    wait_for("both members", lambda: members() == 2)
+    with Consumer(f"{group}.retry", instance_id="only.retry", **options) as second:  # type: ignore[arg-type]
+        with pytest.raises(Refusal) as ended:
+            first.wait(60)
+        assert ended.value.kafka_code == Code.FENCED_INSTANCE_ID
+        wait_for("it to be gone", lambda: second.poll(20) or members() == 1)
+    first.close()
+
+
+def test_a_partition_that_cannot_be_read_is_told_and_the_others_go_on(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, seen = topic(partitions=2), Seen()
+    write(broker, target, 20, partitions=2)
+    admin.delete_records(cluster, target, {0: 5})
+    groups.commit_offsets(cluster, group, {(target, 0): 0, (target, 1): 0})
+    consumer = Consumer(target, bootstrap=broker.bootstrap, group=group, start="none")
+    with caplog.at_level(logging.ERROR), consumer.listen(seen) as running:
+        wait_for("the failure", lambda: running.failures)
+        write(broker, target, 20, partitions=2)
+        wait_for("the other partition", lambda: len(seen.records) >= 20)
+        assert {record.partition for record in seen.records} == {1}
+        assert list(running.failures) == [(target, 0)]
+    assert caplog.text.count(f"{target}-0 is read no further") == 1
 
 
 def test_listeners_that_do_not_return_are_waited_for_together(

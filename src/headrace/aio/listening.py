@@ -22,9 +22,11 @@ from headrace.client.consuming.conduct import (
     conduct,
     jobs,
     make_topics,
+    raise_for_good,
     retry_jobs,
     retry_options,
     share_of,
+    tell_failures,
 )
 from headrace.client.consuming.progress import Offsets
 from headrace.client.consuming.reading import Reading
@@ -43,7 +45,9 @@ log = logging.getLogger(__name__)
 
 
 class Listening:
-    """Made by `Consumer.listen`. Ends with `close`, or by itself when the group refuses this consumer for good."""
+    """Made by `Consumer.listen`. Ends with `close`, or by itself when the group refuses this consumer for good: it has
+    left the group then. A partition that cannot be read on holds up no other; see `failures`.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class Listening:
         self._ended = asyncio.Event()
         self.error: BaseException | None = None
         """What ended it, other than `close`."""
+        self._failures: dict[Reading, dict[Place, HeadraceError]] = {}
         self._producer: Producer | None = None
         self._retries: Reading | None = None
         reading.keep_by(self)
@@ -94,6 +99,11 @@ class Listening:
         if self.error is not None:
             raise self.error
 
+    @property
+    def failures(self) -> dict[Place, HeadraceError]:
+        """Partitions that are assigned and cannot be read on, with the reason, which the log has too."""
+        return {place: failure for found in self._failures.values() for place, failure in found.items()}
+
     async def close(self) -> None:
         """Finish what is running, save progress, leave the group: closes the consumer. What was only read ahead comes
         again elsewhere.
@@ -109,12 +119,7 @@ class Listening:
             for task in late:
                 task.cancel()
         if self._retries is not None:
-            left = asyncio.Event()
-            self._retries.close(handed_out=False, on_done=lambda _: left.set())
-            try:
-                await asyncio.wait_for(left.wait(), JOIN_S)
-            except TimeoutError:
-                log.warning("the group could not be left in %g s; its members notice by themselves", JOIN_S)
+            await self._leave(self._retries)
         if self._producer is not None:
             await self._producer.close()
         self._ended.set()
@@ -169,6 +174,7 @@ class Listening:
             else:
                 share = share_of(self._hands, len(reading.assigned), retried=reading is self._retries)
                 held = reading.hold(is_held)
+                self._failures[reading] = tell_failures(reading, self._failures.get(reading, {}))
                 await self._take(reading, has_room)
 
     async def _take(self, reading: Reading, has_room: Callable[[], bool]) -> None:
@@ -188,12 +194,15 @@ class Listening:
             return
 
         def enough() -> bool:
-            return reading.ready or self._stopping or reading.wants_touch or has_room()
+            # A partition that failed is no reason to wake up: it stays so.
+            return (
+                reading.hand.ready or reading.error is not None or self._stopping or reading.wants_touch or has_room()
+            )
 
         await self._until(enough, FEED_WAIT_S)
         if not taken():
             reading.end()
-            reading.raise_failure()
+            raise_for_good(reading)
 
     async def _step_aside(self, reading: Reading) -> None:
         """A rebalance waits: let what is running finish, then give up what is asked for."""
@@ -271,9 +280,28 @@ class Listening:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("listening has ended: %s", error, exc_info=None if isinstance(error, HeadraceError) else error)
-            self.error = self.error or error
+            is_first, self.error = self.error is None, self.error or error
             self._stop()
+            if is_first:
+                self._run(self._end())
+
+    async def _end(self) -> None:
+        """After an error: a member that reads nothing would keep its partitions from the others."""
+        try:
+            for reading in (self._reading, self._retries):
+                if reading is not None and reading.options.mode == "cluster" and reading.options.group:
+                    await self._leave(reading)
+        finally:
             self._ended.set()
+
+    async def _leave(self, reading: Reading) -> None:
+        """Save what is done, and leave the group; again is harmless."""
+        left = asyncio.Event()
+        reading.close(handed_out=False, on_done=lambda _: left.set())
+        try:
+            await asyncio.wait_for(left.wait(), JOIN_S)
+        except TimeoutError:
+            log.warning("the group could not be left in %g s; its members notice by themselves", JOIN_S)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -10,12 +10,14 @@ from enum import Enum
 from typing import Any, Final
 
 from headrace.client import admin
+from headrace.client.assignment import Place
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.options import Options
+from headrace.client.consuming.reading import Reading
 from headrace.client.consuming.retrying import MAX_TRIES, Parcel, RetryRules, returned
 from headrace.client.consuming.workload import Job, Workload
 from headrace.client.refusal import Refusal
-from headrace.errors import SettingError
+from headrace.errors import HeadraceError, SettingError
 from headrace.records.received import ReceivedRecord
 
 TOPIC_EXISTS: Final = 36
@@ -117,6 +119,25 @@ def retry_options(options: Options, rules: RetryRules) -> Options:
         decoder=None,
         instance_id=options.instance_id and f"{options.instance_id}.retry",
     )
+
+
+def tell_failures(reading: Reading, told: dict[Place, HeadraceError]) -> dict[Place, HeadraceError]:
+    """The partitions that cannot be read on, and why; those that were not told yet go to the log."""
+    failing = {place: failure for place in reading.assigned if (failure := reading.feed(place).failure) is not None}
+    for place, failure in failing.items():
+        if told.get(place) is not failure:
+            log.error("%s-%d is read no further, others are: %s", *place, failure)
+    return failing
+
+
+def raise_for_good(reading: Reading) -> None:
+    """What keeps partitions from being assigned for ever; what may pass is told in the log."""
+    try:
+        reading.raise_error()
+    except HeadraceError as error:
+        if reading.error is not None:
+            raise
+        log.warning("listening goes on and waits: %s", error)
 
 
 def share_of(hands: int, places: int, *, retried: bool) -> int:

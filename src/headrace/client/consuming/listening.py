@@ -27,9 +27,11 @@ from headrace.client.consuming.conduct import (
     conduct,
     jobs,
     make_topics,
+    raise_for_good,
     retry_jobs,
     retry_options,
     share_of,
+    tell_failures,
 )
 from headrace.client.consuming.progress import Offsets
 from headrace.client.consuming.reading import Keeper, Reading
@@ -58,6 +60,7 @@ class Source:
         """Partitions of which nothing is taken now."""
         self.share = 1
         """How many records of each are taken in before it is held."""
+        self.failures: dict[Place, HeadraceError] = {}
         self._reactor = reactor
         with reactor.lock:
             reading.keep_by(keeper)
@@ -83,11 +86,12 @@ class Source:
         if at_once:
             self._reactor.turn()
             return
-        self._reactor.wait(lambda: reading.ready or enough(), monotonic() + wait_s)
+        # A partition that failed is no reason to wake up: it stays so.
+        self._reactor.wait(lambda: reading.hand.ready or reading.error is not None or enough(), monotonic() + wait_s)
         with self._reactor.lock:
             if not taken():
                 reading.end()
-                reading.raise_failure()
+                raise_for_good(reading)
 
     def step_aside(self) -> None:
         with self._reactor.lock:
@@ -98,10 +102,13 @@ class Source:
         """Pause those partitions, and no others."""
         with self._reactor.lock:
             self.held = self.reading.hold(is_held)
+            self.failures = tell_failures(self.reading, self.failures)
 
 
 class Listening:
-    """Made by `Consumer.listen`. Ends with `close`, or by itself when the group refuses this consumer for good."""
+    """Made by `Consumer.listen`. Ends with `close`, or by itself when the group refuses this consumer for good: it has
+    left the group then. A partition that cannot be read on holds up no other; see `failures`.
+    """
 
     def __init__(
         self,
@@ -162,6 +169,11 @@ class Listening:
             raise self.error
         return ended
 
+    @property
+    def failures(self) -> dict[Place, HeadraceError]:
+        """Partitions that are assigned and cannot be read on, with the reason, which the log has too."""
+        return {place: failure for source in self._sources for place, failure in source.failures.items()}
+
     def close(self) -> None:
         """Finish what is running, save progress, leave the group: closes the consumer. What was only read ahead comes
         again elsewhere.
@@ -176,10 +188,7 @@ class Listening:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
         if self._retries is not None:
-            results: list[HeadraceError | None] = []
-            with self._reactor.lock:
-                self._retries.close(handed_out=False, on_done=results.append)
-            self._reactor.wait(lambda: bool(results), monotonic() + JOIN_S)
+            self._leave(self._retries)
         if self._producer is not None:
             self._producer.close()
         self._ended.set()
@@ -209,7 +218,18 @@ class Listening:
             log.error("listening has ended: %s", error, exc_info=not isinstance(error, HeadraceError))
             self.error = self.error or error
             self._stop()
+            for source in self._sources:
+                # A member that reads nothing would keep its partitions from the others.
+                if source.reading.options.mode == "cluster" and source.reading.options.group:
+                    self._leave(source.reading)
             self._ended.set()
+
+    def _leave(self, reading: Reading) -> None:
+        """Save what is done, and leave the group; again is harmless."""
+        results: list[HeadraceError | None] = []
+        with self._reactor.lock:
+            reading.close(handed_out=False, on_done=results.append)
+        self._reactor.wait(lambda: bool(results), monotonic() + JOIN_S)
 
     def _feed(self, source: Source) -> None:
         while not self._stopping:
