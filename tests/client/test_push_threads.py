@@ -18,7 +18,7 @@ import pytest
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
-from headrace import LATER, Consumer
+from headrace import LATER, Consumer, Producer
 from headrace.client import admin, groups
 from headrace.client.cluster import Cluster
 from headrace.client.consuming import listening
@@ -29,6 +29,7 @@ from proving import proves
 
 MakeTopic = Callable[..., str]
 PARTITIONS = 4
+LARGE = bytes(2 << 20)
 
 
 @pytest.fixture
@@ -206,6 +207,37 @@ def test_a_value_that_cannot_be_decoded_is_put_aside_as_it_came(broker: Broker, 
         with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
             assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [b"{broken"]
     assert sorted(values, key=str) == [{"n": 1}, {"n": 2}]
+
+
+@proves("R10")
+def test_a_large_record_that_fails_is_put_aside_as_any_other(broker: Broker, topic: MakeTopic, group: str) -> None:
+    target, seen = topic(max_message_bytes=4 << 20), Seen({LARGE: 2})
+    with Producer(broker.bootstrap, max_record_bytes=3 << 20) as producer:
+        producer.send(target, LARGE)
+    consumer = Consumer(target, bootstrap=broker.bootstrap, group=group)
+    with (
+        consumer.listen(seen, max_tries=1, delays_ms=(10,)),
+        Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead,
+    ):
+        assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [LARGE]
+    assert len(seen.records) == 2
+
+
+def test_a_record_that_cannot_be_put_aside_is_sent_until_it_can_without_calling_again(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, seen = topic(max_message_bytes=4 << 20), Seen({LARGE: 99})
+    admin.create_topic(cluster, f"{group}.dead", partitions=1, configs={"max.message.bytes": "1000"})
+    with Producer(broker.bootstrap, max_record_bytes=3 << 20) as producer:
+        producer.send(target, LARGE)
+    consumer = Consumer(target, bootstrap=broker.bootstrap, group=group)
+    with caplog.at_level(logging.ERROR), consumer.listen(seen, ordered=True, max_tries=0, pause_ms=10):
+        wait_for("the error", lambda: f"{target}-0 at offset 0 failed and cannot be put into" in caplog.text)
+        admin.alter_configs(cluster, "topic", f"{group}.dead", values={"max.message.bytes": "4000000"})
+        with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
+            assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [LARGE]
+    assert len(seen.records) == 1
+    assert caplog.text.count("cannot be put into") == 1
 
 
 def test_in_broadcast_mode_a_failure_is_only_logged(

@@ -18,6 +18,7 @@ from headrace.aio.producer import Producer
 from headrace.client.assignment import Place
 from headrace.client.consuming.conduct import (
     GRACE_S,
+    LARGEST_BYTES,
     LATER,
     conduct,
     jobs,
@@ -150,7 +151,9 @@ class Listening:
         options, rules = self._reading.options, self._conduct.rules
         if rules is not None:
             await asyncio.to_thread(make_topics, options, rules, retry=self._conduct.retries_elsewhere)
-            self._producer = Producer(options.bootstrap, client_id=options.client_id, tls=options.tls)
+            self._producer = Producer(
+                options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
+            )
         if rules is not None and self._conduct.retries_elsewhere:
             self._retries = Reading(self._reading.network, retry_options(options, rules), self.ring)
             self._retries.keep_by(self)
@@ -218,7 +221,7 @@ class Listening:
 
     async def _work(self) -> None:
         while (job := await self._next()) is not None:
-            await self._settle(job, await self._call(job))
+            await self._settle(job, await self._call(job) if job.parcel is None else None)
 
     async def _next(self) -> Job | None:
         while not self._stopping:
@@ -248,24 +251,23 @@ class Listening:
         after = None
         if error is not None and self._load.is_current(job):
             after = self._conduct.after_failure(job, error)
-        if isinstance(after, Parcel):
-            after = await self._send(after)
+        if job.parcel is not None:
+            after = await self._send(job, job.parcel)
         if after is None:
             self._load.done(job)
         else:
             self._load.again(job, monotonic() + after)
         self.ring()
 
-    async def _send(self, parcel: Parcel) -> float | None:
-        """None once it is acknowledged; else how long to wait before the record is tried here again."""
+    async def _send(self, job: Job, parcel: Parcel) -> float | None:
+        """None once it is acknowledged; else how long to wait before it is sent again."""
         assert self._producer is not None
         try:
             await self._producer.send(
                 parcel.topic, parcel.value, key=parcel.key, headers=parcel.headers, partition=parcel.partition
             )
         except HeadraceError as error:
-            log.warning("a failed record could not be sent to %s, and is tried here again: %s", parcel.topic, error)
-            return self._conduct.pause_s
+            return self._conduct.after_refusal(job, parcel, error)
         return None
 
     # Tasks.

@@ -21,6 +21,9 @@ from headrace.errors import HeadraceError, SettingError
 from headrace.records.received import ReceivedRecord
 
 TOPIC_EXISTS: Final = 36
+LARGEST_BYTES: Final = (1 << 31) - 1
+"""What could be read can be put aside, whatever the limit of its topic: the brokers' own is left."""
+RESEND_MOST_S: Final = 60.0
 QUEUED_PER_HAND: Final = 64
 """Records that wait for each thread or task, so that it never waits for the network."""
 QUEUED_LEAST: Final = 8
@@ -64,8 +67,8 @@ class Conduct:
         shown.value = self.decoder(shown.value)
         return shown
 
-    def after_failure(self, job: Job, error: str) -> Parcel | float | None:
-        """What is to be done: send it there, try it again after so many seconds, or nothing."""
+    def after_failure(self, job: Job, error: str) -> float | None:
+        """Try it again after so many seconds, or not here: then the job may have got a parcel to be sent."""
         record = job.record
         job.tries += 1
         log.warning(
@@ -74,9 +77,21 @@ class Conduct:
         )  # fmt: skip
         if self.ordered and (self.max_tries is None or job.tries <= self.max_tries):
             return self.pause_s
-        if self.rules is None:
-            return None
-        return self.rules.parcel(record, job.tries, error, round(time.time() * 1000))
+        if self.rules is not None:
+            job.parcel = self.rules.parcel(record, job.tries, error, round(time.time() * 1000))
+        return None
+
+    def after_refusal(self, job: Job, parcel: Parcel, error: HeadraceError) -> float:
+        """How long to wait before the parcel is sent again. Told once: until it is taken nothing is lost, as its
+        progress stays where it is.
+        """
+        job.refused += 1
+        if job.refused == 1:
+            log.error(
+                "%s-%d at offset %d failed and cannot be put into %s, which is tried until it can: %s",
+                job.record.topic, job.record.partition, job.record.offset, parcel.topic, error,
+            )  # fmt: skip
+        return min(self.pause_s * 2.0 ** min(job.refused - 1, 16), RESEND_MOST_S)
 
 
 def conduct(
@@ -101,7 +116,9 @@ def make_topics(options: Options, rules: RetryRules, *, retry: bool) -> None:
     ) as cluster:
         for name, partitions in wanted.items():
             try:
-                admin.create_topic(cluster, name, partitions=partitions)
+                admin.create_topic(
+                    cluster, name, partitions=partitions, configs={"max.message.bytes": str(LARGEST_BYTES)}
+                )
             except Refusal as refusal:
                 if refusal.kafka_code != TOPIC_EXISTS:
                     raise

@@ -23,6 +23,7 @@ from typing import Final, Self
 from headrace.client.assignment import Place
 from headrace.client.consuming.conduct import (
     GRACE_S,
+    LARGEST_BYTES,
     LATER,
     conduct,
     jobs,
@@ -142,7 +143,9 @@ class Listening:
         rules = self._conduct.rules
         if rules is not None:
             make_topics(options, rules, retry=self._conduct.retries_elsewhere)
-            self._producer = Producer(options.bootstrap, client_id=options.client_id, tls=options.tls)
+            self._producer = Producer(
+                options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
+            )
         self._sources = [Source(reactor, reading, self)]
         if rules is not None and self._conduct.retries_elsewhere:
             with reactor.lock:
@@ -275,7 +278,7 @@ class Listening:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            self._settle(job, self._call(job))
+            self._settle(job, self._call(job) if job.parcel is None else None)
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -299,8 +302,8 @@ class Listening:
         after = None
         if error is not None and self._load.is_current(job):
             after = self._conduct.after_failure(job, error)
-        if isinstance(after, Parcel):
-            after = self._send(after)
+        if job.parcel is not None:
+            after = self._send(job, job.parcel)
         with self._changed:
             if after is None:
                 self._load.done(job)
@@ -311,16 +314,15 @@ class Listening:
             if job.place in source.held and self._load.has_room(job.place, source.share):
                 self._reactor.wake()
 
-    def _send(self, parcel: Parcel) -> float | None:
-        """None once it is acknowledged; else how long to wait before the record is tried here again."""
+    def _send(self, job: Job, parcel: Parcel) -> float | None:
+        """None once it is acknowledged; else how long to wait before it is sent again."""
         assert self._producer is not None
         try:
             self._producer.send(
                 parcel.topic, parcel.value, key=parcel.key, headers=parcel.headers, partition=parcel.partition
             )
         except HeadraceError as error:
-            log.warning("a failed record could not be sent to %s, and is tried here again: %s", parcel.topic, error)
-            return self._conduct.pause_s
+            return self._conduct.after_refusal(job, parcel, error)
         return None
 
     def _stop(self) -> None:

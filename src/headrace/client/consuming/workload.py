@@ -19,6 +19,7 @@ from typing import Final
 
 from headrace.client.assignment import Place
 from headrace.client.consuming.progress import Offsets
+from headrace.client.consuming.retrying import Parcel
 from headrace.records.received import ReceivedRecord
 
 SPAN_MAX: Final = 2000
@@ -73,6 +74,10 @@ class Job:
     not_before: float = 0.0
     tries: int = 0
     """How often it failed, before this process too."""
+    parcel: Parcel | None = None
+    """It has failed and is to be sent there; the listener is not called again."""
+    refused: int = 0
+    """How often that could not be sent."""
 
 
 class Workload:
