@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+
+import pytest
 
 from brokers import Broker, wait_for
 from client.reading_back import read_partition
 from headrace.client.cluster import Cluster
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
+from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed
 from headrace.client.sending.producer import Producer
 from proving import proves
 
@@ -63,3 +66,49 @@ def test_ordered_records_left_at_a_close_fail_once_each(fresh_broker: StartBroke
     metrics = producer.metrics()
     assert metrics["failed"] + metrics["unknown"] == 6
     assert metrics["queue_records"] == metrics["queue_bytes"] == 0
+
+
+@proves("R6")
+@pytest.mark.parametrize("acks", [-1, 0, 1])
+def test_a_closed_producer_takes_no_record_under_any_acks(broker: Broker, acks: int) -> None:
+    with Producer(broker.bootstrap):
+        producer = Producer(broker.bootstrap)
+        producer.send("closed", b"v")
+        producer.close()
+        with pytest.raises(ProducerClosed):
+            producer.send_async("closed", b"late", acks=acks)
+        with pytest.raises(ProducerClosed):
+            producer.send_oneway("closed", b"late")
+        with pytest.raises(ProducerClosed):
+            producer.send_ordered("closed", b"late", b"k", acks=acks)
+
+
+@proves("R6")
+def test_a_record_that_is_encoded_while_its_producer_is_closed_is_refused(broker: Broker) -> None:
+    encoding, closed = threading.Event(), threading.Event()
+
+    def encode(value: bytes) -> bytes:
+        if value == b"slow":
+            encoding.set()
+            assert closed.wait(30.0)
+        return value
+
+    heard: list[BaseException | None] = []
+
+    def send() -> None:
+        try:
+            producer.send_async("closed", b"slow")
+        except ProducerClosed as error:
+            heard.append(error)
+
+    with Producer(broker.bootstrap):
+        producer = Producer(broker.bootstrap, encoder=encode)
+        producer.send("closed", b"v")
+        sending = threading.Thread(target=send)
+        sending.start()
+        assert encoding.wait(30.0)
+        producer.close()
+        closed.set()
+        sending.join(30.0)
+    assert len(heard) == 1
+    assert producer.metrics()["queue_records"] == 0

@@ -267,8 +267,7 @@ class Producer:
         except RequestTimedOut:
             pass
         finally:
-            for desk in self._sender.desks():
-                desk.router_here.closed = ProducerClosed("the producer is closed; make a new one")
+            self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
             for task in self._tasks:
                 task.cancel()
             self._sender.close(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))

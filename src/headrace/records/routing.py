@@ -186,8 +186,6 @@ class Router:
         timestamp_ms: int | None,
         callback: Callable[[Delivery], object] | None,
     ) -> Delivery:
-        if self.closed is not None:
-            raise self.closed
         if self.encoder is not None:
             value = self.encoder(value)
         if value is not None and type(value) is not bytes:
@@ -243,6 +241,9 @@ class Router:
         size: int,
     ) -> Any:
         """The delivery, or what is in its way: the lane, the quota, or None for a partition that is not known."""
+        if self.closed is not None:
+            # Here, where no other thread comes in between: what is in a batch by then is sent by a close.
+            raise self.closed.with_traceback(None)
         lanes = self.topics.get(topic)
         if lanes is None:
             return None

@@ -90,6 +90,8 @@ class Desk:
 
     def find(self, topic: str, partition: int) -> None:
         """Wait until the topic is known, and has the partition."""
+        if self.sender.refusal is not None:
+            raise self.sender.refusal.with_traceback(None)
         sender, routes = self.sender, self.sender.network.routes
         if topic not in self.router_here.topics:
             self._learn_of(topic)
@@ -154,7 +156,7 @@ class Desk:
         assert isinstance(lane, Track)
         sender = self.sender
         with sender.reactor.lock:
-            if lane.batch is not batch:
+            if lane.batch is not batch or sender.refusal is not None:
                 return
             if batch is None:
                 sender.open(lane)

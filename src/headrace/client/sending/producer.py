@@ -222,9 +222,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        closed = ProducerClosed("the producer is closed; make a new one")
-        for desk in self._sender.desks():
-            desk.router_here.closed = closed
+        self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
         try:
             self.flush(timeout_s)
         except RequestTimedOut:

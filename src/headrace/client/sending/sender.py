@@ -64,6 +64,8 @@ class Sender:
         self._pump_due = False
         self._asked: dict[int, Request] = {}
         self._watch: Timer | None = None
+        self.refusal: HeadraceError | None = None
+        """What every send hears from now on."""
         self._over = False
         """It is closed: nothing leaves any more, whatever is heard."""
         network.routes.listeners.append(self._routed)
@@ -75,7 +77,15 @@ class Sender:
             desk = self._desks.get((acks, ordered))
             if desk is None:
                 desk = self._desks[acks, ordered] = Desk(self, acks, ordered)
+                desk.router_here.closed = self.refusal
             return desk
+
+    def refuse(self, error: HeadraceError) -> None:
+        """Take no record any more. What is in batches goes on."""
+        with self.reactor.lock:
+            self.refusal = error
+            for desk in self._desks.values():
+                desk.router_here.closed = error
 
     def desks(self) -> list[Desk]:
         return list(self._desks.values())
