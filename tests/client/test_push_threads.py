@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -414,3 +415,21 @@ def test_settings_that_make_no_sense_are_refused(
 ) -> None:
     with Consumer(topic(), bootstrap=broker.bootstrap, group=group) as consumer, pytest.raises(SettingError):
         consumer.listen(Seen(), **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["cluster", "broadcast"])
+def test_listeners_need_progress_to_be_saved_by_the_clock(
+    broker: Broker, topic: MakeTopic, group: str, tmp_path: Path, mode: Literal["cluster", "broadcast"]
+) -> None:
+    with (
+        Consumer(
+            topic(),
+            bootstrap=broker.bootstrap,
+            group=group,
+            mode=mode,
+            commit_interval_ms=0,
+            progress_dir=tmp_path,
+        ) as consumer,
+        pytest.raises(SettingError, match="commit_interval_ms"),
+    ):
+        consumer.listen(Seen())

@@ -99,6 +99,10 @@ def conduct(
 ) -> Conduct:
     if pause_ms <= 0:
         raise SettingError(f"pause_ms is {pause_ms}, and has to be above 0")
+    if options.group and not options.commit_interval_ms:
+        raise SettingError(
+            "commit_interval_ms is 0, and what listeners have done is saved by the clock alone: raise it"
+        )
     shared = options.mode == "cluster" and options.group is not None
     limit = max_tries if max_tries is not None or ordered else MAX_TRIES
     rules = None
