@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,3 +183,12 @@ def test_a_record_that_somebody_else_put_into_the_retry_topic_is_tried_at_once()
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(SettingError):
         RetryRules("g", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("group", ["my group/1", "größe", "g" * 249, "a:b"])
+def test_topics_of_a_group_have_names_that_topics_may_have(group: str) -> None:
+    rules = RetryRules(group)
+    for name in (rules.retry_topic, rules.dead_topic):
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name)
+    assert RetryRules("a:b").dead_topic != RetryRules("a/b").dead_topic
+    assert RetryRules("a.b-c_1").dead_topic == "a.b-c_1.dead"

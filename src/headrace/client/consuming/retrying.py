@@ -2,8 +2,8 @@
 
 It is written to `<group>.retry`, to the partition of its next delay, so that each partition comes due in its order;
 the members of the group read it there and call the listener again when it is due. After `max_tries` such tries it is
-written to `<group>.dead` and stays there. Key, value and headers stay as they were; headers are added, numbers as
-decimal text:
+written to `<group>.dead` and stays there (see `topic_part` for groups whose names no topic can have). Key, value and
+headers stay as they were; headers are added, numbers as decimal text:
 
     headrace-topic, headrace-partition, headrace-offset, headrace-timestamp-ms    where it was first, and its time
     headrace-tries       how often it failed
@@ -16,6 +16,8 @@ twice, and never lost. Pure.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +31,9 @@ DELAYS_MS: Final = tuple(
 )
 MAX_TRIES: Final = 16
 ERROR_MAX_CHARS: Final = 300
+PART_MAX_CHARS: Final = 249 - len(".retry")
+HASH_CHARS: Final = 16
+_NO_TOPIC: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 TOPIC: Final = "headrace-topic"
 PARTITION: Final = "headrace-partition"
@@ -74,11 +79,11 @@ class RetryRules:
 
     @property
     def retry_topic(self) -> str:
-        return f"{self.group}.retry"
+        return f"{topic_part(self.group)}.retry"
 
     @property
     def dead_topic(self) -> str:
-        return f"{self.group}.dead"
+        return f"{topic_part(self.group)}.dead"
 
     def parcel(self, record: ReceivedRecord, failed: int, error: str, now_ms: int) -> Parcel:
         """Where a record goes that has failed so often, this time included."""
@@ -97,6 +102,14 @@ class RetryRules:
         headers = [*_own(record), *added]
         topic = self.dead_topic if is_dead else self.retry_topic
         return Parcel(topic, None if is_dead else level, record.key, record.value, headers)
+
+
+def topic_part(group: str) -> str:
+    """The name of a group as a topic's name may have it: itself, or what is left of it with a hash of the whole."""
+    if len(group) <= PART_MAX_CHARS and not _NO_TOPIC.search(group):
+        return group
+    mark = hashlib.sha256(group.encode(errors="surrogatepass")).hexdigest()[:HASH_CHARS]
+    return f"{_NO_TOPIC.sub('_', group)[: PART_MAX_CHARS - 1 - HASH_CHARS]}-{mark}"
 
 
 def returned(record: ReceivedRecord) -> Returned:
