@@ -222,6 +222,25 @@ def test_a_rebalance_waits_for_what_is_running_so_nothing_is_done_twice(
     assert saved(cluster, group, target) == 60
 
 
+def test_values_are_decoded_once_when_listening_follows_reading(
+    broker: Broker, topic: MakeTopic, group: str, run: Run
+) -> None:
+    target = topic()
+    write(broker, target, 5, partitions=1)
+
+    async def main() -> None:
+        seen = Watched(nothing)
+        consumer = Consumer(
+            target, bootstrap=broker.bootstrap, group=group, decoder=lambda value: (value or b"") + b"!"
+        )
+        assert (await anext(consumer.records(30_000))).value == b"0!"
+        async with consumer.listen(seen):
+            await seen.until(lambda: len(seen.records) == 4)
+        assert seen.values() == Counter([b"1!", b"2!", b"3!", b"4!"])
+
+    run(main())
+
+
 def test_listening_that_ends_by_an_error_leaves_the_group_and_a_failed_partition_ends_nothing(
     broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, run: Run
 ) -> None:

@@ -241,6 +241,16 @@ def test_a_record_that_cannot_be_put_aside_is_sent_until_it_can_without_calling_
     assert caplog.text.count("cannot be put into") == 1
 
 
+def test_values_are_decoded_once_when_listening_follows_reading(broker: Broker, topic: MakeTopic, group: str) -> None:
+    target, seen = topic(), Seen({b"2!": 1})
+    write(broker, target, 5, partitions=1)
+    consumer = Consumer(target, bootstrap=broker.bootstrap, group=group, decoder=lambda value: (value or b"") + b"!")
+    assert next(consumer.records(30_000)).value == b"0!"
+    with consumer.listen(seen, delays_ms=(10,)):
+        wait_for("the others", lambda: len(seen.records) == 5)
+    assert seen.values() == Counter([b"1!", b"2!", b"2!", b"3!", b"4!"])
+
+
 def test_in_broadcast_mode_a_failure_is_only_logged(
     broker: Broker, topic: MakeTopic, group: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ from headrace.client.consuming.conduct import (
     LATER,
     conduct,
     jobs,
+    keep_by,
     make_topics,
     raise_for_good,
     retry_jobs,
@@ -80,7 +81,7 @@ class Listening:
         self._failures: dict[Reading, dict[Place, HeadraceError]] = {}
         self._producer: Producer | None = None
         self._retries: Reading | None = None
-        reading.keep_by(self)
+        keep_by(reading, self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._run(self._begin())
         for _ in range(tasks):

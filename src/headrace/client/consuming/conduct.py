@@ -13,7 +13,7 @@ from headrace.client import admin
 from headrace.client.assignment import Place
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.options import Options
-from headrace.client.consuming.reading import Reading
+from headrace.client.consuming.reading import Keeper, Reading
 from headrace.client.consuming.retrying import MAX_TRIES, Parcel, RetryRules, returned
 from headrace.client.consuming.workload import Job, Workload
 from headrace.client.refusal import Refusal
@@ -140,6 +140,15 @@ def retry_options(options: Options, rules: RetryRules) -> Options:
         decoder=None,
         instance_id=options.instance_id and f"{options.instance_id}.retry",
     )
+
+
+def keep_by(reading: Reading, keeper: Keeper) -> None:
+    """From now on records are the keeper's. Those that `records` has decoded and not given out are read again, as they
+    are on the wire.
+    """
+    for place in reading.hand.first_unread():
+        reading.seek(place, reading.position(place))
+    reading.keep_by(keeper)
 
 
 def tell_failures(reading: Reading, told: dict[Place, HeadraceError]) -> dict[Place, HeadraceError]:

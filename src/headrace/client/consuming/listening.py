@@ -27,6 +27,7 @@ from headrace.client.consuming.conduct import (
     LATER,
     conduct,
     jobs,
+    keep_by,
     make_topics,
     raise_for_good,
     retry_jobs,
@@ -64,7 +65,7 @@ class Source:
         self.failures: dict[Place, HeadraceError] = {}
         self._reactor = reactor
         with reactor.lock:
-            reading.keep_by(keeper)
+            keep_by(reading, keeper)
 
     def take(
         self, most: int, wait_s: float, put: Callable[[list[ReceivedRecord]], None], enough: Callable[[], bool]
