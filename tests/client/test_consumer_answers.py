@@ -275,3 +275,65 @@ def test_a_leader_that_falls_silent_is_left_when_another_has_taken_over(
     assert take(consumer, 50)[:50] == list(range(50))
     assert scripted.offsets(1) == [0, 10, 20]
     assert scripted.offsets(2)[:2] == [20, 30]
+
+
+@proves("R8")
+def test_what_was_fetched_ahead_is_not_skipped_when_the_log_is_cut_behind_it(play: Play) -> None:
+    cut = iter([True])
+
+    def script(_: int, asked: Message) -> Message | None:
+        if asked.fetch_offset == 100 and next(cut, False):
+            return partition(diverging_epoch=Message(epoch=EPOCH - 1, end_offset=90))
+        return None
+
+    told: list[Reset] = []
+    scripted, consumer = play(script, buffer_bytes=1 << 20, on_reset=told.append)
+    found = [int(record.value) for record in consumer.poll(5000, max_records=5)]
+    wait_for("the cut", lambda: 100 in scripted.offsets(1))
+    wait_for("what comes after it", lambda: scripted.offsets(1).count(100) == 2)
+    assert found + take(consumer, END - 5) == list(range(END))
+    assert told == []
+
+
+@proves("R8")
+@pytest.mark.parametrize("priority_header", [None, "priority"])
+def test_what_was_fetched_ahead_is_handed_out_before_an_offset_that_is_gone_is_left(
+    play: Play, priority_header: str | None
+) -> None:
+    gone = iter([True])
+
+    def script(_: int, asked: Message) -> Message | None:
+        return partition(1) if asked.fetch_offset == 100 and next(gone, False) else None
+
+    told: list[Reset] = []
+    scripted, consumer = play(script, buffer_bytes=1 << 20, on_reset=told.append, priority_header=priority_header)
+    found = [int(record.value) for record in consumer.poll(5000, max_records=5)]
+    wait_for("the offset that is gone", lambda: 100 in scripted.offsets(1))
+    found += take(consumer, 105)
+    assert found[:110] == [*range(100), *range(10)]
+    wait_for("the reset to be told", lambda: told)
+    assert told == [Reset("t", 0, 100, 0, "offset 100 is not in the log")]
+
+
+@proves("R8")
+@pytest.mark.parametrize("way", ["poll", "batches"])
+def test_of_a_log_that_was_cut_nothing_is_handed_out_of_what_stood_open(play: Play, way: str) -> None:
+    cut = iter([True])
+
+    def script(_: int, asked: Message) -> Message | None:
+        if asked.fetch_offset == 10 and next(cut, False):
+            return partition(diverging_epoch=Message(epoch=EPOCH - 1, end_offset=2))
+        return None
+
+    def offsets(consumer: Consumer) -> list[int]:
+        if way == "poll":
+            return [record.offset for record in consumer.poll(5000, max_records=4)]
+        return list(next(consumer.batches(("offset",), batch_rows=4, timeout_ms=5000))["offset"].to_pylist())
+
+    told: list[Reset] = []
+    _, consumer = play(script, on_reset=told.append)
+    assert offsets(consumer) == [0, 1, 2, 3]
+    wait_for("the cut to be told", lambda: told)
+    assert told == [Reset("t", 0, 4, 2, "a new leader's log ends before what was read")]
+    assert offsets(consumer)[0] == 2
+    assert consumer.position("t", 0) <= 6

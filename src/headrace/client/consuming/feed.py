@@ -49,6 +49,7 @@ class Feed:
         "replica_until",
         "reset",
         "saved",
+        "stuck",
         "topic",
         "topic_id",
         "turn",
@@ -64,6 +65,8 @@ class Feed:
         """A moment (as ListOffsets has them) whose offset is still to be found; nothing is fetched till then."""
         self.reset: tuple[int, str] | None = None
         """From which offset, and why, `wanted` was set other than by the caller: told when it is found."""
+        self.stuck = False
+        """The log does not have `offset`: nothing is asked for until what was fetched before it is handed out."""
         self.turn = 0
         self.asked: Asked | None = None
         self.paused = False
@@ -102,12 +105,14 @@ class Feed:
         self.asked = None
         self.wanted = self.reset = None
         self.failure = None
+        self.stuck = False
         self.epoch = -1
         self.failures, self.not_before = 0, 0.0
 
     def fetch_again(self, offset: int) -> None:
         """What was fetched from this offset on was not kept."""
         self.offset, self.epoch, self.asked = offset, -1, None
+        self.stuck = False
 
     def leave(self) -> None:
         """Nothing that was asked for or fetched counts any more."""
@@ -132,7 +137,7 @@ class Feed:
         self.replica, self.replica_until = replica, now + REPLICA_KEPT_S
 
     def may_be_asked(self, now: float) -> bool:
-        return self.asked is None and self.failure is None and now >= self.not_before
+        return self.asked is None and self.failure is None and not self.stuck and now >= self.not_before
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class Fetcher:
         self._slow_s = limits.max_wait_ms / 1000 + SLOW_S
         self._watch: Timer | None = None
         self._full = False
+        self._stuck: list[Feed] = []
         self._timer: Timer | None = None
         self._closed = False
         # Of its own: an answer that waits for records to come holds up whatever is asked behind it.
@@ -185,9 +186,16 @@ class Fetcher:
 
     def take(self, *, hold: bool = False) -> RawSet | None:
         """The oldest record set whose partition is not paused. With `hold` it fills the buffer until `free`."""
+        if self._stuck:
+            self._reset_stuck()
         raw = self._buffer.take(hold=hold)
         if self._full and not self._buffer.is_full:
             self.go_on()
+            if raw is not None and not raw.counts:
+                # Its topic turned out to be another one now.
+                if hold:
+                    self.free(len(raw.records))
+                return self.take(hold=hold)
         return raw
 
     def free(self, size: int) -> None:
@@ -226,7 +234,7 @@ class Fetcher:
         now = self._reactor.now()
         for feed in [feed for feed in self.feeds.values() if self._was_replaced(feed)]:
             why = f"topic {feed.topic!r} was deleted and created again"
-            self.seek_moments({feed.place: EARLIEST}, (feed.offset, why))
+            self.seek_moments({feed.place: EARLIEST}, (feed.position, why))
         by_broker, lost = fetchable(self.feeds.values(), self._leader, self._busy.__contains__, now)
         for feed in lost:
             feed.back_off(now)
@@ -379,18 +387,33 @@ class Fetcher:
                 self._routes.stale(feed.topic)
 
     def _on_out_of_range(self, feed: Feed) -> None:
-        why = f"offset {feed.offset} is not in the log"
         if self._start is None:
+            why = f"offset {feed.offset} is not in the log"
             feed.failure = OffsetOutOfRange(f"{feed}: {why}; seek to one that is, or give a start rule")
         else:
-            self.seek_moments({feed.place: self._start}, (feed.offset, why))
+            feed.stuck = True
+            self._stuck.append(feed)
+            self._reset_stuck()
+
+    def _reset_stuck(self) -> None:
+        """Those of which everything that was fetched is handed out go on by the start rule."""
+        assert self._start is not None
+        waiting = [feed for feed in self._stuck if feed.stuck and self.feeds.get(feed.place) is feed]
+        self._stuck = [feed for feed in waiting if feed.position < feed.offset]
+        for feed in waiting:
+            if feed.position >= feed.offset:
+                why = f"offset {feed.offset} is not in the log"
+                self.seek_moments({feed.place: self._start}, (feed.position, why))
 
     def _on_cut_log(self, feed: Feed, end_offset: int) -> None:
-        before = feed.offset
+        """What was fetched ahead may be of the part that was cut, so it is fetched again."""
+        before, done = feed.position, feed.done
         feed.seek(min(end_offset, before))
+        feed.done = min(done, feed.offset)
         self._buffer.drop_stale()
-        why = "a new leader's log ends before what was read"
-        self._on_reset(Reset(feed.topic, feed.partition, before, feed.offset, why))
+        if feed.offset < before:
+            why = "a new leader's log ends before what was read"
+            self._on_reset(Reset(feed.topic, feed.partition, before, feed.offset, why))
 
     def _on_found(self, feed: Feed, turn: int, offset: int) -> None:
         if feed.turn != turn or self._closed:

@@ -69,6 +69,8 @@ class HandOut:
 
     def take(self, into: list[ReceivedRecord], most: int) -> None:
         """Append records that are there now, up to `most` in all."""
+        if self._raw is not None and not self._raw.counts:
+            self._shut()
         if self._chunk:
             self._take_unread(into, most)
         if self._order is not None:
@@ -105,6 +107,8 @@ class HandOut:
 
     def take_rows(self, columns: tuple[str, ...], batch_rows: int) -> pa.RecordBatch | None:
         """The next Arrow batch of what is there now."""
+        if self._raw is not None and not self._raw.counts:
+            self._shut()
         if self._cursor is not None:
             self._put_back()
         while True:
