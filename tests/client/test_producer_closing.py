@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 from collections.abc import Callable
 
 import pytest
 
+import headrace.aio
 from brokers import Broker, wait_for
 from client.reading_back import read_partition
 from headrace.client.cluster import Cluster
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed
 from headrace.client.sending.producer import Producer
+from headrace.errors import HeadraceError
 from proving import proves
 
 StartBroker = Callable[..., Broker]
@@ -112,3 +116,41 @@ def test_a_record_that_is_encoded_while_its_producer_is_closed_is_refused(broker
         sending.join(30.0)
     assert len(heard) == 1
     assert producer.metrics()["queue_records"] == 0
+
+
+@proves("R6")
+def test_an_interrupted_close_tells_what_is_left_over(fresh_broker: StartBroker) -> None:
+    broker = fresh_broker()
+    with Producer(broker.bootstrap) as other:
+        other.send("t", b"of the other")
+        producer = Producer(broker.bootstrap)
+        producer.send("t", b"first")
+        broker.kill()
+        told = threading.Event()
+        delivery = producer.send_async("t", b"left", callback=lambda _: told.set())
+        threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            producer.close()
+        assert isinstance(delivery.exception(5.0), NotDelivered)
+        assert told.wait(5.0)
+        producer.close()
+        other.close(0.0)
+
+
+@proves("R6")
+def test_a_cancelled_close_tells_what_is_left_over(fresh_broker: StartBroker) -> None:
+    broker = fresh_broker()
+
+    async def go() -> None:
+        producer = headrace.aio.Producer(broker.bootstrap)
+        await producer.send("t", b"first")
+        broker.kill()
+        known, unknown = producer.send_async("t", b"left"), producer.send_async("not known", b"left")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.close(), 0.2)
+        for delivery in (known, unknown):
+            with pytest.raises(HeadraceError, match="closed"):
+                await asyncio.wait_for(delivery, 5.0)
+        await producer.close()
+
+    asyncio.run(go())

@@ -123,6 +123,8 @@ class Producer:
         self._aside_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        """It takes no record any more."""
+        self._released = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -258,8 +260,11 @@ class Producer:
         return self._sender.metrics()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails."""
-        if self._closed:
+        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails.
+
+        A close that is cancelled gives up at once what is left.
+        """
+        if self._released:
             return
         self._closed = True
         try:
@@ -267,11 +272,17 @@ class Producer:
         except RequestTimedOut:
             pass
         finally:
-            self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
-            for task in self._tasks:
-                task.cancel()
-            self._sender.close(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))
-            self._network.release()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._released:
+            return
+        self._released = True
+        self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
+        for task in self._tasks:
+            task.cancel()
+        self._sender.close(ProducerClosed("the producer was closed before that"))
+        self._network.release()
 
     def _put_now(self, topic: str, put: Put, callback: Callable[[Delivery], object] | None) -> Delivery:
         self._check_open()

@@ -218,19 +218,30 @@ class Producer:
         return self._sender.metrics()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails."""
+        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails.
+
+        A close that is interrupted gives up at once what is left.
+        """
         if self._closed:
             return
-        self._closed = True
         self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
         try:
             self.flush(timeout_s)
         except RequestTimedOut:
             pass
         finally:
-            with self._reactor.lock:
-                self._sender.close(ProducerClosed(f"the producer was closed after waiting {timeout_s} s"))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._reactor.lock:
+            if self._closed:
+                return
+            self._sender.close(ProducerClosed("the producer was closed before that"))
+            self._closed = True
+        try:
             self._driver.turn()
+            self._reactor.wake()
+        finally:
             self._network.release()
 
     def _leave(self, delivery: Delivery) -> None:
