@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import signal
 import socket
 import threading
 import time
@@ -464,26 +463,6 @@ def test_a_turn_inside_a_callback_does_nothing(callers_only: ThreadReactor) -> N
         callers_only.call_soon(lambda: turns.append(callers_only.turn(0)))
     assert callers_only.turn(0)
     assert turns == [False]
-
-
-def test_ctrl_c_ends_a_wait_and_leaves_the_rest_in_order(callers_only: ThreadReactor) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    echo = Echo(callers_only)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        for _ in range(20):
-            ctrl_c = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1))
-            ctrl_c.start()
-            with pytest.raises(KeyboardInterrupt):
-                callers_only.wait(lambda: False, callers_only.now() + WAIT_S)
-            ctrl_c.join()
-            heard = echo.ask()
-            assert callers_only.wait(lambda: bool(heard), callers_only.now() + WAIT_S)  # noqa: B023
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    echo.close()
 
 
 @pytest.mark.parametrize("kind", [CallersOnly, ThreadReactor])

@@ -26,11 +26,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import Final
 
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.forking import stays_with_parent
+from headrace.client.engine.interrupts import EngineLock
 from headrace.client.engine.reactor import Callback
 from headrace.client.engine.telling import Teller
 from headrace.client.engine.timers import HeapTimer, Timers
@@ -63,7 +65,9 @@ class _StandBy:
     def call(self) -> None:
         if not self.called:
             self.called = True
-            self.gate.release()
+            # Two may have come here at once: a signal's handler does not have the lock.
+            with suppress(RuntimeError):
+                self.gate.release()
 
 
 def _never() -> bool:
@@ -72,7 +76,7 @@ def _never() -> bool:
 
 class ThreadReactor:
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = EngineLock()
         self._owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self._epoll = select.epoll()
         self._watched: dict[int, tuple[Callback, Callback | None]] = {}
@@ -150,8 +154,7 @@ class ThreadReactor:
 
     def turn(self, timeout_s: float = 0.0) -> bool:
         """Drive one turn if nobody else does; what is ready to be written is written in any case. True if it drove."""
-        lock = self.lock
-        lock.acquire()
+        self.lock.__enter__()
         try:
             if self._running:
                 return False
@@ -179,25 +182,27 @@ class ThreadReactor:
         """
         assert not self._owned(), "wait is for threads that do not hold the lock"
         lock = self.lock
-        lock.acquire()
-        try:
-            self._visits += 1
-            while True:
-                if not self._closed and self._soon:
-                    self._work(())
-                if done():
-                    return True
-                self._check_open()
-                if monotonic() >= deadline:
-                    return False
-                if self._driver is None:
-                    if self._rear_polls:
-                        self._move_rear()
-                    self._drive(done, deadline)
-                else:
-                    self._stand_by(done, deadline)
-        finally:
-            self._leave()
+        while True:
+            lock.__enter__()
+            try:
+                self._visits += 1
+                while not lock.is_interrupted:
+                    if not self._closed and self._soon:
+                        self._work(())
+                    if done():
+                        return True
+                    self._check_open()
+                    if monotonic() >= deadline:
+                        return False
+                    if self._driver is None:
+                        if self._rear_polls:
+                            self._move_rear()
+                        self._drive(done, deadline)
+                    else:
+                        self._stand_by(done, deadline)
+            finally:
+                # A signal's handler runs here, and may raise; otherwise the wait goes on.
+                self._leave()
 
     def close(self) -> None:
         """End the threads; whoever waits hears EngineClosed, and the user's code all that it is to hear.
@@ -267,11 +272,11 @@ class ThreadReactor:
                 events = self._epoll.poll(0, EVENTS_MAX)
             else:
                 self._asleep_until = until
-                self.lock.release()
+                self.lock.give_up(self._ring)
                 try:
-                    events = self._epoll.poll(min(sleep_s, SLEEP_MAX_S), EVENTS_MAX)
+                    events = self._epoll.poll(0 if self.lock.is_interrupted else min(sleep_s, SLEEP_MAX_S), EVENTS_MAX)
                 finally:
-                    self._retake()
+                    self.lock.take_back()
                 self._asleep_until = -math.inf
             self._work(events)
         finally:
@@ -281,29 +286,16 @@ class ThreadReactor:
     def _stand_by(self, done: Callable[[], bool], deadline: float) -> None:
         waiter = _StandBy(done)
         self._standing_by.append(waiter)
-        self.lock.release()
+        self.lock.give_up(waiter.call)
         try:
-            waiter.gate.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX))
+            if not self.lock.is_interrupted:
+                waiter.gate.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX))
         finally:
-            self._standing_by_no_more(waiter)
-
-    def _standing_by_no_more(self, waiter: _StandBy) -> None:
-        try:
-            self._retake()
-        finally:
+            self.lock.take_back()
             self._standing_by.remove(waiter)
 
-    def _retake(self) -> None:
-        """Take the lock again, come what may: Ctrl-C is passed on when it is held."""
-        interruption: BaseException | None = None
-        while True:
-            try:
-                self.lock.acquire()
-                break
-            except BaseException as raised:  # noqa: BLE001 - a signal handler may raise anything
-                interruption = raised
-        if interruption is not None:
-            raise interruption
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
 
     def _hand_over(self) -> None:
         self._left_at = monotonic()
@@ -318,7 +310,7 @@ class ThreadReactor:
             os.eventfd_write(self._rear_bell, 1)
         if self._closed:
             self._dispose()
-        self.lock.release()
+        self.lock.__exit__()
 
     def _work(self, events: Iterable[tuple[int, int]]) -> None:
         """Handle what is ready and due, then let those go who have what they wait for."""
