@@ -17,7 +17,7 @@ from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace import Consumer
-from headrace.client import groups
+from headrace.client import admin, groups
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.options import Options
 from headrace.client.consuming.progress import ProgressUnusable
@@ -146,6 +146,34 @@ def test_two_in_broadcast_mode_each_read_all_and_go_on_after_a_restart(
     with listen("a") as first, listen("c") as newcomer:
         assert sorted(read(first, 6)) == [10, 10, 10, 11, 11, 11]
         assert len(read(newcomer, 36)) == 36
+
+
+@proves("R8")
+def test_in_broadcast_mode_each_reads_what_a_topic_gains_and_goes_on_there_after_a_restart(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    target = topic(partitions=1)
+    write(broker, target, 10, partitions=1)
+
+    def start(client_id: str) -> Consumer:
+        return Consumer(
+            target, bootstrap=broker.bootstrap, group=group, mode="broadcast", client_id=client_id,
+            progress_dir=tmp_path, start="latest",
+        )  # fmt: skip
+
+    with start("a") as first, start("b") as second:
+        assert first.position(target, 0) == second.position(target, 0) == 10
+        admin.create_partitions(cluster, target, 3)
+        write(broker, target, 30, partitions=3)
+        for consumer in (first, second):
+            # What a refresh brings every half minute, now.
+            with consumer._reactor.lock:
+                consumer._network.routes.stale(target)
+            assert len(read(consumer, 30)) == 30
+            assert consumer.assignment == [(target, partition) for partition in range(3)]
+    write(broker, target, 6, partitions=3)
+    with start("a") as first:
+        assert sorted(read(first, 6)) == [10, 10, 11, 11, 20, 21]
 
 
 @proves("R8")
