@@ -189,8 +189,8 @@ class Fetcher:
         if self._stuck:
             self._reset_stuck()
         raw = self._buffer.take(hold=hold)
-        if self._full and not self._buffer.is_full:
-            self.go_on()
+        if self._full:
+            self.make_room()
             if raw is not None and not raw.counts:
                 # Its topic turned out to be another one now.
                 if hold:
@@ -199,8 +199,13 @@ class Fetcher:
         return raw
 
     def free(self, size: int) -> None:
+        """What was held is not any more; below 0, it is again."""
         self._buffer.bytes -= size
-        if self._full and not self._buffer.is_full:
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Ask on where a full buffer kept from it, and no longer has to: partitions were paused, or sets taken."""
+        if self._full and not (self._buffer.is_full and self._buffer.ready):
             self.go_on()
 
     def put_back(self, raw: RawSet) -> None:
@@ -226,7 +231,8 @@ class Fetcher:
         """Ask every broker that is not asked yet for what there is room for."""
         if self._closed:
             return
-        if self._buffer.is_full:
+        if self._buffer.is_full and not self._buffer.ready and not all(feed.paused for feed in self.feeds.values()):
+            # Only where nothing else is left to hand out, as it has to be fetched again.
             self._buffer.drop_paused()
         self._full = self._buffer.is_full
         if self._full:

@@ -197,8 +197,13 @@ class HandOut:
             else:
                 order.put(raw, records)
         self._moved += order.take(into, most)
-        self._fetcher.free(order.freed_bytes)
-        order.freed_bytes = 0
+        self._free()
+
+    def _free(self) -> None:
+        order = self._order
+        assert order is not None
+        freed, order.freed_bytes = order.freed_bytes, 0
+        self._fetcher.free(freed)
 
     def _decode_values(self, feed: Feed, records: list[ReceivedRecord], first: int) -> None:
         """Values from `first` on through the decoder; the record that it fails at and those after it go."""
@@ -249,10 +254,12 @@ class HandOut:
             self._put_back()
         if self._order is not None:
             self._order.set_aside()
+            self._free()
 
     def resume(self) -> None:
         if self._order is not None:
             self._order.bring_back()
+            self._free()
 
     def drop(self, places: Iterable[Place]) -> None:
         """After a seek or a revoke: what is open or unread of these is not handed out any more."""

@@ -32,7 +32,9 @@ class _Waiting:
 
 
 class PriorityOrder:
-    """Takes whole record sets, gives single records; `freed_bytes` grows by a set's size when its last one went."""
+    """Takes whole record sets, gives single records; `freed_bytes` grows by a set's size when its last one went, and
+    while it is set aside, so that what is of paused partitions does not hold up the others.
+    """
 
     def __init__(self, header: str) -> None:
         self._header = header
@@ -46,7 +48,7 @@ class PriorityOrder:
 
     @property
     def has_room(self) -> bool:
-        return self.count + len(self._aside) < RECORDS_MAX
+        return self.count < RECORDS_MAX
 
     def put(self, raw: RawSet, records: Sequence[Any]) -> None:
         """All records of a set, in their order."""
@@ -69,21 +71,24 @@ class PriorityOrder:
 
     def set_aside(self) -> None:
         """What is of paused feeds is not to be taken."""
+        paused: list[tuple[int, Any, _Waiting]] = []
         for priority, line in self._by_priority.items():
-            paused = [(priority, *each) for each in line if each[1].raw.feed.paused]
-            if paused:
-                self._aside += paused
+            found = [(priority, *each) for each in line if each[1].raw.feed.paused]
+            if found:
+                paused += found
                 self._by_priority[priority] = deque(each for each in line if not each[1].raw.feed.paused)
-                self.count -= len(paused)
+        self._aside += paused
+        self.count -= len(paused)
+        self.freed_bytes += _bytes_of(paused)
 
     def bring_back(self) -> None:
         """What is of feeds that go on; nothing of them was put meanwhile, so their order is kept."""
-        aside, self._aside = self._aside, []
-        for each in aside:
-            if each[2].raw.feed.paused:
-                self._aside.append(each)
-            else:
-                self._put(*each)
+        aside = [each for each in self._aside if each[2].raw.counts]
+        self._aside = [each for each in aside if each[2].raw.feed.paused]
+        back = [each for each in aside if not each[2].raw.feed.paused]
+        self.freed_bytes -= _bytes_of(back)
+        for each in back:
+            self._put(*each)
 
     def take(self, into: list[Any], most: int) -> list[Feed]:
         """Append up to `most` records, highest first; the feeds whose `position` moved or may have."""
@@ -114,6 +119,11 @@ class PriorityOrder:
             progress = Contiguous(raw.first_offset)
             self._progress[raw.feed] = raw.turn, progress
         return progress
+
+
+def _bytes_of(records: Sequence[tuple[int, Any, _Waiting]]) -> int:
+    """Of the sets that these records are of; each is wholly among them, or what is left of it."""
+    return sum(len(waiting.raw.records) for waiting in {waiting for _, _, waiting in records})
 
 
 def priority_of(headers: Sequence[tuple[str, bytes | None]], name: str) -> int:

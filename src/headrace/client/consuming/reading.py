@@ -225,6 +225,7 @@ class Reading:
             self.feed(place)
         self._fetcher.pause(wanted)
         self.hand.pause()
+        self._fetcher.make_room()
 
     def resume(self, places: Iterable[Place]) -> None:
         wanted = list(places)

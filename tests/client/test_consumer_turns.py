@@ -1,0 +1,65 @@
+"""A consumer whose caller changes its mind: pauses with a full buffer, other ways of taking, a close from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from brokers import Broker, wait_for
+from client.test_consumer_pull import collect, send, values
+from headrace.client.cluster import Cluster
+from headrace.client.consuming.consumer import Consumer
+from proving import proves
+
+MakeTopic = Callable[..., str]
+MakeConsumer = Callable[..., Consumer]
+
+
+@pytest.fixture
+def consumer(broker: Broker) -> Iterator[MakeConsumer]:
+    with ExitStack() as stack:
+
+        def make(topic: str, **options: object) -> Consumer:
+            made = Consumer(topic, bootstrap=broker.bootstrap, max_wait_ms=100, **options)  # type: ignore[arg-type]
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@proves("R8")
+@pytest.mark.parametrize("priority_header", [None, "priority"])
+def test_a_partition_paused_with_a_full_buffer_does_not_starve_the_others(
+    cluster: Cluster, topic: MakeTopic, consumer: MakeConsumer, priority_header: str | None
+) -> None:
+    name = topic(partitions=2)
+    send(cluster, name, range(3000), 0, per_batch=100)
+    one = consumer(name, partition_fetch_bytes=10_000, buffer_bytes=20_000, priority_header=priority_header)
+    fetcher = one._reading._fetcher
+    first = one.poll(timeout_ms=5000, max_records=10)
+    wait_for("the buffer to be full and quiet", lambda: fetcher._full and not fetcher._busy)
+    one.pause([(name, 0)])
+    send(cluster, name, range(5), 1)
+    assert values(one.poll(timeout_ms=10_000)) == list(range(5))
+    one.resume()
+    assert values([*first, *collect(one, 2990)]) == list(range(3000))
+    assert one.poll(timeout_ms=0) == []
+    assert fetcher.buffered_bytes == 0
+
+
+def test_when_all_is_paused_nothing_is_fetched_again(
+    cluster: Cluster, topic: MakeTopic, consumer: MakeConsumer
+) -> None:
+    name = topic()
+    send(cluster, name, range(3000), per_batch=100)
+    one = consumer(name, partition_fetch_bytes=10_000, buffer_bytes=20_000)
+    fetcher = one._reading._fetcher
+    first = one.poll(timeout_ms=5000, max_records=10)
+    wait_for("the buffer to be full and quiet", lambda: fetcher._full and not fetcher._busy)
+    one.pause()
+    assert one.poll(timeout_ms=0) == []
+    assert fetcher.buffered_bytes > 10_000
+    one.resume()
+    assert values([*first, *collect(one, 2990)]) == list(range(3000))
