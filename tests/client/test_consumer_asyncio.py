@@ -13,6 +13,7 @@ from client.test_consumer_pull import NOW_MS, send, values
 from headrace.aio.consumer import Consumer
 from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.engine.errors import EngineClosed
+from headrace.errors import InvalidRequest
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -155,5 +156,24 @@ def test_a_cancelled_call_takes_nothing(broker: Broker, cluster: Cluster, topic:
             while len(found) < 100 and (more := await take()):
                 found += more
             assert found == list(range(100))
+
+    asyncio.run(main())
+
+
+@proves("R8")
+def test_what_an_iterator_did_not_yield_comes_as_rows_on_the_loop(
+    broker: Broker, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    send(cluster, name, range(300))
+
+    async def main() -> None:
+        async with Consumer(name, bootstrap=broker.bootstrap, max_wait_ms=50) as consumer:
+            found = [await anext(aiter(consumer))]
+            batches = consumer.batches(("offset",), timeout_ms=300)
+            rest = [n async for rows in batches for n in rows["offset"].to_pylist()]
+            assert [*values(found), *rest] == list(range(300))
+            with pytest.raises(InvalidRequest, match="max_records is 0"):
+                await consumer.poll(max_records=0)
 
     asyncio.run(main())

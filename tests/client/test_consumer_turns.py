@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 
 import pytest
 
@@ -11,6 +12,7 @@ from brokers import Broker, wait_for
 from client.test_consumer_pull import collect, send, values
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.consumer import Consumer
+from headrace.errors import InvalidRequest
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -63,3 +65,22 @@ def test_when_all_is_paused_nothing_is_fetched_again(
     assert fetcher.buffered_bytes > 10_000
     one.resume()
     assert values([*first, *collect(one, 2990)]) == list(range(3000))
+
+
+@proves("R8")
+@pytest.mark.parametrize("priority_header", [None, "priority"])
+def test_what_an_iterator_did_not_yield_comes_as_rows(
+    cluster: Cluster, topic: MakeTopic, consumer: MakeConsumer, priority_header: str | None
+) -> None:
+    name = topic()
+    send(cluster, name, range(1200))
+    one = consumer(name, priority_header=priority_header)
+    found = values(islice(one.records(), 3))
+    rows = next(one.batches(("offset",), batch_rows=20, timeout_ms=10_000))
+    found += rows["offset"].to_pylist()
+    assert one.position(name, 0) == 23
+    found += values(one.poll(5000, max_records=2))
+    found += [n for rows in one.batches(("offset",), timeout_ms=300) for n in rows["offset"].to_pylist()]
+    assert found == list(range(1200))
+    with pytest.raises(InvalidRequest, match="max_records is 0"):
+        one.poll(max_records=0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.aio.reactor import AsyncioReactor
 from headrace.client.assignment import Place
-from headrace.client.consuming.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S
+from headrace.client.consuming.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S, check_most
 from headrace.client.consuming.listing import Listing
 from headrace.client.consuming.options import ConsumerOptions, chosen
 from headrace.client.consuming.reading import Reading
@@ -80,6 +80,7 @@ class Consumer:
 
     async def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
         """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
+        check_most(max_records)
         found: list[ReceivedRecord] = []
 
         def take() -> bool:
@@ -260,8 +261,10 @@ class Consumer:
                 if take():
                     return True
                 reading.raise_failure()
-                if not came:
+                if not came or (deadline is not None and self._yielded_at >= deadline):
                     return False
+                # What was ready may be gone: whatever brings more has its turn.
+                await asyncio.sleep(0)
         finally:
             reading.end()
 

@@ -86,6 +86,7 @@ class Consumer:
 
     def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
         """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
+        check_most(max_records)
         found: list[ReceivedRecord] = []
 
         def take() -> bool:
@@ -109,7 +110,8 @@ class Consumer:
     ) -> Iterator[pa.RecordBatch]:
         """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`.
 
-        Columns are those of `headrace.records.arrow.TYPES`. Values are not decoded and priorities not heeded.
+        Columns are those of `headrace.records.arrow.TYPES`. Values are not decoded and priorities not heeded: what was
+        handed out ahead of others by its priority comes again in its place.
         """
         wanted = tuple(columns)
         with self._reactor.lock:
@@ -292,7 +294,7 @@ class Consumer:
                 if take():
                     return True
                 reading.raise_failure()
-            if not came and deadline is not None:
+            if deadline is not None and (not came or reactor.now() >= deadline):
                 return False
 
     def _wait_until(self, done: Callable[[], bool], what: str) -> None:
@@ -340,3 +342,8 @@ class Consumer:
             raise EngineClosed("this consumer is closed; make a new one")
         if self._listening is not None:
             raise InvalidRequest("this consumer's records go to its listener; make another one to poll")
+
+
+def check_most(max_records: int) -> None:
+    if max_records < 1:
+        raise InvalidRequest(f"max_records is {max_records}; ask for 1 or more")

@@ -1,7 +1,8 @@
 """Handing out what was fetched: as records, one by one or in lists, or as Arrow batches.
 
 Handing out is by calls: what one call gave is done with when the next one begins. A record set that is handed out in
-part waits open; when the way of handing out changes, or its partition pauses, the rest goes back to the others.
+part waits open; when the way of handing out changes, or its partition pauses, the rest goes back to the others. What
+was made into records already, and waits to be yielded or for its priority, is fetched again when rows are wanted.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ class HandOut:
             self._shut()
         if self._cursor is not None:
             self._put_back()
+        if self._chunk or self._order is not None:
+            self._return_records()
         while True:
             if self._rows is None and not self._open_rows(columns, batch_rows):
                 return None
@@ -129,6 +132,16 @@ class HandOut:
             else:
                 feed.position, error = damage
                 self._fetcher.fail(feed, error)
+
+    def _return_records(self) -> None:
+        first = self.first_unread()
+        if self._order is not None:
+            for feed in self._order.clear():
+                first[feed.place] = min(feed.position, first.get(feed.place, feed.position))
+            self._free()
+        self._chunk, self.unread = _NOTHING, iter(_NOTHING)
+        for place, offset in first.items():
+            self._fetcher.seek(place, offset)
 
     def _open_rows(self, columns: tuple[str, ...], batch_rows: int) -> bool:
         """All rows of the next set; of one that is damaged, those before the damage."""
