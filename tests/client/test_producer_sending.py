@@ -502,3 +502,23 @@ def test_a_producer_that_is_told_nothing_but_unreachable_addresses_says_which() 
         with pytest.raises((BrokerUnreachable, RequestTimedOut, HeadraceError)) as told:
             producer.send("t", b"v")
         assert "127.0.0.1:1" in str(told.value) or "brokers running" in str(told.value)
+
+
+@proves("R6")
+def test_a_topic_made_anew_with_fewer_partitions_is_written_on(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(partitions=4)
+    producer = producing()
+    keys = [b"%d" % number for number in range(16)]
+    for delivery in [producer.send_ordered(name, b"v", key) for key in keys]:
+        delivery.result()
+    reports = [producer.send(name, b"v") for _ in range(4)]
+    while reports[-1].partition != 1:
+        # Records without a key go to partition 2 from here on.
+        reports.append(producer.send(name, b"v"))
+    admin.delete_topic(cluster, name)
+    admin.create_topic(cluster, name, partitions=1)
+    assert producer.send(name, b"w").partition == 0
+    assert producer.send(name, b"w").partition == 0
+    assert {producer.send_ordered(name, b"w", key).result(20.0).partition for key in keys} == {0}

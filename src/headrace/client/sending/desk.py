@@ -151,6 +151,8 @@ class Desk:
         if count > 1:
             leader = partial(self.sender.network.routes.leader, lanes.topic)
             lanes.sticky = lanes.lanes[next_partition(current, count, leader, self.sender.avoided())]
+        elif count:
+            lanes.sticky = lanes.lanes[0]
 
     def next_batch(self, lane: Lane, batch: OpenBatch | None) -> None:
         assert isinstance(lane, Track)

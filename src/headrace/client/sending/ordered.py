@@ -43,9 +43,11 @@ class Ordered:
         callback: Callable[[Delivery], object] | None,
     ) -> Delivery:
         desk = self._sender.desk(acks, ordered=True)
-        partition = partition_for_key(order_key, self._partition_count(desk, topic))
+        if topic not in desk.router_here.topics:
+            desk.find(topic, -1)
         while True:
             with self._sender.reactor.lock:
+                partition = partition_for_key(order_key, self._partition_count(desk, topic))
                 desk.may_wait = False
                 try:
                     delivery = desk.router_here.send_async(
@@ -73,9 +75,12 @@ class Ordered:
                 return refused
 
     def _partition_count(self, desk: Desk, topic: str) -> int:
-        if topic not in desk.router_here.topics:
-            desk.find(topic, -1)
-        return self._partition_counts.setdefault(topic, len(desk.tracks(topic)))
+        """As many as there were at first, but when the topic was made anew with fewer."""
+        count = len(desk.tracks(topic))
+        kept = self._partition_counts.setdefault(topic, count)
+        if kept > count:
+            kept = self._partition_counts[topic] = count
+        return kept
 
 
 def hold_back(sender: Sender, failed: Load, reason: HeadraceError) -> None:

@@ -41,7 +41,7 @@ class Outcome(Enum):
     """May be written, and no try makes sense."""
 
 
-_NOT_WRITTEN: Final = frozenset({2, Code.LEADER_NOT_AVAILABLE, Code.NOT_ENOUGH_REPLICAS})
+_NOT_WRITTEN: Final = frozenset({2, Code.LEADER_NOT_AVAILABLE, Code.NOT_ENOUGH_REPLICAS, Code.UNKNOWN_TOPIC_ID})
 _OF_SEQUENCES: Final = {
     DUPLICATE: Outcome.KNOWN,
     OUT_OF_ORDER: Outcome.GAP,

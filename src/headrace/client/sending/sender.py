@@ -242,7 +242,7 @@ class Sender:
         """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
         tracks = track.desk.tracks(track.topic)
         leader = partial(self.network.routes.leader, track.topic)
-        if track.partition >= len(tracks):
+        if not tracks:
             return
         target = next_partition(track.partition, len(tracks), leader, self.avoided())
         if leader(target) is None or leader(target) in failing:
@@ -335,7 +335,7 @@ class Sender:
         self._ended(each, outcome, Refusal(code, f"produce to {track.label}", row.error_message), now)
         if routes.leader(track.topic, track.partition) != leader:
             track.lane.hurry()
-        elif outcome is Outcome.UNSURE:
+        elif outcome in (Outcome.UNSURE, Outcome.REFUSED):
             routes.stale(track.topic)
 
     def _ended(
