@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,7 +18,7 @@ from headrace.aio import Delivery, NotDelivered, Producer, QueueFull
 from headrace.client import admin
 from headrace.client.cluster import Cluster, UnknownTopic
 from headrace.client.sending.errors import ProducerClosed
-from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
 from proving import proves
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -130,3 +132,34 @@ def test_a_topic_that_grows_is_used_whole_by_coroutines(broker: Broker, cluster:
             assert (await producer.send(name, b"v", partition=2)).partition == 2
 
     run(go())
+
+
+@proves("G17")
+def test_a_record_that_cannot_be_sent_fails_alone_among_those_set_aside(broker: Broker) -> None:
+    async def go() -> None:
+        async with Producer(broker.bootstrap) as producer:
+            name = f"aside-{uuid.uuid4().hex}"
+            first, wrong, last = (producer.send_async(name, value) for value in (b"0", 123, b"2"))
+            assert (await first).offset == 0
+            with pytest.raises(InvalidRecord, match="not int"):
+                await wrong
+            assert (await last).offset == 1
+
+    run(go())
+
+
+@proves("G17")
+def test_records_set_aside_for_a_topic_nobody_tells_of_fail_together() -> None:
+    """Each after its own time: one after the other they would take ten times as long as is waited for them here."""
+
+    async def go(port: int) -> None:
+        producer = Producer(f"127.0.0.1:{port}", delivery_timeout_ms=500, client_id="nobody answers")
+        waiting = [asyncio.create_task(producer.send("x", b"v")) for _ in range(50)]
+        aside = [producer.send_async("x", b"v") for _ in range(50)]
+        async with asyncio.timeout(5.0):
+            told = await asyncio.gather(*waiting, *aside, return_exceptions=True)
+        assert [type(error) for error in told] == [RequestTimedOut] * 100
+        await producer.close(0.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        run(go(silent.getsockname()[1]))

@@ -23,13 +23,14 @@ from typing import Any, Final, Self, Unpack
 from headrace.aio.reactor import AsyncioReactor
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.engine.network import shared
+from headrace.client.sending.desk import FIND_WITHIN_S, not_heard_of
 from headrace.client.sending.driver import Need
 from headrace.client.sending.errors import ProducerClosed, QueueFull
 from headrace.client.sending.options import OptionFields, Options
 from headrace.client.sending.ordered import Ordered
 from headrace.client.sending.sender import Sender
 from headrace.client.sending.track import Sent
-from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
 from headrace.records.building import Delivery, Report, SentBatch
 from headrace.records.record import Header
 
@@ -118,8 +119,9 @@ class Producer:
         self._router = self._sender.desk(checked.acks).router_here
         self._ordered = Ordered(self._sender)
         self._acks = checked.acks
+        self._find_s = min(FIND_WITHIN_S, checked.delivery_timeout_ms / 1000)
         self._interval = checked.interval_ms > 0
-        self._aside: dict[str, deque[tuple[Put, Delivery]]] = {}
+        self._aside: dict[str, deque[tuple[Put, Delivery, float]]] = {}
         self._aside_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -155,7 +157,7 @@ class Producer:
         self._check_open()
         if topic in self._aside:
             return await self._set_aside(topic, put)
-        delivery = await self._put(topic, put)
+        delivery = await self._put(topic, put, self._loop.time() + self._find_s)
         self._leave(delivery)
         return await delivery
 
@@ -313,15 +315,18 @@ class Producer:
             "acknowledgement; `await producer.send(...)` or `await producer.flush()` waits for room"
         )
 
-    async def _put(self, topic: str, put: Put) -> Delivery:
-        """Put a record into its batch, waiting for what stands in its way."""
+    async def _put(self, topic: str, put: Put, find_until: float) -> Delivery:
+        """Put a record into its batch, waiting for what stands in its way; for its topic until `find_until`."""
         while True:
             try:
                 return put()
             except _WouldWait as wait:
-                found = await self._driver.have(wait.done, wait.deadline)
-                if not found and wait.need is Need.ROOM:
+                room = wait.need is Need.ROOM
+                found = await self._driver.have(wait.done, wait.deadline if room else min(wait.deadline, find_until))
+                if not found and room:
                     return self._sender.desk(self._acks).drop(topic)
+                if not found and self._loop.time() >= find_until:
+                    raise not_heard_of(topic, self._find_s) from None
 
     def _set_aside(self, topic: str, put: Put) -> Delivery:
         """Keep a record until its topic is known, and those before it are in their batches."""
@@ -329,10 +334,11 @@ class Producer:
             raise QueueFull(f"{ASIDE_MAX} records wait for topics that are not known yet: await one of them first")
         delivery = Delivery(SentBatch(topic, -1, self._sender), 0, -1)
         self._aside_count += 1
+        record = (put, delivery, self._loop.time() + self._find_s)
         if topic in self._aside:
-            self._aside[topic].append((put, delivery))
+            self._aside[topic].append(record)
             return delivery
-        self._aside[topic] = deque([(put, delivery)])
+        self._aside[topic] = deque([record])
         task = self._loop.create_task(self._take_up(topic))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -343,18 +349,23 @@ class Producer:
         aside = self._aside[topic]
         try:
             while aside:
-                put, delivery = aside[0]
+                put, delivery, find_until = aside[0]
                 try:
-                    real = await self._put(topic, put)
+                    real = await self._put(topic, put, find_until)
                     delivery.timestamp_ms = real.timestamp_ms
                     real.add_callback(partial(_pass_on, sent=delivery.sent))
                 except HeadraceError as error:
                     delivery.sent.fail(error)
                     delivery.sent.tell()
+                except Exception as error:  # noqa: BLE001 - what an encoder raises is for this record alone
+                    refused = InvalidRecord(f"a record for {topic} cannot be sent: {error}")
+                    refused.__cause__ = error
+                    delivery.sent.fail(refused)
+                    delivery.sent.tell()
                 aside.popleft()
                 self._aside_count -= 1
         finally:
-            for _, delivery in aside:
+            for _, delivery, _ in aside:
                 delivery.sent.fail(ProducerClosed("the producer was closed"))
                 delivery.sent.tell()
                 self._aside_count -= 1

@@ -31,6 +31,10 @@ FIND_WITHIN_S: Final = 60.0
 ENLARGED_WITHIN_S: Final = 1.0
 
 
+def not_heard_of(topic: str, within_s: float) -> RequestTimedOut:
+    return RequestTimedOut(f"nothing was heard of topic {topic!r} within {within_s:g} s: are the brokers running?")
+
+
 class NoRoom(Exception):
     """The queue is full, and this is no place to wait."""
 
@@ -119,9 +123,7 @@ class Desk:
         with sender.reactor.lock:
             self._inquiries.pop(topic, None)
             if not known or inquiry.heard is None:
-                raise RequestTimedOut(
-                    f"nothing was heard of topic {topic!r} within {within_s:g} s: are the brokers running?"
-                )
+                raise not_heard_of(topic, within_s)
             if isinstance(inquiry.heard, HeadraceError):
                 raise inquiry.heard
             self.learn(inquiry.heard)
