@@ -177,3 +177,28 @@ def test_what_an_iterator_did_not_yield_comes_as_rows_on_the_loop(
                 await consumer.poll(max_records=0)
 
     asyncio.run(main())
+
+
+@proves("R8")
+def test_what_another_task_does_takes_no_wake_up_away(broker: Broker, cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    send(cluster, name, range(1))
+
+    async def main() -> None:
+        consumer = Consumer(name, bootstrap=broker.bootstrap, group=f"g-{name}", max_wait_ms=50)
+        seen: asyncio.Queue[int] = asyncio.Queue()
+
+        async def read() -> None:
+            async for record in consumer:
+                seen.put_nowait(int(record.value))
+
+        reader = asyncio.create_task(read())
+        assert await asyncio.wait_for(seen.get(), 20) == 0
+        await consumer.commit({(name, 0): 1})
+        await asyncio.to_thread(send, cluster, name, range(1, 2))
+        assert await asyncio.wait_for(seen.get(), 20) == 1
+        await consumer.close()
+        with pytest.raises(EngineClosed):
+            await asyncio.wait_for(reader, 20)
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -12,6 +13,7 @@ from brokers import Broker, wait_for
 from client.test_consumer_pull import collect, send, values
 from headrace.client.cluster import Cluster
 from headrace.client.consuming.consumer import Consumer
+from headrace.client.engine.errors import EngineClosed
 from headrace.errors import InvalidRequest
 from proving import proves
 
@@ -84,3 +86,31 @@ def test_what_an_iterator_did_not_yield_comes_as_rows(
     assert found == list(range(1200))
     with pytest.raises(InvalidRequest, match="max_records is 0"):
         one.poll(max_records=0)
+
+
+@proves("R8")
+def test_a_thread_that_waits_for_records_hears_of_a_close(
+    topic: MakeTopic, consumer: MakeConsumer, cluster: Cluster
+) -> None:
+    name = topic()
+    send(cluster, name, range(1))
+    consumer(name, client_id="shared-by-two")
+    one = consumer(name, client_id="shared-by-two")
+    heard: list[Exception] = []
+    began = threading.Event()
+
+    def read() -> None:
+        try:
+            for _ in one.records():
+                began.set()
+        except EngineClosed as error:
+            heard.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert began.wait(20)
+    reactor = one._reactor
+    wait_for("the reader to wait", lambda: reactor._visits > 0 and not one._reading.ready)
+    one.close()
+    reader.join(10)
+    assert [str(error) for error in heard] == ["this consumer is closed; make a new one"]

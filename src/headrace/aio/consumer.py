@@ -45,7 +45,7 @@ class Consumer:
         self._closed = False
         self._listening: Listening | None = None
         self._yielded_at = 0.0
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
         self._reactor = AsyncioReactor.of_running_loop()
         self._network = shared(
             self._options.bootstrap,
@@ -214,6 +214,7 @@ class Consumer:
         if self._listening is not None:
             await self._listening.halt()
         self._closed = True
+        self._wake()
         try:
             await self._settled(
                 lambda done: self._reading.close(handed_out=handed_out, on_done=done),
@@ -255,7 +256,7 @@ class Consumer:
             if timeout_ms is not None and timeout_ms <= 0:
                 await asyncio.sleep(0)
             while True:
-                came = await self._woken(lambda: reading.ready, deadline)
+                came = await self._woken(lambda: reading.ready or self._closed, deadline)
                 self._yielded_at = reactor.now()
                 self._check_open()
                 if take():
@@ -277,8 +278,12 @@ class Consumer:
         try:
             async with asyncio.timeout_at(deadline):
                 while not done():
-                    self._waiting = asyncio.get_running_loop().create_future()
-                    await self._waiting
+                    woken = asyncio.get_running_loop().create_future()
+                    self._waiting.add(woken)
+                    try:
+                        await woken
+                    finally:
+                        self._waiting.discard(woken)
             return True
         except TimeoutError:
             return done()
@@ -286,8 +291,9 @@ class Consumer:
     def _wake(self) -> None:
         if self._listening is not None:
             self._listening.ring()
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        for woken in self._waiting:
+            if not woken.done():
+                woken.set_result(None)
 
     async def _assigned(self, topic: str, partition: int) -> Place:
         """A place that is assigned, or will be within the timeout."""

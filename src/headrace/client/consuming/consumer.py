@@ -4,7 +4,7 @@
         for record in consumer.records():
             print(record.offset, record.value)
 
-Use one consumer from one thread at a time. Groups are kept up in the background while the caller works.
+Use one consumer from one thread at a time; only `close` may come from another. Groups are kept up in the background while the caller works.
 """
 
 from __future__ import annotations
@@ -239,6 +239,8 @@ class Consumer:
         try:
             with self._reactor.lock:
                 self._closed = True
+                # A thread that waits for records hears of it.
+                self._reactor.wake()
                 self._reading.close(handed_out=handed_out, on_done=results.append)
             self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
         finally:
@@ -288,7 +290,7 @@ class Consumer:
             reactor.turn()
         while True:
             until = reactor.now() + IDLE_S if deadline is None else deadline
-            came = reactor.wait(lambda: reading.ready, until)
+            came = reactor.wait(lambda: reading.ready or self._closed, until)
             with reactor.lock:
                 self._check_open()
                 if take():
