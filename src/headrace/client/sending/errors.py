@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.errors import HeadraceError, Mapping
+
+TOO_LARGE: Final = 10
 
 
 class NotDelivered(HeadraceError):
@@ -28,3 +32,16 @@ class QueueFull(HeadraceError):
 
 class ProducerClosed(HeadraceError):
     """The producer was closed."""
+
+
+def failure(count: int, where: str, unknown: bool, reason: HeadraceError | None) -> NotDelivered:
+    """What the records of a batch hear that was not acknowledged."""
+    told = f": {reason}" if reason is not None else ": no answer came in time"
+    if count > 1 and reason is not None and reason.kafka_code == TOO_LARGE:
+        told += "; or lower batch_bytes, so that fewer records go together"
+    if unknown:
+        return DeliveryUnknown(
+            f"whether {count} records for {where} were written is not known{told}; look before sending them again",
+            reason,
+        )
+    return NotDelivered(f"{count} records for {where} were not written{told}", reason)

@@ -22,7 +22,7 @@ from headrace.client.sending import ordered, outcomes
 from headrace.client.sending.counts import Counts
 from headrace.client.sending.desk import Desk
 from headrace.client.sending.driver import Driver
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
+from headrace.client.sending.errors import failure
 from headrace.client.sending.faults import FaultLatency
 from headrace.client.sending.lane import Fate, Parcel, Verdict
 from headrace.client.sending.options import Options
@@ -373,16 +373,12 @@ class Sender:
     def _settle_one(self, load: Load, fate: Fate, reason: HeadraceError | None) -> None:
         count, where = load.batch.count, load.track.label
         reason = reason or self._hindrance(load.track)
-        told = f": {reason}" if reason is not None else ": no answer came in time"
-        if fate is Fate.UNKNOWN:
+        unknown = fate is Fate.UNKNOWN
+        if unknown:
             self.count.unknown += count
-            error: NotDelivered = DeliveryUnknown(
-                f"whether {count} records for {where} were written is not known{told}; look before sending them again",
-                reason,
-            )
         else:
             self.count.failed += count
-            error = NotDelivered(f"{count} records for {where} were not written{told}", reason)
+        error = failure(count, where, unknown, reason)
         self.fail(load.batch.sent, error)
         self.forget(load)
         if load.orders and not self._over:
