@@ -40,10 +40,11 @@ def reactor() -> Iterator[ThreadReactor]:
 
 
 @pytest.fixture(params=HANDLED)
-def signum(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A signal whose handler raises."""
+def signum(request: pytest.FixtureRequest, reactor: ThreadReactor) -> Iterator[int]:
+    """A signal whose handler raises, and is in its place again after a turn."""
     before = signal.signal(request.param, stop)
     yield request.param
+    reactor.turn(0)
     assert signal.getsignal(request.param) is stop
     signal.signal(request.param, before)
 
@@ -106,6 +107,22 @@ def test_a_handler_that_does_not_raise_lets_the_wait_go_on(reactor: ThreadReacto
     assert sorted(handled) == sorted(HANDLED)
 
 
+def test_a_signal_between_two_sections_is_heard_at_once(reactor: ThreadReactor, signum: int) -> None:
+    with reactor.lock:
+        pass
+    ours = signal.getsignal(signum)
+    assert ours is not stop
+    with pytest.raises(Stopped):
+        signal.raise_signal(signum)
+    reactor.turn(0)
+    assert signal.getsignal(signum) is stop
+    # A program that keeps a handler and puts it back may have kept ours.
+    signal.signal(signum, ours)
+    with pytest.raises(Stopped):
+        signal.raise_signal(signum)
+    reactor.turn(0)
+
+
 def test_all_that_came_meanwhile_is_heard(reactor: ThreadReactor) -> None:
     handled: list[int] = []
 
@@ -130,6 +147,7 @@ def test_a_signal_without_a_handler_is_left_alone(reactor: ThreadReactor) -> Non
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
             signal.raise_signal(signal.SIGTERM)
+        reactor.turn(0)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,9 @@
 Python runs signal handlers in the main thread, between any two of its instructions, and theirs may raise. While the
 main thread has the lock, the handlers of the signals in HELD_OFF are exchanged for one that takes note; they run, and
 raise, as soon as the lock is given back. A wait keeps the handlers exchanged also while it sleeps: `rouse` ends it.
+
+To exchange them takes two calls of the kernel, so it is undone at the end of a turn or wait and not each time that the
+lock is given back. In between the one that takes note runs them at once.
 """
 
 from __future__ import annotations
@@ -20,74 +23,70 @@ from typing import Any, Final
 HELD_OFF: Final = (int(SIGINT), int(SIGTERM), int(SIGALRM))
 
 
+_Handler = Callable[[int, FrameType | None], Any]
+
+
 class _Shield:
     """Only the main thread touches it."""
 
-    __slots__ = ("_exchanged", "depth", "main", "noted", "rouse")
+    __slots__ = ("depth", "main", "noted", "rouse")
 
     def __init__(self) -> None:
         self.main = threading.main_thread().ident
         self.depth = 0
-        self.noted: list[tuple[int, FrameType | None]] = []
+        self.noted: list[tuple[_Handler, int, FrameType | None]] = []
         self.rouse: Callable[[], object] | None = None
-        self._exchanged: list[tuple[int, Any]] = []
 
     def raise_up(self) -> None:
-        exchanged: list[tuple[int, Any]] = []
         try:
             for signum in HELD_OFF:
                 handler = getsignal(signum)
-                if callable(handler) and handler is not _note:
-                    exchanged.append((signum, handler))
-                    signal(signum, _note)
+                if type(handler) is not _Noting and callable(handler):
+                    signal(signum, _Noting(handler))
+            self.depth = 1
         except ValueError:
             # An interpreter whose main thread handles no signals needs no shield.
             self.main = None
-            return
-        except BaseException:
-            self._exchanged = exchanged
-            self.take_down()
-            raise
-        self._exchanged = exchanged
-        self.depth = 1
 
     def take_down(self) -> None:
-        exchanged = self._exchanged
         self.depth = 0
-        raised: BaseException | None = None
-        while True:
-            try:
-                for signum, handler in exchanged:
-                    if getsignal(signum) is _note:
-                        signal(signum, handler)
-                break
-            except BaseException as interruption:  # noqa: BLE001 - passed on when all handlers are back
-                raised = interruption
-        if self.noted:
-            self._pass_on(dict(exchanged))
-        if raised is not None:
-            raise raised
+        try:
+            for signum in HELD_OFF:
+                noting = getsignal(signum)
+                if type(noting) is _Noting:
+                    signal(signum, noting.handler)
+        finally:
+            if self.noted:
+                self._pass_on()
 
-    def _pass_on(self, handlers: dict[int, Any]) -> None:
-        noted, self.noted = self.noted, []
-        while noted:
-            signum, frame = noted.pop(0)
+    def _pass_on(self) -> None:
+        while self.noted:
+            handler, signum, frame = self.noted.pop(0)
             try:
-                if signum in handlers:
-                    handlers[signum](signum, frame)
+                handler(signum, frame)
             except BaseException:
-                self.noted = noted
-                self._pass_on(handlers)
+                self._pass_on()
                 raise
 
 
 _shield: Final = _Shield()
 
 
-def _note(signum: int, frame: FrameType | None) -> None:
-    _shield.noted.append((signum, frame))
-    if _shield.rouse is not None:
-        _shield.rouse()
+class _Noting:
+    """In the place of one handler, which a program may keep and put back as if it were its own."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: _Handler) -> None:
+        self.handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if not _shield.depth:
+            self.handler(signum, frame)
+            return
+        _shield.noted.append((self.handler, signum, frame))
+        if _shield.rouse is not None:
+            _shield.rouse()
 
 
 class EngineLock(RLock):  # type: ignore[misc]
@@ -102,6 +101,14 @@ class EngineLock(RLock):  # type: ignore[misc]
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+        if get_ident() == _shield.main:
+            _shield.depth -= 1
+            if _shield.noted and not _shield.depth:
+                _shield.take_down()
+
+    def leave(self) -> None:
+        """As `__exit__`, and gives the handlers their places back."""
         self.release()
         if get_ident() == _shield.main:
             if _shield.depth > 1:

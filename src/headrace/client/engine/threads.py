@@ -99,8 +99,7 @@ class ThreadReactor:
         self._closed = False
         stays_with_parent(self)
 
-    def now(self) -> float:
-        return monotonic()
+    now = staticmethod(monotonic)
 
     def call_at(self, when: float, fn: Callback) -> HeapTimer:
         with self.lock:
@@ -222,9 +221,12 @@ class ThreadReactor:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread() and not self._owned():
             thread.join(JOIN_S)
-        with self.lock:
+        self.lock.__enter__()
+        try:
             self._dispose()
             self._teller.end()
+        finally:
+            self.lock.leave()
         if not self._owned():
             self._teller.join(JOIN_S)
 
@@ -310,7 +312,7 @@ class ThreadReactor:
             os.eventfd_write(self._rear_bell, 1)
         if self._closed:
             self._dispose()
-        self.lock.__exit__()
+        self.lock.leave()
 
     def _work(self, events: Iterable[tuple[int, int]]) -> None:
         """Handle what is ready and due, then let those go who have what they wait for."""
