@@ -45,6 +45,9 @@ SETUP_TIMEOUT_S: Final = 5.0
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 
+# Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
+_HEAD: Final = struct.Struct(">ihhi")
+
 Body = Message | Callable[[int], Sequence[Buffer]]
 OnAnswer = Callable[[Message | HeadraceError], None]
 
@@ -112,6 +115,7 @@ class Link:
         self._writes_blocked = False
         self._versions: Versions | None = None
         self._end_error: HeadraceError | None = None
+        self._head_ends: dict[tuple[int, int], bytes] = {}
 
     @property
     def is_open(self) -> bool:
@@ -259,9 +263,12 @@ class Link:
         except Exception as error:
             log.exception("a %s request could not be encoded", apis.KNOWN[asked.api_key].name)
             raise ProtocolError(f"a {apis.KNOWN[asked.api_key].name} request could not be encoded: {error}") from error
-        head = write_request(asked.api_key, asked.version, asked.correlation_id, self._client_id, b"")
-        size = len(head) + sum(map(len, pieces))
-        return [struct.pack(">i", size - 4) + head[4:], *pieces], size
+        head_end = self._head_ends.get((asked.api_key, asked.version))
+        if head_end is None:
+            whole = write_request(asked.api_key, asked.version, 0, self._client_id, b"")
+            head_end = self._head_ends[asked.api_key, asked.version] = whole[_HEAD.size :]
+        size = _HEAD.size + len(head_end) + sum(map(len, pieces))
+        return [_HEAD.pack(size - 4, asked.api_key, asked.version, asked.correlation_id) + head_end, *pieces], size
 
     def _write(self) -> None:
         if self._socket is None:
