@@ -132,12 +132,7 @@ def test_a_damaged_batch_is_told_with_its_place_and_others_are_read_on(fresh_bro
         admin.create_topic(cluster, "spoilt", partitions=2)
         send(cluster, "spoilt", range(1000), 0)
         send(cluster, "spoilt", range(2000, 2100), 1)
-    (log,) = broker.data.rglob("spoilt-0/*.log")
-    content = log.read_bytes()
-    at = sum(header.size_bytes for header, _ in list(batches(memoryview(content)))[:7]) + CRC_AT
-    with log.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes([content[at] ^ 1]))
+    damage(broker, "spoilt-0", 7)
     for way in ("records", "batches", "priority"):
         header = "priority" if way == "priority" else None
         with Consumer("spoilt", bootstrap=broker.bootstrap, max_wait_ms=50, priority_header=header) as consumer:
@@ -169,3 +164,53 @@ def read_to_the_damage(consumer: Consumer, *, arrow: bool, whole: int) -> tuple[
 
     told = wait_for("what is whole, and then the error", more)
     return found, told
+
+
+@proves("R8")
+def test_a_member_started_before_its_broker_finds_it_later(fresh_broker: StartBroker) -> None:
+    broker = fresh_broker()
+    with Cluster(broker.bootstrap) as cluster:
+        admin.create_topic(cluster, "early", partitions=1)
+        send(cluster, "early", range(10))
+    broker.kill()
+    found: list[ReceivedRecord] = []
+
+    def more() -> bool:
+        try:
+            found.extend(consumer.poll(timeout_ms=100))
+        except NoBroker:
+            return False
+        return len(found) >= 10
+
+    with Consumer("early", bootstrap=broker.bootstrap, group="early-birds") as consumer:
+        with pytest.raises(NoBroker, match="no broker answers"):
+            consumer.poll(timeout_ms=10_000)
+        broker.start()
+        wait_for("records of a broker that came later", more)
+        consumer.commit()
+    assert values(found) == list(range(10))
+
+
+@pytest.mark.parametrize("priority_header", [None, "priority"])
+def test_what_stands_before_a_damage_is_decoded(fresh_broker: StartBroker, priority_header: str | None) -> None:
+    broker = fresh_broker()
+    with Cluster(broker.bootstrap) as cluster:
+        admin.create_topic(cluster, "decoded", partitions=1)
+        send(cluster, "decoded", range(200))
+    damage(broker, "decoded-0", 2)
+    with Consumer(
+        "decoded", bootstrap=broker.bootstrap, decoder=lambda value: int(value or b""), priority_header=priority_header
+    ) as consumer:
+        assert [record.value for record in collect(consumer, 100)] == list(range(100))
+        with pytest.raises(CorruptBatch):
+            consumer.poll(timeout_ms=5000)
+
+
+def damage(broker: Broker, partition: str, nth: int) -> None:
+    """Make the checksum of a batch wrong."""
+    (log,) = broker.data.rglob(f"{partition}/*.log")
+    content = log.read_bytes()
+    at = sum(header.size_bytes for header, _ in list(batches(memoryview(content)))[:nth]) + CRC_AT
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))

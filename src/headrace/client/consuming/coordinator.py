@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.link import OnAnswer
 from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
-from headrace.client.refusal import BrokerUnreachable, Refusal
+from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
 from headrace.errors import Code, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -44,9 +45,15 @@ _numbers = itertools.count(1)
 
 
 class Coordinator:
-    def __init__(self, network: Network, group: str) -> None:
+    """`on_missing` hears, each time, that no broker has ever answered; it is tried again all the same."""
+
+    def __init__(
+        self, network: Network, group: str, on_missing: Callable[[HeadraceError], None] = lambda _: None
+    ) -> None:
         self.group = group
         self._network = network
+        self._on_missing = on_missing
+        self._hung_up = 0
         self._lane = f"member {next(_numbers)} of {group}"
         self._check_lane = f"{self._lane}, checked"
         self._timers: set[Timer] = set()
@@ -65,13 +72,18 @@ class Coordinator:
         """One request, once; an answer that refuses comes as a Refusal. One that may take minutes has a heartbeat with
         it, which is asked beside it now and then: whether the coordinator is still there, and still is one.
         """
-        is_open = True
+        is_open, hung_up = True, self._hung_up
 
         def answered(answer: Message | HeadraceError) -> None:
             nonlocal is_open
             if not is_open:
                 return
             is_open = False
+            if isinstance(answer, EngineClosed) and hung_up != self._hung_up and not self._closed:
+                # Given up together with another question of this member; what is asked next finds the coordinator.
+                answer = BrokerUnreachable(f"the coordinator of group {self.group!r} was given up")
+            if isinstance(answer, NoBroker):
+                self._on_missing(answer)
             if isinstance(answer, Message) and (code := judge(answer)) != Code.NONE:
                 on_answer(Refusal(code, f"group {self.group!r}"))
             else:
@@ -127,6 +139,7 @@ class Coordinator:
 
     def hang_up(self) -> None:
         """Whoever waits for an answer hears that none will come; the next question has a new connection."""
+        self._hung_up += 1
         for lane in (self._lane, self._check_lane):
             self._network.close_lane(lane)
 
@@ -141,4 +154,4 @@ class Coordinator:
 
 def passes(error: HeadraceError) -> bool:
     """Whether the same question may get a better answer a moment later."""
-    return isinstance(error, BrokerUnreachable) or error.kafka_code in PASSING
+    return isinstance(error, BrokerUnreachable | NoBroker) or error.kafka_code in PASSING

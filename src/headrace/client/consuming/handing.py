@@ -85,9 +85,12 @@ class HandOut:
             raw, feed, before = self._raw, self._raw.feed, len(into)
             self._moved.append(feed)
             try:
-                cursor.take(into, most - before)
-                if self._decode is not None:
-                    self._decode_values(feed, into, before)
+                try:
+                    cursor.take(into, most - before)
+                finally:
+                    # Of a damaged set too: what stands before the damage is handed out.
+                    if self._decode is not None:
+                        self._decode_values(feed, into, before)
             except HeadraceError as error:
                 feed.position = into[-1].offset + 1 if len(into) > before else feed.position
                 self._shut()
@@ -199,10 +202,12 @@ class HandOut:
             records: list[ReceivedRecord] = []
             cursor = self._cursor_of(raw)
             try:
-                while not cursor.finished:
-                    cursor.take(records, 1 << 30)
-                if self._decode is not None:
-                    self._decode_values(raw.feed, records, 0)
+                try:
+                    while not cursor.finished:
+                        cursor.take(records, 1 << 30)
+                finally:
+                    if self._decode is not None:
+                        self._decode_values(raw.feed, records, 0)
             except HeadraceError as error:
                 end = records[-1].offset + 1 if records else raw.first_offset
                 order.put(replace(raw, next_offset=end), records)

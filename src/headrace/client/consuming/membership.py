@@ -110,7 +110,7 @@ class Membership:
         self._instance_id = instance_id
         self._rack = rack
         self._look_interval_s = look_interval_ms / 1000
-        self._coordinator = Coordinator(network, group)
+        self._coordinator = Coordinator(network, group, on_error)
         self._progress = GroupProgress(self._coordinator, self._identity)
         self._turn = 0
         self._rejoining = False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.client.assignment import Place
+from headrace.client.consuming.coordinator import passes
 from headrace.client.consuming.feed import Feed
 from headrace.client.consuming.fetching import Fetcher, Reset
 from headrace.client.consuming.handing import HandOut
@@ -337,7 +338,10 @@ class Reading:
             self._keeper.drop(wanted)
 
     def _on_error(self, error: HeadraceError) -> None:
-        self.error = error
+        if passes(error):
+            self._on_missing(error)
+            return
+        self.error, self._may_pass = error, False
         self._on_ready()
 
     def _on_missing(self, error: HeadraceError) -> None:
