@@ -109,8 +109,6 @@ def test_a_thread_that_waits_for_records_hears_of_a_close(
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     assert began.wait(20)
-    reactor = one._reactor
-    wait_for("the reader to wait", lambda: reactor._visits > 0 and not one._reading.ready)
     one.close()
     reader.join(10)
     assert [str(error) for error in heard] == ["this consumer is closed; make a new one"]

@@ -186,8 +186,11 @@ class Consumer:
             ends[place] = end
             self._wake()
 
-        Listing(self._network, dict.fromkeys(wanted, LATEST), found, found)
-        await self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+        listing = Listing(self._network, dict.fromkeys(wanted, LATEST), found, found)
+        try:
+            await self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+        finally:
+            listing.cancel()
         lags: dict[Place, int] = {}
         for place in wanted:
             end = ends[place]

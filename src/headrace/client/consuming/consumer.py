@@ -4,7 +4,8 @@
         for record in consumer.records():
             print(record.offset, record.value)
 
-Use one consumer from one thread at a time; only `close` may come from another. Groups are kept up in the background while the caller works.
+Use one consumer from one thread at a time; only `close` may come from another. Groups are kept up in the background
+while the caller works.
 """
 
 from __future__ import annotations
@@ -203,8 +204,12 @@ class Consumer:
         ends: dict[Place, int | HeadraceError] = {}
         wanted = self._chosen(None)
         with self._reactor.lock:
-            Listing(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
-        self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+            listing = Listing(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
+        try:
+            self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+        finally:
+            with self._reactor.lock:
+                listing.cancel()
         found: dict[Place, int] = {}
         for place in wanted:
             end = ends[place]

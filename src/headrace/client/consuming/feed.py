@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.assignment import Place
-from headrace.errors import HeadraceError
+from headrace.client.connection import RESPONSE_MAX_BYTES
+from headrace.errors import CorruptBatch, HeadraceError
 
 PAUSE_S: Final = 0.02
 PAUSE_MOST_S: Final = 1.0
+MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 REPLICA_KEPT_S: Final = 300.0
 """How long a follower is read that a leader named, before the leader is asked again."""
 
@@ -181,3 +183,10 @@ def next_time(feeds: Iterable[Feed], now: float) -> float | None:
     """When the first of the feeds that pause may be asked for again."""
     times = [feed.not_before for feed in feeds if feed.not_before > now and feed.asked is None and not feed.paused]
     return min(times, default=None)
+
+
+def larger(feed: Feed, cut_bytes: int) -> int:
+    """What a partition may send from now on, so that the batch which did not fit does."""
+    if feed.most_bytes >= MOST_SET_BYTES:
+        raise CorruptBatch(f"{feed} at offset {feed.offset}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}")
+    return min(max(2 * feed.most_bytes, cut_bytes), MOST_SET_BYTES)

@@ -15,9 +15,8 @@ from itertools import count
 from typing import Final
 
 from headrace.client.assignment import Place
-from headrace.client.connection import RESPONSE_MAX_BYTES
 from headrace.client.consuming.buffer import Buffer
-from headrace.client.consuming.feed import Asked, Feed, RawSet, fetchable, next_time
+from headrace.client.consuming.feed import Asked, Feed, RawSet, fetchable, larger, next_time
 from headrace.client.consuming.fetch_request import fetch_request
 from headrace.client.consuming.listing import Listing
 from headrace.client.engine.network import Network
@@ -26,12 +25,11 @@ from headrace.client.extent import extent
 from headrace.client.fetch import CorruptLog, FetchLimits
 from headrace.client.offsets import EARLIEST
 from headrace.client.refusal import Refusal, is_retriable
-from headrace.errors import Code, CorruptBatch, HeadraceError, OffsetOutOfRange
+from headrace.errors import Code, HeadraceError, OffsetOutOfRange
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
 ANSWER_WITHIN_S: Final = 30.0
-MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 BUFFER_BYTES: Final = 16 << 20
 SLOW_S: Final = 2.0
 """An answer that is later than this may never come: whether another broker leads now is asked meanwhile."""
@@ -156,6 +154,7 @@ class Fetcher:
             moments,
             lambda place, offset: self._on_found(*turns[place], offset),
             lambda place, error: self._on_not_found(*turns[place], error),
+            lambda place: not self._closed and turns[place][0].turn == turns[place][1],
         )
 
     def pause(self, places: Iterable[Place]) -> None:
@@ -358,7 +357,7 @@ class Fetcher:
         try:
             reached = extent(records, feed.offset, str(feed))
             if reached.next_offset == feed.offset:
-                feed.most_bytes = _larger(feed, reached.cut_bytes)
+                feed.most_bytes = larger(feed, reached.cut_bytes)
                 return
         except HeadraceError as error:
             feed.failure = error
@@ -447,10 +446,3 @@ class Fetcher:
             if feed.asked is None:
                 feed.not_before = 0.0
         self.go_on()
-
-
-def _larger(feed: Feed, cut_bytes: int) -> int:
-    """What a partition may send from now on, so that the batch which did not fit does."""
-    if feed.most_bytes >= MOST_SET_BYTES:
-        raise CorruptBatch(f"{feed} at offset {feed.offset}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}")
-    return min(max(2 * feed.most_bytes, cut_bytes), MOST_SET_BYTES)

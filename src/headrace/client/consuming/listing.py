@@ -23,7 +23,10 @@ _READ_UNCOMMITTED: Final = 0
 
 
 class Listing:
-    """One question. `on_found` hears of each place as it is found, `on_failed` of each that never will be."""
+    """One question. `on_found` hears of each place as it is found, `on_failed` of each that never will be.
+
+    Before it asks again it leaves out the places that are no longer `wanted`.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,13 @@ class Listing:
         moments: Mapping[Place, int],
         on_found: Callable[[Place, int], None],
         on_failed: Callable[[Place, HeadraceError], None],
+        wanted: Callable[[Place], bool] = lambda _: True,
     ) -> None:
         self._network = network
         self._wanted = dict(moments)
         self._on_found = on_found
         self._on_failed = on_failed
+        self._is_wanted = wanted
         self._under_way = 0
         self._pause_s = PAUSE_S
         self._ask()
@@ -44,6 +49,9 @@ class Listing:
         self._wanted.clear()
 
     def _ask(self) -> None:
+        self._wanted = {place: moment for place, moment in self._wanted.items() if self._is_wanted(place)}
+        if not self._wanted:
+            return
         by_leader: dict[int, list[Place]] = {}
         for place in self._wanted:
             leader = self._network.routes.leader(*place)
@@ -56,7 +64,10 @@ class Listing:
             try:
                 link = self._network.broker(leader, CONTROL)
             except HeadraceError as error:
-                self._on_answer(places, error)
+                # Not at once: before all are asked, the first to fail would count as the last.
+                self._network.reactor.call_soon(
+                    lambda places=places, error=error: self._on_answer(places, error)  # type: ignore[misc]
+                )
                 continue
             link.ask(
                 apis.LIST_OFFSETS,

@@ -92,15 +92,11 @@ class PriorityOrder:
 
     def clear(self) -> set[Feed]:
         """Keep nothing; the feeds, still to be read, of which there was anything."""
-        lines = [
-            *((each[1] for each in line) for line in self._by_priority.values()),
-            (each[2] for each in self._aside),
-        ]
-        waiting = {each for line in lines for each in line}
-        aside = {each[2] for each in self._aside}
-        self.freed_bytes += sum(len(each.raw.records) for each in waiting - aside)
+        waiting = {each for line in self._by_priority.values() for _, each in line}
+        aside = {each for _, _, each in self._aside}
+        self.freed_bytes += sum(len(each.raw.records) for each in waiting)
         self._by_priority, self._highest_first, self._aside, self.count = {}, [], [], 0
-        return {each.raw.feed for each in waiting if each.raw.counts}
+        return {each.raw.feed for each in waiting | aside if each.raw.counts}
 
     def take(self, into: list[Any], most: int) -> list[Feed]:
         """Append up to `most` records, highest first; the feeds whose `position` moved or may have."""
