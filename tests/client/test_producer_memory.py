@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -11,8 +13,10 @@ from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from headrace.client import admin
 from headrace.client.cluster import Cluster
+from headrace.client.sending.errors import QueueFull
 from headrace.client.sending.producer import Producer
 from headrace.client.sending.track import Load
+from headrace.records.building import Delivery
 from proving import proves
 
 MakeProducer = Callable[..., Producer]
@@ -65,3 +69,49 @@ def test_a_delivery_that_is_kept_keeps_no_bytes(producing: MakeProducer, topic: 
     producer.flush(30.0)
     assert _batches_kept(producer) <= 5
     assert [delivery.result().offset for delivery in deliveries] == list(range(100))
+
+
+@proves("J8")
+def test_records_whose_callbacks_have_not_run_fill_the_queue(producing: MakeProducer, topic: MakeTopic) -> None:
+    name = topic()
+    producer = producing(batch_bytes=1_000, queue_records=100, when_full=0, interval_ms=1)
+    producer.send(name, b"v")
+    go_on = threading.Event()
+    told: list[Delivery] = []
+
+    def callback(delivery: Delivery) -> None:
+        assert go_on.wait(30.0)
+        told.append(delivery)
+
+    for _ in range(100):
+        producer.send_async(name, bytes(100), callback=callback)
+    wait_for("acknowledgements", lambda: producer.metrics()["delivered"] == 101 or None)
+    assert producer.metrics()["queue_records"] == 100
+    assert isinstance(producer.send_async(name, b"one more").exception(), QueueFull)
+    go_on.set()
+    wait_for("room", lambda: producer.metrics()["queue_records"] == 0 or None)
+    assert len(told) == 100
+    assert producer.send(name, b"one more").offset == 101
+
+
+@proves("J8")
+@pytest.mark.parametrize("when_full", [-1, 0])
+def test_a_callback_that_sends_into_a_full_queue_does_not_wait_for_itself(
+    producing: MakeProducer, topic: MakeTopic, when_full: int
+) -> None:
+    name = topic()
+    producer = producing(batch_bytes=1_000, queue_records=20, when_full=when_full, interval_ms=1)
+    producer.send(name, b"v")
+    ended = threading.Event()
+
+    def again(delivery: Delivery, left: int) -> None:
+        if left:
+            producer.send_async(name, bytes(100), callback=partial(again, left=left - 1))
+            producer.send_async(name, bytes(100), callback=lambda _: None)
+        else:
+            ended.set()
+
+    for _ in range(20):
+        producer.send_async(name, bytes(100), callback=partial(again, left=20))
+    assert ended.wait(30.0)
+    producer.flush(30.0)

@@ -68,6 +68,9 @@ class _LoopDriver:
             if not future.done() and done():
                 future.set_result(True)
 
+    def room(self) -> None:
+        self.changed()
+
     async def have(self, done: Callable[[], bool], deadline: float) -> bool:
         """Wait until `done()`; False at the deadline."""
         if done():

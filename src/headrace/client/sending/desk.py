@@ -172,14 +172,17 @@ class Desk:
     def when_full(self, topic: str, needed_bytes: int) -> Delivery | None:
         """None when there is room again; otherwise the delivery of a record that was dropped."""
         sender, policy_ms = self.sender, self.options.when_full
+        if sender.account.spare():
+            return None
         if not self.may_wait:
             raise NoRoom(needed_bytes)
         if policy_ms != 0:
             with sender.reactor.lock:
                 sender.hurry()
             deadline = math.inf if policy_ms < 0 else sender.reactor.now() + policy_ms / 1000
-            if sender.driver.until(Need.ROOM, lambda: sender.has_room(needed_bytes), deadline):
-                return None
+            with sender.account.waiting():
+                if sender.driver.until(Need.ROOM, lambda: sender.has_room(needed_bytes), deadline):
+                    return None
         return self.drop(topic)
 
     def drop(self, topic: str) -> Delivery:

@@ -31,6 +31,10 @@ class Driver(Protocol):
         """What somebody waits for may have come."""
         ...
 
+    def room(self) -> None:
+        """There may be room in the queue, outside of any turn."""
+        ...
+
     def wait(self, delivery: Delivery, deadline: float | None) -> None: ...
 
     def awaited(self, delivery: Delivery) -> Awaitable[Report]: ...
@@ -39,15 +43,28 @@ class Driver(Protocol):
 class ThreadDriver:
     def __init__(self, reactor: ThreadReactor) -> None:
         self._reactor = reactor
+        self._for_room = 0
 
     def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
-        return self._reactor.wait(done, deadline)
+        if need is not Need.ROOM:
+            return self._reactor.wait(done, deadline)
+        with self._reactor.lock:
+            self._for_room += 1
+        try:
+            return self._reactor.wait(done, deadline)
+        finally:
+            with self._reactor.lock:
+                self._for_room -= 1
 
     def turn(self) -> None:
         self._reactor.turn()
 
     def changed(self) -> None:
         """The reactor itself asks all who wait, after every turn."""
+
+    def room(self) -> None:
+        if self._for_room:
+            self._reactor.wake()
 
     def wait(self, delivery: Delivery, deadline: float | None) -> None:
         self._reactor.wait(lambda: delivery.done, math.inf if deadline is None else deadline)

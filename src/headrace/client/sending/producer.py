@@ -202,7 +202,7 @@ class Producer:
         )
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything sent so far is acknowledged or has failed; deliveries say which."""
+        """Wait until everything sent so far is acknowledged or has failed, and callbacks have heard which."""
         with self._reactor.lock:
             mark = self._sender.mark()
             self._sender.hurry()
@@ -212,6 +212,8 @@ class Producer:
                 f"{self._sender.quota.records} records are not acknowledged after {timeout_s} s and still under way: "
                 "wait longer, or look at the brokers"
             )
+        if not self._reactor.wait_told(deadline):
+            raise RequestTimedOut(f"callbacks have not ended after {timeout_s} s: let them do less, or wait longer")
 
     def metrics(self) -> dict[str, int]:
         """Counts of records by fate, of batches, bytes and requests, and what waits now."""

@@ -19,6 +19,7 @@ from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, Refusal
 from headrace.client.sending import ordered, outcomes
+from headrace.client.sending.account import Account
 from headrace.client.sending.counts import Counts
 from headrace.client.sending.desk import Desk
 from headrace.client.sending.driver import Driver
@@ -52,6 +53,7 @@ class Sender:
         self.options = options
         self.driver = driver
         self.quota = Quota(options.queue_bytes, options.queue_records)
+        self.account = Account(self.reactor, driver, self.quota)
         self.count = Counts()
         self.faults = FaultLatency(options.latency_table)
         self._delivery_s = options.delivery_timeout_ms / 1000
@@ -366,9 +368,7 @@ class Sender:
             self.count.delivered += load.batch.count
             self.count.bytes += load.batch.record_bytes
             self.count.batches += 1
-            if load.batch.sent.finish(base_offset, append_ms):
-                self.reactor.tell(load.batch.sent.tell)
-            self.forget(load)
+            self.forget(load, load.batch.sent.finish(base_offset, append_ms))
 
     def _settle_one(self, load: Load, fate: Fate, reason: HeadraceError | None) -> None:
         count, where = load.batch.count, load.track.label
@@ -379,8 +379,7 @@ class Sender:
         else:
             self.count.failed += count
         error = failure(count, where, unknown, reason)
-        self.fail(load.batch.sent, error)
-        self.forget(load)
+        self.forget(load, load.batch.sent.fail(error))
         if load.orders and not self._over:
             ordered.hold_back(self, load, error)
 
@@ -395,11 +394,11 @@ class Sender:
 
     def fail(self, sent: SentBatch, error: HeadraceError) -> None:
         if sent.fail(error):
-            self.reactor.tell(sent.tell)
+            self.reactor.tell(partial(self.account.tell, sent))
 
-    def forget(self, load: Load) -> None:
+    def forget(self, load: Load, tells: bool = False) -> None:
         assert not load.settled
-        self.quota.give_back(load.counted)
+        self.account.settle(load.batch.sent, load.counted, tells)
         load.settled = True
         load.let_go()
         self._timetable.settled(load)
