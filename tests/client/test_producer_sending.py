@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,13 @@ from client.reading_back import read_partition, read_topic
 from clients.cutting import CuttingProxy
 from headrace.client import admin
 from headrace.client.cluster import Cluster, UnknownTopic
+from headrace.client.engine import network
+from headrace.client.fetch import FetchLimits, Position, fetch
 from headrace.client.refusal import BrokerUnreachable
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
 from headrace.client.sending.producer import Producer
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError
+from headrace.records.batch import BatchHeader
 from headrace.records.building import Delivery, Report
 from headrace.records.partitioner import partition_for_key
 from proving import proves
@@ -532,3 +536,50 @@ def test_small_records_that_are_too_large_together_hear_what_to_do(producing: Ma
     for delivery in deliveries:
         with pytest.raises(NotDelivered, match="lower batch_bytes"):
             delivery.result()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        ({"timestamp_ms": 2**70}, InvalidRecord, "timestamp_ms"),
+        ({"partition": 2**70}, InvalidRecord, "partition"),
+        ({"headers": [(b"k", b"v")]}, TypeError, "name is text"),
+        ({"headers": {"name": b"v"}}, TypeError, "pairs"),
+    ],
+)
+def test_a_record_that_cannot_be_says_what_is_wrong(
+    producing: MakeProducer, topic: MakeTopic, wrong: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        producing().send_async(topic(), b"v", **wrong)
+
+
+def test_a_table_that_cannot_be_leaves_no_network_behind() -> None:
+    before = len(network._registry)
+    with pytest.raises(SettingError):
+        Producer("127.0.0.1:1", client_id="wrong table", latency_table=[(5, 1), (1, 5)])
+    assert len(network._registry) == before
+
+
+@proves("R6")
+def test_batches_carry_producer_id_sequence_and_codec(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name, plain = topic(), topic()
+    producer, other = producing(), producing(codec="zstd", idempotent=False)
+    for _ in range(3):
+        producer.send(name, b"v")
+    for delivery in [other.send_async(plain, bytes(1_000)) for _ in range(20)]:
+        delivery.result()
+    numbered, packed = _batches(cluster, name), _batches(cluster, plain)
+    assert [header.base_sequence for header in numbered] == [0, 1, 2]
+    assert len({header.producer_id for header in numbered}) == 1
+    assert numbered[0].producer_id >= 0
+    assert {header.attributes & 7 for header in numbered} == {0}
+    assert {(header.producer_id, header.base_sequence, header.attributes & 7) for header in packed} == {(-1, -1, 4)}
+    assert sum(header.size_bytes for header in packed) < 5_000
+
+
+def _batches(cluster: Cluster, topic: str) -> list[BatchHeader]:
+    (fetched,) = fetch(cluster, [Position(topic, 0, 0)], FetchLimits(max_wait_ms=100))
+    return [header for header, _ in fetched.whole_batches()]

@@ -131,7 +131,12 @@ def encoded_headers(headers: Sequence[Header]) -> bytes | None:
         return None
     fields: list[bytes | None] = []
     size = varint_size(len(found))
-    for name, content in found:
+    for pair in found:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"headers are pairs (name, value), not {pair!r}")
+        name, content = pair
+        if not isinstance(name, str):
+            raise TypeError(f"a header's name is text, not {type(name).__name__}")
         try:
             text = name.encode()
         except UnicodeEncodeError as error:
@@ -176,16 +181,21 @@ class SentBatch:
         return len(self.callbacks) > 0
 
     def tell(self) -> None:
-        """Run the callbacks, each once, whichever thread comes here first."""
+        """Run the callbacks, each once, whichever thread comes here first. None keeps another from being run."""
+        raised: BaseException | None = None
         while self.callbacks:
             try:
                 callback, delivery = self.callbacks.popleft()
             except IndexError:
-                return
+                break
             try:
                 callback(delivery)
             except Exception:
                 log.exception("the callback of a record sent to %s-%d failed", self.topic, self.partition)
+            except BaseException as error:  # noqa: BLE001 - passed on when the others have run
+                raised = error
+        if raised is not None:
+            raise raised
 
 
 @cython.no_gc
@@ -209,7 +219,7 @@ class Delivery:
             self.wait(timeout_s)
         sent = self.sent
         if sent.error is not None:
-            raise sent.error
+            raise sent.error.with_traceback(None)
         offset = sent.base_offset + self.place if sent.base_offset >= 0 else -1
         return Report(sent.topic, sent.partition, offset, sent.append_ms if sent.append_ms >= 0 else self.timestamp_ms)
 

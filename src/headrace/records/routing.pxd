@@ -12,6 +12,9 @@ cdef unsigned long long HALF_WORD
 @cython.locals(moment=timespec)
 cdef long long now_ms() noexcept
 
+@cython.locals(number="long long")
+cdef long long whole(object given, str what, object topic) except? -1
+
 @cython.locals(raw="unsigned int")
 cdef unsigned long long four_bytes(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
 

@@ -69,6 +69,15 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def whole(given: Any, what: str, topic: str) -> int:
+    """A number of a record, as far as the format reaches."""
+    try:
+        number: int = given
+    except OverflowError:
+        raise InvalidRecord(f"a record for {topic} has {what}={given}, out of range") from None
+    return number
+
+
 def four_bytes(data: Any, pos: int, size: int) -> int:
     """Up to four bytes as a little-endian number."""
     if cython.compiled:
@@ -193,8 +202,8 @@ class Router:
         if key is not None and type(key) is not bytes:
             key = as_bytes(key, "key")
         tail = encoded_headers(headers) if headers else None
-        at_ms = now_ms() if timestamp_ms is None else timestamp_ms
-        chosen = -1 if partition is None else partition
+        at_ms = now_ms() if timestamp_ms is None else whole(timestamp_ms, "timestamp_ms", topic)
+        chosen = -1 if partition is None else whole(partition, "partition", topic)
         if chosen < 0 and partition is not None:
             raise InvalidRecord(f"a record for {topic} names partition {partition}: the first one is 0")
         size = RECORD_OVERHEAD_BYTES

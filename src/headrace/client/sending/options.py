@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from headrace.client.sending.faults import TABLE
+from headrace.client.sending.faults import TABLE, FaultLatency
 from headrace.errors import SettingError
 from headrace.records.codecs import Codec
 
@@ -68,6 +68,7 @@ class Options:
             _need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("delivery_timeout_ms", "request_timeout_ms"):
             _need(getattr(self, name) > 0, name, getattr(self, name), "more than 0 ms")
+        FaultLatency(self.latency_table)
         _need(self.interval_ms >= 0, "interval_ms", self.interval_ms, "0 ms or more")
 
     @property
