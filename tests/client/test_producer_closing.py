@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import headrace.aio
 from brokers import Broker, wait_for
 from client.reading_back import read_partition
 from headrace.client.cluster import Cluster
+from headrace.client.engine.errors import ForkedEngine
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed
 from headrace.client.sending.producer import Producer
 from headrace.errors import HeadraceError
@@ -154,3 +156,20 @@ def test_a_cancelled_close_tells_what_is_left_over(fresh_broker: StartBroker) ->
         await producer.close()
 
     asyncio.run(go())
+
+
+@proves("R6")
+def test_a_send_in_a_forked_child_is_refused(broker: Broker) -> None:
+    with Producer(broker.bootstrap, interval_ms=3_600_000) as producer:
+        producer.send("forked", b"v")
+        producer.send_async("forked", b"of the parent")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                producer.send_async("forked", b"of the child")
+            except ForkedEngine:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -25,6 +25,7 @@ from headrace.client.sending.desk import Desk
 from headrace.client.sending.driver import Driver
 from headrace.client.sending.errors import failure
 from headrace.client.sending.faults import FaultLatency
+from headrace.client.sending.forking import stays_with_parent
 from headrace.client.sending.lane import Fate, Parcel, Verdict
 from headrace.client.sending.options import Options
 from headrace.client.sending.outcomes import Outcome
@@ -71,6 +72,7 @@ class Sender:
         self._over = False
         """It is closed: nothing leaves any more, whatever is heard."""
         network.routes.listeners.append(self._routed)
+        stays_with_parent(self)
 
     # For desks and producers.
 

@@ -1,0 +1,29 @@
+"""In a forked child every send of a producer made before is refused: nobody there would let its batches leave."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+from headrace.client.engine.errors import ForkedEngine
+
+if TYPE_CHECKING:
+    from headrace.client.sending.sender import Sender
+
+_left_behind: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def stays_with_parent(sender: Sender) -> None:
+    _left_behind.add(sender)
+
+
+def _after_fork() -> None:
+    for sender in list(_left_behind):
+        sender.refusal = ForkedEngine()
+        for desk in sender.desks():
+            desk.router_here.closed = sender.refusal
+    _left_behind.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
