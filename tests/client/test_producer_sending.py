@@ -21,7 +21,9 @@ from headrace.client.engine import network
 from headrace.client.fetch import FetchLimits, Position, fetch
 from headrace.client.refusal import BrokerUnreachable
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+from headrace.client.sending.lane import Parcel
 from headrace.client.sending.producer import Producer
+from headrace.client.sending.track import Load
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError
 from headrace.records.batch import BatchHeader
 from headrace.records.building import Delivery, Report
@@ -583,3 +585,41 @@ def test_batches_carry_producer_id_sequence_and_codec(
 def _batches(cluster: Cluster, topic: str) -> list[BatchHeader]:
     (fetched,) = fetch(cluster, [Position(topic, 0, 0)], FetchLimits(max_wait_ms=100))
     return [header for header, _ in fetched.whole_batches()]
+
+
+def test_a_batch_that_cannot_be_packed_fails_alone(
+    producing: MakeProducer, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(partitions=2)
+    producer = producing(interval_ms=3_600_000)
+    sign = Load.sign
+
+    def no_memory(load: Load, parcel: Parcel) -> bytearray:
+        if load.track.partition == 0:
+            raise MemoryError
+        return sign(load, parcel)
+
+    monkeypatch.setattr(Load, "sign", no_memory)
+    deliveries = [producer.send_async(name, b"v", partition=partition) for partition in (0, 1)]
+    producer.flush(20.0)
+    assert isinstance(deliveries[0].exception(), NotDelivered)
+    assert deliveries[1].result().offset == 0
+    monkeypatch.undo()
+    assert producer.send(name, b"w", partition=0).offset == 0
+
+
+def test_a_callback_that_ends_its_thread_keeps_no_other_from_being_run(
+    producing: MakeProducer, topic: MakeTopic
+) -> None:
+    name = topic()
+    producer = producing(interval_ms=3_600_000)
+    heard: list[Delivery] = []
+
+    def ends(delivery: Delivery) -> None:
+        raise SystemExit
+
+    producer.send_async(name, b"v", callback=ends)
+    after = producer.send_async(name, b"v", callback=heard.append)
+    producer.flush(20.0)
+    assert heard == [after]
+    assert producer.metrics()["queue_records"] == 0

@@ -27,6 +27,12 @@ class Account:
         """The thread in which callbacks run now."""
         self._teller_waits = False
 
+    def has_room(self, needed_bytes: int) -> bool:
+        quota = self._quota
+        return not quota.records or (
+            quota.records < quota.max_records and quota.bytes + needed_bytes <= quota.max_bytes
+        )
+
     def settle(self, sent: SentBatch, counted: OpenBatch, tells: bool) -> None:
         """Give back what a batch counts; `tells` says whether callbacks hear of it. With the lock."""
         if tells and not self._teller_waits:

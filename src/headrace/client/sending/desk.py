@@ -181,7 +181,7 @@ class Desk:
                 sender.hurry()
             deadline = math.inf if policy_ms < 0 else sender.reactor.now() + policy_ms / 1000
             with sender.account.waiting():
-                if sender.driver.until(Need.ROOM, lambda: sender.has_room(needed_bytes), deadline):
+                if sender.driver.until(Need.ROOM, lambda: sender.account.has_room(needed_bytes), deadline):
                     return None
         return self.drop(topic)
 

@@ -7,6 +7,7 @@ queue from when it is in a batch until that batch is settled.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable
 from dataclasses import asdict
@@ -34,12 +35,13 @@ from headrace.client.sending.spread import next_partition
 from headrace.client.sending.timetable import Timetable
 from headrace.client.sending.track import Load, Track
 from headrace.client.topology import Topic
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, InvalidRecord
 from headrace.records.building import Delivery, Report, SentBatch
 from headrace.records.routing import Quota
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
+log = logging.getLogger(__name__)
 ANSWER_MARGIN_S: Final = 1.0
 LEADERLESS_S: Final = 0.1
 ABANDON_AFTER_S: Final = 0.5
@@ -98,12 +100,6 @@ class Sender:
         """Brokers that records which may go anywhere stay away from."""
         failing = self.network.failing()
         return failing | self.faults.avoided(self.reactor.now()) if self.options.avoid_slow else failing
-
-    def has_room(self, needed_bytes: int) -> bool:
-        quota = self.quota
-        return not quota.records or (
-            quota.records < quota.max_records and quota.bytes + needed_bytes <= quota.max_bytes
-        )
 
     def wait(self, delivery: Delivery, deadline: float | None) -> None:
         self.driver.wait(delivery, deadline)
@@ -232,7 +228,12 @@ class Sender:
                 if lane.wants_identity and lane.waiting and track.desk.identities.give(lane):
                     continue
                 break
-            after = put(rounds, after, track, parcel)
+            try:
+                after = put(rounds, after, track, parcel)
+            except Exception as error:
+                log.exception("a batch for %s cannot be packed", track.label)
+                parcel.reason = InvalidRecord(f"the batch cannot be packed: {error!r}")
+                self._settle(lane.answered(parcel, parcel.attempt, Outcome.DENIED, now))
         if lane.waiting and lane.wants_identity:
             track.desk.identities.ask()
         if lane.waiting and lane.paused_until > now:
