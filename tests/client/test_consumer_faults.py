@@ -126,6 +126,33 @@ def test_a_topic_made_anew_is_read_from_its_first_record_and_told(
 
 
 @proves("R8")
+@pytest.mark.parametrize("way", ["poll", "batches"])
+def test_of_a_topic_made_anew_nothing_old_is_handed_out_and_no_old_offset_counts(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, way: str
+) -> None:
+    name = topic()
+    send(cluster, name, range(100), per_batch=100)
+    told: list[Reset] = []
+
+    def take(consumer: Consumer) -> list[int]:
+        if way == "poll":
+            return values(consumer.poll(10_000, max_records=10))
+        rows = next(consumer.batches(("value",), batch_rows=10, timeout_ms=10_000))
+        return [int(value.as_py()) for value in rows["value"]]
+
+    with Consumer(name, bootstrap=broker.bootstrap, max_wait_ms=50, on_reset=told.append) as consumer:
+        assert take(consumer) == list(range(10))
+        admin.delete_topic(cluster, name)
+        cluster.forget()
+        admin.create_topic(cluster, name, partitions=1)
+        send(cluster, name, range(500, 520))
+        wait_for("the new topic to be noticed", lambda: told)
+        assert take(consumer) == list(range(500, 510))
+        assert told[0].offset == 10
+        assert consumer.position(name, 0) == 10
+
+
+@proves("R8")
 def test_a_damaged_batch_is_told_with_its_place_and_others_are_read_on(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
