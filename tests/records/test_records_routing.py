@@ -75,7 +75,7 @@ def sender(routing: ModuleType, building: ModuleType) -> Sender:
     return Sender(routing, building)
 
 
-@proves("R9")
+@proves("G17")
 def test_a_key_goes_to_the_partition_that_every_client_gives_it(sender: Sender) -> None:
     send = sender.router(-1).send_async
     keys = [b"", b"k", b"\xff\x80\x7f", *(f"key-{nth}".encode() for nth in range(1000))]
@@ -84,7 +84,7 @@ def test_a_key_goes_to_the_partition_that_every_client_gives_it(sender: Sender) 
     assert all(batch.pinned for batch in sender.all_batches())
 
 
-@proves("R9")
+@proves("G17")
 def test_a_named_partition_goes_before_the_key_and_must_be_there(sender: Sender) -> None:
     send = sender.router(-1).send_async
     assert send("orders", b"v", key=b"key-1", partition=2).sent.partition == 2
@@ -113,7 +113,7 @@ def test_a_topic_that_lost_its_partitions_is_looked_for_again(sender: Sender, fi
     assert asked == [("orders", fields.get("partition", -1))]
 
 
-@proves("R9")
+@proves("G17")
 def test_records_without_a_key_fill_one_batch_after_the_other(sender: Sender) -> None:
     send = sender.router(-1).send_async
     partitions = [send("orders", bytes(100)).sent.partition for _ in range(100)]

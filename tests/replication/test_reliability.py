@@ -9,7 +9,7 @@ from proving import proves
 from replication.scene import Scene
 
 
-@proves("F1", "G7")
+@proves("F1", "G7", "R14")
 @pytest.mark.parametrize("name", ["page-cache", "local-disk"])
 def test_a_level_without_replication_does_not_wait_for_followers(name: str) -> None:
     scene = Scene(topic={"reliability": name, "min_insync_replicas": 0})
@@ -49,7 +49,7 @@ def test_one_replica_is_enough_where_the_level_says_so() -> None:
     scene.settle()
 
 
-@proves("F1")
+@proves("F1", "R14")
 def test_the_strongest_level_waits_for_every_sync() -> None:
     scene = Scene(topic={"reliability": "all-replicas"})
     scene.elect(1, (1, 2, 3))
