@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs something in the background has it ignore Ctrl-C, and all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seed: int | None = config.getoption("--seed")
     config.stash[SEED] = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     if layout := config.getoption("--layout"):
