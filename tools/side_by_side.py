@@ -1,8 +1,8 @@
 """Runs everything that `make test` is made of in three lanes side by side, each taking the next part when it is free.
 
 Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: tests that start Spark;
-the checks; tests with clients, with brokers, with clusters, and all others; some of the broker's once more on the other
-layout of its data.
+the checks; tests of our client, with other clients, of the commands, with brokers, with clusters, and all others; some
+of the broker's once more on the other layout of its data.
 A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
 file, that alone is run. What all have proven is put together in one file.
 
@@ -13,20 +13,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
 LANES = 3
 SPARK_TESTS = ("tests/spark",)
-CLIENT_TESTS = ("tests/clients", "tests/client")
-BROKER_TESTS = ("tests/arrow", "tests/cli", "tests/faults", "tests/frontend", "tests/http")
+FOLDERS = {
+    "client": ("tests/client",),
+    "brokers": ("tests/arrow", "tests/faults", "tests/frontend", "tests/http"),
+    "cli": ("tests/cli",),
+    "clients": ("tests/clients",),
+}
 CLUSTER_TESTS = (
     *("tests/cluster", "tests/replication", "tests/sim"),
     *(f"tests/faults/test_{name}.py" for name in ("cluster_chaos", "etcd_gone")),
@@ -100,9 +106,8 @@ def run(proven: Path, arguments: list[str]) -> int:
     began = time.monotonic()
     parts = {
         "spark": [*SPARK_TESTS],
-        "brokers": [*BROKER_TESTS, *apart(CLUSTER_TESTS)],
-        "clients": [*CLIENT_TESTS],
-        "others": ["tests", *apart((*SPARK_TESTS, *BROKER_TESTS, *CLIENT_TESTS, *CLUSTER_TESTS))],
+        **{name: [*folders, *apart(CLUSTER_TESTS)] for name, folders in FOLDERS.items()},
+        "others": ["tests", *apart((*SPARK_TESTS, *CLUSTER_TESTS, *chain.from_iterable(FOLDERS.values())))],
         "clusters": [*CLUSTER_TESTS],
         "shared": [*TWICE_TESTED, "--layout", "shared"],
     }
@@ -139,4 +144,6 @@ def together(found: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, str]
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] != "--proven":
         sys.exit(__doc__)
+    # Shells let what they start in the background ignore it, and so would the programs that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(ROOT / sys.argv[2], sys.argv[3:]))
