@@ -31,7 +31,7 @@ def test_acks_all_needs_the_minimum_in_sync_and_a_lower_minimum_frees_what_waite
     assert raw.produce(topic, batch_of([b"a"]), acks=-1).error_code == 19
     assert raw.produce(topic, batch_of([b"b"]), acks=1).error_code == 0
     assert raw.fetch(topic).high_watermark == 0, "nobody reads what can still be lost"
-    raw.send_fetch(topic, 0, wait_ms=20_000)
+    raw.send_fetch(topic, 0, wait_ms=60_000)
     other = connect(broker)
     assert alter(other, TOPIC, topic, "min.insync.replicas", "1").error_code == 0
     assert raw.receive(apis.FETCH, 12)[1].responses[0].partitions[0].high_watermark == 1

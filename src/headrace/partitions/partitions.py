@@ -273,7 +273,8 @@ class Partitions:
             core.min_in_sync_changed(settings.min_insync_replicas)
             core.durability_changed(flushed_counts=flushed_counts, position=partition.local_position())
             partition.settings_changed()
-            partition.advance()
+            if partition.advance():
+                self._rose(partition)
             self._set_changed(partition)
 
     def replicas_changed(self, partition: Partition, replicas: Sequence[int], adding: Sequence[int] = ()) -> None:
