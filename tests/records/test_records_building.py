@@ -214,6 +214,27 @@ def test_callbacks_run_once_each_in_their_order(building: ModuleType, caplog: py
     assert heard[2:] == [("late", second)]
 
 
+def test_records_of_a_batch_that_is_split_have_fates_of_their_own(building: ModuleType) -> None:
+    whole, parts = sent_batch(building), [sent_batch(building) for _ in range(3)]
+    records = [building.Delivery(whole, place, NOW_MS) for place in range(5)]
+    heard: list[Any] = []
+    for record in records[:4]:
+        record.add_callback(heard.append)
+    whole.split([(0, parts[0]), (2, parts[1])])
+    parts[1].split([(0, parts[2]), (2, sent_batch(building))])
+    assert parts[0].finish(70)
+    assert [record.done for record in records] == [True, True, False, False, False]
+    assert [record.result().offset for record in records[:2]] == [70, 71]
+    parts[0].tell()
+    assert parts[2].fail(NotLeader("no"))
+    parts[2].tell()
+    assert heard == records[:4]
+    assert isinstance(records[3].exception(), NotLeader)
+    records[3].add_callback(heard.append)
+    records[4].add_callback(heard.append)
+    assert heard == [*records[:4], records[3]]
+
+
 def test_a_record_that_moves_takes_its_callbacks_along(building: ModuleType) -> None:
     before, after = sent_batch(building), building.SentBatch("orders", 1, Sender())
     heard: list[Any] = []

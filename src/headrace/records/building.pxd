@@ -34,6 +34,7 @@ cdef class SentBatch:
     cdef public long long base_offset, append_ms
     cdef public object error
     cdef public bint done
+    cdef public list parts
     cdef public object callbacks
 
     cpdef bint finish(self, long long base_offset, long long append_ms=*) except -1
@@ -44,6 +45,8 @@ cdef class Delivery:
     cdef public SentBatch sent
     cdef public long long timestamp_ms
     cdef public int place
+
+    cpdef SentBatch batch(self)
 
 cdef class OpenBatch:
     cdef public SentBatch sent

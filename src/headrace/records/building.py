@@ -11,6 +11,7 @@
     SentBatch(topic, partition, owner) .topic  .partition  .base_offset  .append_ms  .error  .done  .owner
         .finish(base_offset, append_ms=-1) -> bool     .fail(error) -> bool
             True if there are callbacks: then run `.tell()` where user code may run. The first of them counts.
+        .split([(place of its first record, SentBatch), ...]): its records went on in these; `done` stays False here.
     Delivery(sent, place, timestamp_ms) .done  .sent  .place  .timestamp_ms
         .result(timeout_s=None) -> Report  .exception(timeout_s=None) -> HeadraceError | None  .add_callback(fn)
         fn gets the delivery; `await delivery` gives the report where the owner can be awaited.
@@ -164,6 +165,7 @@ class SentBatch:
         self.append_ms = -1
         self.error: HeadraceError | None = None
         self.done = False
+        self.parts: list[tuple[int, SentBatch]] | None = None
         self.callbacks: deque[tuple[Callable[[Delivery], object], Delivery]] = deque()
 
     def finish(self, base_offset: int, append_ms: int = -1) -> bool:
@@ -179,6 +181,29 @@ class SentBatch:
             self.error = error
             self.done = True
         return len(self.callbacks) > 0
+
+    def split(self, parts: list[tuple[int, SentBatch]]) -> None:
+        """The records go on in other batches, in order; each with the place here of its first record."""
+        self.parts = parts
+        self.hand_on()
+
+    def part(self, place: int) -> tuple[SentBatch, int]:
+        """The batch that the record of this place went on in, and its place there."""
+        assert self.parts is not None
+        at = len(self.parts) - 1
+        while self.parts[at][0] > place:
+            at -= 1
+        first, sent = self.parts[at]
+        return (sent, place - first) if sent.parts is None else sent.part(place - first)
+
+    def hand_on(self) -> None:
+        """Give the callbacks to the batches that their records are in now."""
+        while self.callbacks:
+            try:
+                pair = self.callbacks.popleft()
+            except IndexError:
+                break
+            pair[1].batch().callbacks.append(pair)
 
     def tell(self) -> None:
         """Run the callbacks, each once, whichever thread comes here first. None keeps another from being run."""
@@ -211,27 +236,33 @@ class Delivery:
 
     @property
     def done(self) -> bool:
-        return self.sent.done
+        return self.batch().done
+
+    def batch(self) -> SentBatch:
+        """The batch that the record is in now."""
+        sent = self.sent
+        return sent if sent.parts is None else sent.part(self.place)[0]
 
     def result(self, timeout_s: float | None = None) -> Report:
         """Where the record went, when the broker has it; raises what kept it from getting there."""
-        if not self.sent.done:
+        if not self.batch().done:
             self.wait(timeout_s)
-        sent = self.sent
+        sent = self.batch()
         if sent.error is not None:
             raise sent.error.with_traceback(None)
-        offset = sent.base_offset + self.place if sent.base_offset >= 0 else -1
+        place = self.place if self.sent.parts is None else self.sent.part(self.place)[1]
+        offset = sent.base_offset + place if sent.base_offset >= 0 else -1
         return Report(sent.topic, sent.partition, offset, sent.append_ms if sent.append_ms >= 0 else self.timestamp_ms)
 
     def exception(self, timeout_s: float | None = None) -> HeadraceError | None:
         """What kept the record from getting there, or None if it did."""
-        if not self.sent.done:
+        if not self.batch().done:
             self.wait(timeout_s)
-        return self.sent.error
+        return self.batch().error
 
     def wait(self, timeout_s: float | None = None) -> None:
         self.sent.owner.wait(self, None if timeout_s is None else time.monotonic() + timeout_s)
-        if not self.sent.done:
+        if not self.batch().done:
             raise RequestTimedOut(
                 f"a record for {self.sent.topic}-{self.sent.partition} is not acknowledged after {timeout_s} s and is "
                 "still under way: wait longer, or look at the broker"
@@ -241,6 +272,9 @@ class Delivery:
         """`callback(delivery)` runs once the record is done, at once if it is already."""
         sent = self.sent
         sent.callbacks.append((callback, self))
+        if sent.parts is not None:
+            sent.hand_on()
+            sent = self.batch()
         if sent.done:
             sent.tell()
 
@@ -258,7 +292,7 @@ class Delivery:
         return self.sent.owner.awaited(self).__await__()
 
     def __repr__(self) -> str:
-        state = "under way" if not self.sent.done else "delivered" if self.sent.error is None else "failed"
+        state = "under way" if not self.done else "delivered" if self.batch().error is None else "failed"
         return f"<Delivery to {self.sent.topic}-{self.sent.partition}, {state}>"
 
 
