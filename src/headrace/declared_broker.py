@@ -18,6 +18,14 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "where the cluster's metadata is: embedded (a file of this broker, which is then alone) or "
         "etcd://host:port,host:port",
     ),
+    Setting(
+        "coordination.wait.ms",
+        "int",
+        600_000,
+        "how long a start waits for etcd, and a registry for the first broker; 0 asks once, -1 waits without end",
+        "ms",
+        -1,
+    ),
     Setting("etcd.tls.ca", "str", "", "PEM file with the CA of etcd's certificates; set, etcd is spoken to by TLS"),
     Setting("etcd.tls.cert", "str", "", "PEM file with the certificate that this broker shows to etcd"),
     Setting("etcd.tls.key", "str", "", "PEM file with the private key of that certificate"),

@@ -23,19 +23,12 @@ REGISTRY_SETTINGS: Final[tuple[Setting, ...]] = (
         0,
         600_000,
     ),
-    Setting(
-        "registry.start.ms",
-        "int",
-        30_000,
-        "how long a registry that starts waits for etcd and for the first broker",
-        "ms",
-        0,
-    ),
 )
 
 USED_BY_REGISTRY: Final = (
     "cluster.id",
     "coordination",
+    "coordination.wait.ms",
     "etcd.tls.ca",
     "etcd.tls.cert",
     "etcd.tls.key",

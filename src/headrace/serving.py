@@ -64,7 +64,8 @@ async def _serve(make: Callable[[asyncio.AbstractEventLoop, Failed], Server]) ->
         loop.add_signal_handler(number, stop)
     server = make(loop, stop)
     try:
-        await server.start()
+        if not await _started(server, stopping):
+            return 0
         _quieten_collector()
         _say_ready(server)
         error = await stopping
@@ -73,6 +74,20 @@ async def _serve(make: Callable[[asyncio.AbstractEventLoop, Failed], Server]) ->
     finally:
         await asyncio.wait_for(server.stop(), STOP_SECONDS)
     return 0 if error is None else 1
+
+
+async def _started(server: Server, stopping: asyncio.Future[BaseException | None]) -> bool:
+    """False when a signal ended it before it stood: a start may wait for others for long."""
+    starting = asyncio.ensure_future(server.start())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done() and stopping.result() is None:
+        starting.cancel()
+    await asyncio.wait((starting,))
+    if starting.cancelled():
+        log.info("stopped while it started")
+        return False
+    starting.result()
+    return True
 
 
 def _quieten_collector() -> None:

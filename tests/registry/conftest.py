@@ -26,7 +26,7 @@ _numbers = itertools.count()
 def without_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     """A registry whose etcd is not there. It takes its time to say so: other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("without-etcd")
-    process = begin(Registry(folder / "registry", f"etcd://127.0.0.1:{free_port()}", registry_start_ms=0))
+    process = begin(Registry(folder / "registry", f"etcd://127.0.0.1:{free_port()}", coordination_wait_ms=0))
     yield process
     process.kill()
     process.wait()

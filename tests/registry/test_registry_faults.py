@@ -258,7 +258,7 @@ def test_settings_that_make_no_registry_are_refused(flags: dict[str, object], sa
 @proves("R1")
 def test_a_registry_makes_no_cluster_and_waits_for_one(tmp_path: Path) -> None:
     with etcd_nodes(tmp_path) as etcd:
-        impatient = begin(Registry(tmp_path / "impatient", etcd.uri, registry_start_ms=0))
+        impatient = begin(Registry(tmp_path / "impatient", etcd.uri, coordination_wait_ms=0))
         patient = Registry(tmp_path / "patient", etcd.uri)
         starting = STARTER.submit(patient.start)  # a process dies with the thread that started it
         _, said = impatient.communicate(timeout=START_DEADLINE_S)

@@ -20,7 +20,7 @@ from aetcd import rpc
 from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError, OperatorError
 from headrace.ports.clock import Clock
-from headrace.ports.coordination import OutcomeUnknown
+from headrace.ports.coordination import CoordinationRefused, OutcomeUnknown
 
 log = logging.getLogger(__name__)
 
@@ -216,17 +216,17 @@ class EtcdLink:
             return False
         return error.code() == grpc.StatusCode.UNAUTHENTICATED or "revision of auth store is old" in _text(error)
 
-    def _refusal(self, what: str, node: Node, error: Exception) -> CoordinationError | None:
+    def _refusal(self, what: str, node: Node, error: Exception) -> CoordinationRefused | None:
         """What etcd decided, which asking again does not change; None for what another attempt may mend."""
         if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _PASSING:
             return None
         text = _text(error)
         for part, advice in _ADVICE.items():
             if part in text:
-                return CoordinationError(f"etcd at {node.address} refused to {what}: {text}. {advice}")
+                return CoordinationRefused(f"etcd at {node.address} refused to {what}: {text}. {advice}")
         if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
             return None
-        return CoordinationError(f"etcd at {node.address} refused to {what}: {text}; nothing was changed")
+        return CoordinationRefused(f"etcd at {node.address} refused to {what}: {text}; nothing was changed")
 
     def _no_answer(self, what: str, failure: str, doubt: Doubt | None) -> CoordinationError:
         last = f" (last: {failure})" if failure else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -19,10 +19,12 @@ from headrace.cluster.assignment import Assignment
 from headrace.cluster.config import Configs, Effective, effective
 from headrace.cluster.controller import Rules
 from headrace.cluster.controlling import Controlling
+from headrace.cluster.coordination import etcd_addresses, on_etcd
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
 from headrace.cluster.incarnation import RunRecord
 from headrace.cluster.insync import InSyncSets
 from headrace.cluster.membership import Membership, settle_cluster_id
+from headrace.cluster.patience import Patience
 from headrace.cluster.reporting import EndReports
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics, limits_from
@@ -123,9 +125,7 @@ class Participant:
         self.settings = BrokerSettings(settled, self.settings.sources)
         self.coordination = self._connect()
         built.push_async_callback(self.coordination.close)
-        self.cluster_id = await settle_cluster_id(
-            self.coordination, self.settings["cluster.id"], lambda: self._draw(16)
-        )
+        self.cluster_id = await self._find_cluster()
         self.prefix = keys.cluster_prefix(self.cluster_id)
         self.view = ClusterView(self.coordination, self.prefix, self.clock, self._failed)
         built.push_async_callback(self.view.close)
@@ -138,6 +138,15 @@ class Participant:
         self._open_replicas()
         self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
         built.callback(lambda: self._ticker.cancel())
+
+    async def _find_cluster(self) -> str:
+        def settle() -> Awaitable[str]:
+            return settle_cluster_id(self.coordination, self.settings["cluster.id"], lambda: self._draw(16))
+
+        if not on_etcd(self.settings):
+            return await settle()
+        where = ",".join(etcd_addresses(self.settings["coordination"]))
+        return await Patience(self.clock, f"etcd at {where}", self.settings["coordination.wait.ms"]).answer(settle)
 
     def _open_store(self) -> Store:
         settings = self.settings

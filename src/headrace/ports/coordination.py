@@ -87,6 +87,10 @@ class Compacted(Exception):
     """The watch asks for revisions that are gone: list again and watch from there."""
 
 
+class CoordinationRefused(CoordinationError):
+    """The store decided against the request: asking again does not change that."""
+
+
 class OutcomeUnknown(CoordinationError):
     """The change was sent and no answer came: it may have been made, or may still be. Read before trying again."""
 

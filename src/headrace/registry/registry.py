@@ -22,11 +22,11 @@ from headrace.cluster import keys
 from headrace.cluster.config import Configs, Effective
 from headrace.cluster.coordination import on_etcd, open_etcd
 from headrace.cluster.image import NO_BROKER, Image
+from headrace.cluster.patience import Patience
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.values import Values
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError, OperatorError, SettingError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from as group_limits_from
@@ -42,6 +42,7 @@ from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
+from headrace.ports.coordination import KeyValue
 from headrace.registry.no_logs import NoLogs
 from headrace.registry.pulse import Pulse
 from headrace.registry.route_api import RouteApi
@@ -55,7 +56,6 @@ from headrace.system.network import SocketNetwork
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
 IDLE_CHECK_SECONDS: Final = 1.0
 NO_FOLDER: Final = ""
 
@@ -104,20 +104,15 @@ class Registry:
     async def _find_cluster(self) -> str:
         """A registry makes no cluster: it waits for etcd, and for the first broker."""
         wanted, where = self._settings["cluster.id"], self._settings["coordination"]
-        give_up = self._clock.now() + self._settings["registry.start.ms"] / 1000
-        lacking: CoordinationError | OperatorError
-        while True:
-            try:
-                found = await self._coordination.get(keys.CLUSTER_ID)
-                if found is not None:
-                    break
-                lacking = OperatorError(f"there is no cluster in {where}: start a broker with that coordination first")
-            except CoordinationError as error:
-                lacking = error
-            if self._clock.now() >= give_up:
-                raise lacking
-            log.warning("waiting: %s", lacking)
-            await pause(self._clock, LOOK_SECONDS)
+        patience = Patience(self._clock, f"a cluster in {where}", self._settings["coordination.wait.ms"])
+
+        async def cluster() -> KeyValue:
+            found = await self._coordination.get(keys.CLUSTER_ID)
+            if found is None:
+                raise CoordinationError(f"there is no cluster in {where}: start a broker with that coordination first")
+            return found
+
+        found = await patience.answer(cluster)
         cluster_id = str(keys.decode(found.key, found.value))
         if wanted and wanted != cluster_id:
             raise OperatorError(f"setting cluster.id is {wanted!r}, and etcd holds cluster {cluster_id!r}")
