@@ -145,5 +145,6 @@ def test_a_killed_broker_loses_nothing_and_comes_back(three: Local) -> None:
     assert verdict["whole"] is True
     assert verdict["acknowledged"] == verdict["read"] > 0
     assert verdict["kills"][0]["led_after_s"] is not None
-    wait_for("a whole cluster", lambda: json.loads(three.cluster("status", "--json").stdout)["healthy"])
+    wait_for("all replicas in sync", lambda: not any(row["behind"] for row in three.ask("broker", "list")))
+    assert json.loads(three.cluster("status", "--json").stdout)["healthy"]
     assert three.cluster("down").stdout == "stopped: broker1, broker2, broker3, etcd1\n"

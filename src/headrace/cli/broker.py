@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from headrace.cli import placement as views
-from headrace.cli.options import json_option, with_cluster
-from headrace.cli.output import format_bytes, show_json, show_table
+from headrace.cli.cluster_reach import ReachedCluster, with_reached
+from headrace.cli.options import json_option
+from headrace.cli.output import optional_bytes, show_json, show_table
 from headrace.cli.rebalance import partition_sizes, show_plan
 from headrace.client import admin, placement
-from headrace.client.cluster import Cluster
 from headrace.errors import OperatorError
 
 
@@ -20,8 +20,8 @@ def broker() -> None:
 
 @broker.command("list")
 @json_option
-@with_cluster
-def list_brokers(cluster: Cluster, as_json: bool) -> None:
+@with_reached
+def list_brokers(cluster: ReachedCluster, as_json: bool) -> None:
     """List brokers, also those that are down and hold something."""
     rows = views.broker_rows(views.ask(cluster))
     if as_json:
@@ -33,8 +33,8 @@ def list_brokers(cluster: Cluster, as_json: bool) -> None:
 @broker.command()
 @click.argument("number", type=int)
 @json_option
-@with_cluster
-def describe(cluster: Cluster, number: int, as_json: bool) -> None:
+@with_reached
+def describe(cluster: ReachedCluster, number: int, as_json: bool) -> None:
     """Show what broker NUMBER leads and follows, with watermarks, and what it stores."""
     found = views.ask(cluster)
     head = next((row for row in views.broker_rows(found) if row["broker"] == number), None)
@@ -43,8 +43,7 @@ def describe(cluster: Cluster, number: int, as_json: bool) -> None:
     rows = [row for row in views.held_rows(found, None, True) if row["broker"] == number]
     sizes = {
         (size.topic, size.partition): size.size_bytes
-        for size in (admin.describe_log_folders(cluster) if head["state"] != "down" else ())
-        if size.broker_id == number
+        for size in admin.describe_log_folders(cluster, brokers={number} & set(cluster.answering))
     }
     for row in rows:
         row["stored_bytes"] = sizes.get((row["topic"], row["partition"]))
@@ -54,7 +53,7 @@ def describe(cluster: Cluster, number: int, as_json: bool) -> None:
     click.echo(
         f"broker {number}, {head['state']}, {head['address'] or 'no address'}"
         + (", controller" if head["controller"] else "")
-        + f", {format_bytes(sum(sizes.values()))} stored"
+        + f", {optional_bytes(sum(sizes.values()) if number in cluster.answering else None)} stored"
     )
     show_table(rows, ("role", "topic", "partition", "in_sync", "watermark", "stored_bytes"))
 
@@ -64,8 +63,8 @@ def describe(cluster: Cluster, number: int, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be moved where, and change nothing.")
 @click.option("--cancel", is_flag=True, help="Let it take replicas again.")
 @json_option
-@with_cluster
-def drain(cluster: Cluster, number: int, dry_run: bool, cancel: bool, as_json: bool) -> None:
+@with_reached
+def drain(cluster: ReachedCluster, number: int, dry_run: bool, cancel: bool, as_json: bool) -> None:
     """Move everything away from broker NUMBER, and put nothing new on it.
 
     The controller moves replicas with their data, a few at a time; `headrace

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.local.commands import down, kill, start, status, up
 from headrace.cli.local.demo import demo_loss
-from headrace.cli.options import json_option, with_cluster
-from headrace.cli.output import format_bytes, show_json, show_table
+from headrace.cli.options import json_option
+from headrace.cli.output import optional_bytes, show_json, show_table
 from headrace.cli.rebalance import rebalance
 from headrace.client import admin
-from headrace.client.cluster import Cluster
 
 
 @click.group()
@@ -24,15 +26,18 @@ for command in (up, status, start, kill, demo_loss, down, rebalance):
 
 @cluster.command()
 @json_option
-@with_cluster
-def describe(cluster: Cluster, as_json: bool) -> None:
-    """Show the cluster's id, its brokers, and what each leads and stores."""
+@with_reached
+def describe(cluster: ReachedCluster, as_json: bool) -> int:
+    """Show the cluster's id, its brokers, and what each leads and stores.
+
+    The exit code is 0 only if every broker has answered.
+    """
     described = admin.describe_cluster(cluster)
     partitions = [part for found in cluster.retry(cluster.topology).topics.values() for part in found.partitions]
-    stored: dict[int, int] = {}
-    for size in admin.describe_log_folders(cluster):
+    stored = dict.fromkeys(cluster.answering, 0)
+    for size in admin.describe_log_folders(cluster, brokers=cluster.answering):
         stored[size.broker_id] = stored.get(size.broker_id, 0) + size.size_bytes
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "broker": broker.broker_id,
             "address": str(broker.address),
@@ -41,19 +46,23 @@ def describe(cluster: Cluster, as_json: bool) -> None:
             "leads": sum(part.leader_id == broker.broker_id for part in partitions),
             "replicas": sum(broker.broker_id in part.replicas for part in partitions),
             "layout": _layout(cluster, broker.broker_id),
-            "stored_bytes": stored.get(broker.broker_id, 0),
+            "stored_bytes": stored.get(broker.broker_id),
+            "answers": broker.broker_id not in cluster.silent,
         }
         for broker in described.brokers
     ]
     if as_json:
         show_json({"cluster_id": described.cluster_id, "controller": described.controller_id, "brokers": rows})
-        return
-    click.echo(f"cluster {described.cluster_id}")
-    shown = [{**row, "stored": format_bytes(stored.get(int(str(row["broker"])), 0))} for row in rows]
-    show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "layout", "stored"))
+    else:
+        click.echo(f"cluster {described.cluster_id}")
+        shown = [{**row, "stored": optional_bytes(stored.get(row["broker"]))} for row in rows]
+        show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "layout", "stored"))
+    return 1 if cluster.silent else 0
 
 
-def _layout(cluster: Cluster, broker_id: int) -> str | None:
+def _layout(cluster: ReachedCluster, broker_id: int) -> str | None:
     """How the broker keeps its logs; brokers that are not Headrace do not say."""
+    if broker_id in cluster.silent:
+        return None
     settings = admin.describe_configs(cluster, "broker", str(broker_id))
     return next((setting.value for setting in settings if setting.name == "log.layout"), None)

@@ -52,8 +52,9 @@ def with_connect(command: F) -> F:
         timeout_ms = max(1, int(timeout * 1000))
         tls = _tls(tls_ca) if tls_ca else None
 
-        def connect() -> Cluster:
-            return Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls)
+        def connect(at: str | None = None, answer_ms: int = timeout_ms, kind: type[Cluster] = Cluster) -> Cluster:
+            wait_ms = min(answer_ms, timeout_ms)
+            return kind(at or bootstrap, timeout_ms=wait_ms, retry=Retry(within_ms=wait_ms), tls=tls)
 
         return command(*args, connect=connect, **kwargs)
 

@@ -53,6 +53,11 @@ def format_bytes(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def optional_bytes(count: int | None) -> str:
+    """A dash where nobody has told."""
+    return NOTHING if count is None else format_bytes(count)
+
+
 def _show_rich(cells: list[list[str]], columns: Sequence[str], numeric: list[bool], title: str | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

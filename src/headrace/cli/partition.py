@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from headrace.cli import placement as views
-from headrace.cli.options import json_option, with_cluster
+from headrace.cli.cluster_reach import ReachedCluster, with_reached
+from headrace.cli.options import json_option
 from headrace.cli.output import NOTHING, show_json, show_table
 from headrace.client import placement
-from headrace.client.cluster import Cluster
 from headrace.client.refusal import Refusal
 from headrace.errors import Code
 
@@ -23,8 +23,8 @@ def partition() -> None:
 @click.option("--by", type=click.Choice(["topic", "broker"]), default="topic", show_default=True, help="Which view.")
 @click.option("--internal", is_flag=True, help="Also topics that brokers keep for themselves.")
 @json_option
-@with_cluster
-def list_partitions(cluster: Cluster, topic: str | None, by: str, internal: bool, as_json: bool) -> None:
+@with_reached
+def list_partitions(cluster: ReachedCluster, topic: str | None, by: str, internal: bool, as_json: bool) -> None:
     """List replicas with in-sync flag and watermark: by topic, or by the broker that holds them."""
     if topic is not None:
         cluster.topic(topic)
@@ -50,8 +50,8 @@ def list_partitions(cluster: Cluster, topic: str | None, by: str, internal: bool
     "--to", "target", metavar="BROKER,...", help="The brokers that shall hold it, the preferred leader first."
 )
 @click.option("--cancel", is_flag=True, help="End the move that is under way, and stay.")
-@with_cluster
-def move(cluster: Cluster, topic: str, number: int, target: str | None, cancel: bool) -> None:
+@with_reached
+def move(cluster: ReachedCluster, topic: str, number: int, target: str | None, cancel: bool) -> None:
     """Move a partition to other brokers, with its data."""
     if cancel == (target is not None):
         raise click.UsageError("give --to BROKER,... or --cancel")
@@ -79,8 +79,8 @@ def _brokers(text: str) -> list[int]:
     help="A partition without a leader gets one from whatever replica is alive: what that one lacks is lost.",
 )
 @json_option
-@with_cluster
-def elect(cluster: Cluster, topic: str | None, number: int | None, kind: str, as_json: bool) -> int:
+@with_reached
+def elect(cluster: ReachedCluster, topic: str | None, number: int | None, kind: str, as_json: bool) -> int:
     """Elect leaders: of all partitions, of those of TOPIC, or of one.
 
     The exit code is 0 only if every election came about.

@@ -194,8 +194,10 @@ def describe_cluster(cluster: Cluster) -> ClusterDescription:
     return cluster.retry(describe)
 
 
-def describe_log_folders(cluster: Cluster, topics: Sequence[str] | None = None) -> list[LogSize]:
-    """What every partition takes on the disks of every broker."""
+def describe_log_folders(
+    cluster: Cluster, topics: Sequence[str] | None = None, brokers: Iterable[int] | None = None
+) -> list[LogSize]:
+    """What every partition takes on the disks of every broker, or of those named."""
     asked = None
     if topics is not None:
         counts = {name: len(cluster.topic(name).partitions) for name in topics}
@@ -221,6 +223,6 @@ def describe_log_folders(cluster: Cluster, topics: Sequence[str] | None = None) 
                 ]
         return sizes
 
-    broker_ids = sorted(cluster.retry(lambda: cluster.topology([])).brokers)
+    broker_ids = sorted(cluster.retry(lambda: cluster.topology([])).brokers if brokers is None else brokers)
     found = [size for broker_id in broker_ids for size in cluster.retry(partial(describe, broker_id))]
     return sorted(found, key=lambda size: (size.topic, size.partition, size.broker_id))
