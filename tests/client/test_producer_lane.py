@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -25,7 +26,8 @@ NOT_ENOUGH_REPLICAS = 19
 TIMED_OUT = 7
 NOT_LEADER = 6
 TOO_LARGE = 10
-
+INVALID = 87
+NO_LIMIT = 1 << 30
 
 Content = tuple[tuple[int, ...], bool]
 """The records, as numbers, and whether the broker will not have them."""
@@ -91,12 +93,17 @@ class World:
     fates: dict[int, Fate] = field(default_factory=dict)
     added: int = 0
     pid: int = 500
+    most: int = 3
+    limit: int = NO_LIMIT
+    """How many records the log takes in a batch."""
+    large: set[int] = field(default_factory=set)
+    """Records that are too large by themselves."""
 
     def __post_init__(self) -> None:
         self.lane = Lane("t", 0, -1, self.idempotent, self.in_flight)
 
-    def add(self, *, timeout_s: float = 30.0, denied: bool = False) -> Parcel:
-        uids = tuple(range(self.added, self.added + self.rng.randint(1, 3)))
+    def add(self, *, timeout_s: float = 30.0, denied: bool = False, count: int = 0) -> Parcel:
+        uids = tuple(range(self.added, self.added + (count or self.rng.randint(1, self.most))))
         self.added += len(uids)
         parcel = Parcel(len(uids), self.now + timeout_s, (uids, denied))
         self.lane.add(parcel)
@@ -127,15 +134,32 @@ class World:
         """The broker works on the oldest request: refused with `code` before or after it is appended, or appended."""
         request = self.requests.popleft()
         appended = 0
-        if request.denied:
+        if self.too_large(request):
             appended = TOO_LARGE
+        elif request.denied:
+            appended = INVALID
         elif code == 0 or after:
             appended = self.log.append(request)
         self.answers.append((request, appended or code))
 
     def answer(self) -> None:
         request, code = self.answers.popleft()
-        self.note(self.lane.answered(request.parcel, request.attempt, outcomes.of_code(code), self.now))
+        parcel, outcome = request.parcel, outcomes.of_code(code)
+        if outcome is Outcome.TOO_LARGE and self.lane.splits(parcel, request.attempt):
+            self.split(parcel)
+        else:
+            self.note(self.lane.answered(parcel, request.attempt, outcome, self.now))
+
+    def too_large(self, request: Sent) -> bool:
+        """As the broker has it: sizes come before sequences."""
+        return request.count > self.limit or not self.large.isdisjoint(request.uids)
+
+    def split(self, parcel: Parcel) -> None:
+        content: Content = parcel.content  # type: ignore[assignment]
+        uids, denied = content
+        cuts = sorted(self.rng.sample(range(1, len(uids)), self.rng.randint(1, min(2, len(uids) - 1))))
+        pieces = [uids[start:end] for start, end in pairwise((0, *cuts, len(uids)))]
+        self.lane.split(parcel, [Parcel(len(piece), parcel.deadline, (piece, denied)) for piece in pieces])
 
     def cut(self, outcome: Outcome = Outcome.UNSURE) -> None:
         """The connection breaks: answers are lost; requests may be worked on later, for nobody."""
@@ -150,7 +174,7 @@ class World:
     def haunt(self) -> None:
         connection = self.rng.choice(self.ghosts)
         request = connection.popleft()
-        if not request.denied:
+        if not request.denied and not self.too_large(request):
             self.log.append(request)
         self.ghosts = [each for each in self.ghosts if each]
 
@@ -214,13 +238,17 @@ def mishap(world: World) -> None:
         world.haunt()
     elif drawn < 0.86:
         world.move()
+    elif drawn < 0.88:
+        world.limit = rng.choice([1, 2, 3, NO_LIMIT])
+    elif drawn < 0.89:
+        world.large.add(rng.randrange(world.added + 3))
     else:
         world.wait(rng.choice([0.001, 0.05, 0.5]))
 
 
 def histories(seed: object, count: int) -> None:
     for nth in range(count):
-        world = World(random.Random(f"{seed} {nth}"))
+        world = World(random.Random(f"{seed} {nth}"), most=6)
         for _ in range(150):
             mishap(world)
         world.settle()
@@ -336,6 +364,56 @@ def test_a_batch_that_no_try_will_help_fails_alone_and_the_rest_goes_under_a_new
     world.check()
     assert {uid for uid, fate in world.fates.items() if fate is not Fate.DELIVERED} == set(refused.content[0])  # type: ignore[index]
     assert (world.lane.renewals, world.lane.epoch) == (1, 1)
+
+
+def test_a_batch_refused_for_its_size_goes_on_in_parts_under_its_sequences_and_the_rest_follows(world: World) -> None:
+    proven(world)
+    for count in (8, 1, 3, 7, 5):
+        world.add(count=count)
+    world.send()
+    assert len(world.requests) == 5
+    world.limit = 2
+    world.settle()
+    world.check()
+    assert set(world.fates.values()) == {Fate.DELIVERED}
+    assert all(len(uids) <= 2 for _, _, _, uids in world.log.batches[1:])
+    assert (world.lane.renewals, world.lane.epoch) == (0, 0)
+
+
+def test_a_record_that_is_too_large_fails_alone(world: World) -> None:
+    proven(world)
+    for _ in range(5):
+        world.add(count=8)
+    world.large.add(world.added - 2)
+    world.settle()
+    world.check()
+    assert {uid for uid, fate in world.fates.items() if fate is not Fate.DELIVERED} == world.large
+
+
+def test_parts_of_a_batch_that_may_be_written_are_not_written_again(world: World) -> None:
+    proven(world)
+    parcel = world.add(count=8)
+    world.send()
+    world.work(TIMED_OUT, after=True)
+    world.answer()
+    world.limit = 1
+    world.settle()
+    world.check()
+    assert world.fates[parcel.content[0][0]] is Fate.UNKNOWN  # type: ignore[index]
+
+
+def test_the_checker_finds_parts_that_forget_that_they_may_be_written(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = Lane.split
+
+    def forgetful(lane: Lane, parcel: Parcel, parts: Sequence[Parcel]) -> None:
+        parcel.unsure = False
+        split(lane, parcel, parts)
+
+    monkeypatch.setattr(Lane, "split", forgetful)
+    with pytest.raises(AssertionError, match=r"twice|overtaken|told as not written"):
+        histories(seed, 600)
 
 
 def test_a_late_acknowledgement_of_a_batch_told_as_unknown_leaves_no_hole(world: World) -> None:
@@ -481,7 +559,8 @@ def test_without_an_identity_batches_are_tried_again_and_the_window_is_kept(seed
         (3, Outcome.UNSURE),
         (6, Outcome.UNSURE),
         (7, Outcome.UNSURE),
-        (10, Outcome.DENIED),
+        (10, Outcome.TOO_LARGE),
+        (18, Outcome.TOO_LARGE),
         (19, Outcome.REFUSED),
         (20, Outcome.UNSURE),
         (29, Outcome.DENIED),

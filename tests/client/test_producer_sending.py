@@ -530,16 +530,6 @@ def test_a_topic_made_anew_with_fewer_partitions_is_written_on(
     assert {producer.send_ordered(name, b"w", key).result(20.0).partition for key in keys} == {0}
 
 
-def test_small_records_that_are_too_large_together_hear_what_to_do(producing: MakeProducer, topic: MakeTopic) -> None:
-    name = topic(max_message_bytes=2_000)
-    producer = producing(interval_ms=3_600_000)
-    deliveries = [producer.send_async(name, bytes(100)) for _ in range(50)]
-    producer.flush(20.0)
-    for delivery in deliveries:
-        with pytest.raises(NotDelivered, match="lower batch_bytes"):
-            delivery.result()
-
-
 @pytest.mark.parametrize(
     ("wrong", "kind", "says"),
     [

@@ -382,8 +382,9 @@ class Producer:
 
 
 def _pass_on(real: Delivery, sent: SentBatch) -> None:
-    if real.sent.error is not None:
-        sent.fail(real.sent.error)
+    error = real.exception()
+    if error is not None:
+        sent.fail(error)
     else:
         report = real.result()
         sent.partition = report.partition

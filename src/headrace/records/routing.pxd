@@ -25,6 +25,7 @@ cdef unsigned long long murmur2(const unsigned char* data, Py_ssize_t length) no
 cdef class Quota:
     cdef public Py_ssize_t max_bytes, max_records, bytes, records
 
+    cpdef int take(self, OpenBatch batch) except -1
     cpdef int give_back(self, OpenBatch batch) except -1
 
 cdef class Lane:

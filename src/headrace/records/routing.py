@@ -5,7 +5,7 @@
         .topics: dict[str, Lanes]      .closed: HeadraceError | None (raised by every send once set)
         .send_async(topic, value, *, key=None, headers=None, partition=None, timestamp_ms=None, acks=None,
                     callback=None) -> Delivery
-    Quota(max_bytes, max_records)      .bytes  .records  .give_back(batch); one for all routers of a producer
+    Quota(max_bytes, max_records)      .bytes  .records  .take(batch)  .give_back(batch); one for a whole producer
     Lanes(topic, lanes: list[Lane])    .lanes  .sticky: Lane (where records without key and partition go now)
     Lane(topic, partition)             .batch: OpenBatch | None. May be subclassed: the sender's state goes there.
 
@@ -111,6 +111,11 @@ class Quota:
         self.max_records = max_records
         self.bytes = 0
         self.records = 0
+
+    def take(self, batch: OpenBatch) -> None:
+        """A batch that was made of records that were there."""
+        self.bytes += batch.record_bytes
+        self.records += batch.count
 
     def give_back(self, batch: OpenBatch) -> None:
         """The batch is done."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Records by their fate; batches, bytes and requests that left; batches that another partition was given."""
+    """Records by their fate; batches, bytes and requests that left; batches moved to another partition, and split."""
 
     delivered: int = 0
     failed: int = 0
@@ -18,3 +18,4 @@ class Counts:
     requests: int = 0
     retries: int = 0
     moved: int = 0
+    splits: int = 0

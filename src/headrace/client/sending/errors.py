@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
+from headrace.client.sending.outcomes import SIZES
 from headrace.errors import HeadraceError, Mapping
-
-TOO_LARGE: Final = 10
 
 
 class NotDelivered(HeadraceError):
@@ -37,8 +34,8 @@ class ProducerClosed(HeadraceError):
 def failure(count: int, where: str, unknown: bool, reason: HeadraceError | None) -> NotDelivered:
     """What the records of a batch hear that was not acknowledged."""
     told = f": {reason}" if reason is not None else ": no answer came in time"
-    if count > 1 and reason is not None and reason.kafka_code == TOO_LARGE:
-        told += "; or lower batch_bytes, so that fewer records go together"
+    if reason is not None and reason.kafka_code in SIZES:
+        told += "; the record alone is larger than its topic takes: send less, or raise max.message.bytes of the topic"
     if unknown:
         return DeliveryUnknown(
             f"whether {count} records for {where} were written is not known{told}; look before sending them again",

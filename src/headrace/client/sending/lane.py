@@ -14,6 +14,8 @@ No I/O and no clock: times come in, batches and their fates go out. Of an idempo
   and all of it goes again under the new epoch. It is *open* if one may have been: then what follows and may be written
   too is tried under the old epoch first. The log has it, or takes it, or refuses it; in the last case its fate is told
   as unknown, because to send it under the new epoch could write it twice.
+- A batch that the log refuses for its size goes on in parts. They have its sequences among them, so what was sent
+  behind it keeps its own and follows when they are written.
 
 Other lanes (acks 0 or 1) try again as long as it makes sense: a batch may be written twice, and, unless `in_flight` is
 1, behind a later one.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -57,7 +59,7 @@ class Parcel:
     movable: bool = False
     """No key and no partition was asked for: another partition is as good."""
     place: int = -1
-    """Order of arrival in its lane."""
+    """Order of arrival in its lane: how many records came before it."""
     producer_id: int = -1
     epoch: int = -1
     sequence: int = -1
@@ -139,7 +141,7 @@ class Lane:
 
     def add(self, parcel: Parcel) -> None:
         parcel.place = self._places
-        self._places += 1
+        self._places += parcel.count
         self.waiting.append(parcel)
 
     def adopt(self, producer_id: int, epoch: int) -> None:
@@ -195,7 +197,7 @@ class Lane:
         if outcome in (Outcome.UNSURE, Outcome.LOST):
             parcel.unsure = True
         verdicts: list[Verdict] = []
-        if parcel.told or outcome in (Outcome.DENIED, Outcome.LOST):
+        if parcel.told or outcome in (Outcome.DENIED, Outcome.TOO_LARGE, Outcome.LOST):
             verdicts = self._give_up(parcel)
         elif not self.idempotent or outcome not in (Outcome.GAP, Outcome.FENCED):
             self._wait_again(parcel, now)
@@ -204,6 +206,28 @@ class Lane:
         if self._distrusted and not self.flying:
             verdicts += self.withdraw(lambda other: other.stamped and other.unsure)
         return verdicts
+
+    def splits(self, parcel: Parcel, attempt: int) -> bool:
+        """Whether the batch can go on in parts, now that this attempt was refused for its size."""
+        return attempt == parcel.attempt and parcel in self.flying and parcel.count > 1 and not parcel.told
+
+    def split(self, parcel: Parcel, parts: Sequence[Parcel]) -> None:
+        """Parts of a batch in flight that was refused for its size wait in its place."""
+        assert sum(part.count for part in parts) == parcel.count
+        self.flying.remove(parcel)
+        self._proven_at = None
+        followed = any(other.stamped and other.place > parcel.place for other in (*self.flying, *self.waiting))
+        keep = parcel.stamped and (followed or parcel.unsure)
+        if parcel.stamped and not keep:
+            self._next_sequence = parcel.sequence
+        first = 0
+        for part in parts:
+            part.place, part.unsure = parcel.place + first, parcel.unsure
+            if keep:
+                part.producer_id, part.epoch = parcel.producer_id, parcel.epoch
+                part.sequence = (parcel.sequence + first) % SEQUENCES
+            first += part.count
+            insort(self.waiting, part, key=lambda waiting: waiting.place)
 
     def expire(self, now: float) -> list[Verdict]:
         """Fates of batches whose time is up. Those in flight stay there, told, until their attempt ends."""

@@ -7,7 +7,9 @@ keys that wait behind it fail as well: they are taken out of their batches, whic
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.sending.desk import Desk, NoRoom
@@ -93,8 +95,15 @@ def hold_back(sender: Sender, failed: Load, reason: HeadraceError) -> None:
     if track.load is not None:
         sender.seal(track)
         sender.make_ready(track)
-    for load in [parcel.content for parcel in track.lane.waiting]:
-        if isinstance(load, Load) and any(order_key in keys for order_key, _ in load.orders):
+    for parcel in list(track.lane.waiting):
+        load = parcel.content
+        if not isinstance(load, Load) or load.settled or all(order_key not in keys for order_key, _ in load.orders):
+            continue
+        if parcel.stamped:
+            # Part of a batch that may be written as it was: none of its records can be told to be not.
+            parcel.reason = error
+            sender.settle(track.lane.withdraw(partial(operator.is_, parcel)))
+        else:
             _take_out(sender, load, keys, error)
 
 

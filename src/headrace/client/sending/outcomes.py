@@ -18,6 +18,8 @@ DUPLICATE: Final = 46
 INVALID_EPOCH: Final = 47
 UNKNOWN_PRODUCER: Final = 59
 PRODUCER_FENCED: Final = 90
+SIZES: Final = (10, 18)
+"""MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE."""
 
 
 class Outcome(Enum):
@@ -37,6 +39,8 @@ class Outcome(Enum):
     """Not written in this attempt: the log has seen a newer epoch of this producer."""
     DENIED = auto()
     """Not written, and no try will change that."""
+    TOO_LARGE = auto()
+    """Not written: fewer records at once may be."""
     LOST = auto()
     """May be written, and no try makes sense."""
 
@@ -59,6 +63,8 @@ def of_code(code: int) -> Outcome:
         return _OF_SEQUENCES[code]
     if code in _NOT_WRITTEN:
         return Outcome.REFUSED
+    if code in SIZES:
+        return Outcome.TOO_LARGE
     _, retriable = schema.error_codes().get(code, ("", False))
     if retriable:
         return Outcome.UNSURE

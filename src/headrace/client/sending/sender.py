@@ -31,7 +31,8 @@ from headrace.client.sending.lane import Fate, Parcel, Verdict
 from headrace.client.sending.options import Options
 from headrace.client.sending.outcomes import Outcome
 from headrace.client.sending.requests import Request, Sending, load_of, put
-from headrace.client.sending.spread import next_partition
+from headrace.client.sending.splitting import split
+from headrace.client.sending.spread import move_away
 from headrace.client.sending.timetable import Timetable
 from headrace.client.sending.track import Load, Track
 from headrace.client.topology import Topic
@@ -111,7 +112,7 @@ class Sender:
         """Give the track a batch to put records into."""
         now = self.reactor.now()
         self._numbers += 1
-        load = Load(track, self._numbers, now + self._interval_s, now + self._delivery_s)
+        load = Load(track, self._numbers, now + self._interval_s, now + self._delivery_s, track.room(now))
         track.load, track.batch, track.due = load, load.batch, False
         self._timetable.add(load)
 
@@ -213,7 +214,7 @@ class Sender:
         now, lane = self.reactor.now(), track.lane
         leader = self.network.routes.leader(track.topic, track.partition)
         if leader is None or leader in failing:
-            self._move_away(track, failing)
+            move_away(self, track, failing)
         if leader is None:
             self.network.routes.stale(track.topic)
             self._later(track, now + LEADERLESS_S)
@@ -233,7 +234,7 @@ class Sender:
             except Exception as error:
                 log.exception("a batch for %s cannot be packed", track.label)
                 parcel.reason = InvalidRecord(f"the batch cannot be packed: {error!r}")
-                self._settle(lane.answered(parcel, parcel.attempt, Outcome.DENIED, now))
+                self.settle(lane.answered(parcel, parcel.attempt, Outcome.DENIED, now))
         if lane.waiting and lane.wants_identity:
             track.desk.identities.ask()
         if lane.waiting and lane.paused_until > now:
@@ -242,26 +243,6 @@ class Sender:
             self._abandon(track, now)
         else:
             track.moved_at = None
-
-    def _move_away(self, track: Track, failing: frozenset[int]) -> None:
-        """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
-        tracks = track.desk.tracks(track.topic)
-        leader = partial(self.network.routes.leader, track.topic)
-        if not tracks:
-            return
-        target = next_partition(track.partition, len(tracks), leader, self.avoided())
-        if leader(target) is None or leader(target) in failing:
-            return
-        if track.due and track.load is not None and not track.load.batch.pinned:
-            self.seal(track)
-        for parcel in [parcel for parcel in track.lane.waiting if parcel.movable]:
-            if track.lane.release(parcel):
-                load = load_of(parcel)
-                load.track = tracks[target]
-                load.batch.sent.partition = target
-                tracks[target].lane.add(parcel)
-                self.count.moved += 1
-                self.make_ready(tracks[target])
 
     def _abandon(self, track: Track, now: float) -> None:
         """Send again what went to a broker that leads no more and does not answer."""
@@ -273,7 +254,7 @@ class Sender:
         track.moved_at = None
         for parcel in track.lane.flying:
             load_of(parcel).lent = True
-        self._settle(track.lane.abandon(now))
+        self.settle(track.lane.abandon(now))
         self.make_ready(track)
 
     def _ask(self, leader: int, acks: int, request: Request) -> None:
@@ -356,11 +337,12 @@ class Sender:
         if reason is not None:
             each.parcel.reason = reason
         track = each.track
-        self._settle(track.lane.answered(each.parcel, each.attempt, outcome, now), base_offset, append_ms)
+        if outcome is not Outcome.TOO_LARGE or not split(self, each, now):
+            self.settle(track.lane.answered(each.parcel, each.attempt, outcome, now), base_offset, append_ms)
         if track.due or track.lane.waiting:
             self.make_ready(track)
 
-    def _settle(self, verdicts: list[Verdict], base_offset: int = NO_OFFSET, append_ms: int = -1) -> None:
+    def settle(self, verdicts: list[Verdict], base_offset: int = NO_OFFSET, append_ms: int = -1) -> None:
         for parcel, fate in verdicts:
             load = load_of(parcel)
             if load.settled:
@@ -404,7 +386,11 @@ class Sender:
         self.account.settle(load.batch.sent, load.counted, tells)
         load.settled = True
         load.let_go()
-        self._timetable.settled(load)
+        root = load.root or load
+        root.ahead -= 1
+        if not root.ahead:
+            root.settled = True
+            self._timetable.settled(root)
         self.driver.changed()
 
     # Time.
@@ -430,7 +416,7 @@ class Sender:
     def _time_is_up(self, load: Load) -> None:
         if load.track.load is load:
             self.seal(load.track)
-        self._settle(load.track.lane.expire(self.reactor.now()))
+        self.settle(load.track.lane.expire(self.reactor.now()))
         assert load.settled
         self.make_ready(load.track)
 

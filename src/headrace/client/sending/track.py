@@ -18,10 +18,14 @@ _IDENTITY: Final = struct.Struct(">qhi")
 
 
 class Load:
-    """One batch. It is open, then a parcel in its track's lane, then settled."""
+    """One batch. It is open, then a parcel in its track's lane, then settled.
+
+    One that is split is settled when all its parts are; they have its number and its deadline.
+    """
 
     __slots__ = (
         "_stamp",
+        "ahead",
         "batch",
         "counted",
         "data",
@@ -31,15 +35,15 @@ class Load:
         "number",
         "orders",
         "parcel",
+        "root",
         "settled",
         "track",
     )
 
-    def __init__(self, track: Track, number: int, due_at: float, deadline: float) -> None:
+    def __init__(self, track: Track, number: int, due_at: float, deadline: float, room_bytes: int) -> None:
         sent = Sent(track.topic, track.partition, track.desk.sender)
         sent.load = self
-        desk = track.desk
-        self.batch: OpenBatch = OpenBatch(sent, desk.codec_id, desk.batch_bytes)
+        self.batch: OpenBatch = OpenBatch(sent, track.desk.codec_id, room_bytes)
         self.counted = self.batch
         """The batch whose records count in the queue until this load is settled."""
         self.track = track
@@ -48,6 +52,10 @@ class Load:
         self.deadline = deadline
         self.parcel: Parcel | None = None
         self.settled = False
+        self.root: Load | None = None
+        """The batch that this one is a part of, directly or not."""
+        self.ahead = 1
+        """Of a root: parts that are not settled."""
         self.lent = False
         """An attempt was given up while a connection may still be writing these bytes."""
         self.orders: list[tuple[bytes, Delivery]] = []
@@ -103,8 +111,17 @@ class Track(routing.Lane):
         """What comes before and after a lone batch in its request."""
         self.moved_at: float | None = None
         """Since when batches are in flight to a broker that is not the leader any more."""
+        self.room_bytes = desk.batch_bytes
+        self.narrow_until = 0.0
+        """Until then batches are kept to `room_bytes`, because larger ones were refused."""
         options = desk.options
         self.lane = Lane(topic, partition, desk.acks, desk.numbered, 1 if desk.ordered else options.in_flight)
+
+    def room(self, now: float) -> int:
+        """How large a batch may become."""
+        if self.narrow_until and self.narrow_until <= now:
+            self.room_bytes, self.narrow_until = self.desk.batch_bytes, 0.0
+        return self.room_bytes
 
     @property
     def label(self) -> str:
