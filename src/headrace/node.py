@@ -94,6 +94,7 @@ class Node:
             archived_offset=self._archived_offset,
             open_segments_max=self._descriptors.segments,
             sync_files_max=self._descriptors.sync_files,
+            compute=asyncio.to_thread,
         )
 
     async def start(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from headrace.cluster import keys
 from headrace.cluster.controller import Context, Decision, Rules, decide, in_transactions
 from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Controls, Order, ReplicaEnd
+from headrace.cluster.draining import plan_drains
 from headrace.cluster.image import LEAVING, NO_LEADER, Broker, Image, Lost, PartitionState, Previous, Topic
 from headrace.ports.coordination import Compare, Delete, Put
 from proving import proves
@@ -290,12 +291,17 @@ def test_reports_and_orders_are_cleared_when_they_have_served() -> None:
 def test_replicas_of_a_draining_broker_begin_to_move() -> None:
     four = [ONE, TWO, THREE, broker(4)]
     image = image_of([led(1, 4, (1, 2, 3))], four, draining=frozenset({1}))
-    (decision,) = decide(image, Context(8, lambda _: True, lambda _: Rules()))
+    plan = plan_drains(image)
+    context = Context(8, lambda _: True, lambda _: Rules(), drains=plan)
+    (decision,) = decide(image, context)
     assert set(decision.after.target) == {2, 3, 4}
     assert set(decision.after.replicas) == {1, 2, 3, 4}
     assert (decision.after.leader, decision.after.isr, decision.relies_on) == (1, (1, 2, 3), frozenset({4}))
     nowhere = image_of([led(1, 4, (1, 2, 3))], [ONE, TWO, THREE], draining=frozenset({1}))
-    assert decide(nowhere, Context(8, lambda _: True, lambda _: Rules())) == []
+    assert plan_drains(nowhere) == ()
+    assert decide(nowhere, context) == [], "broker 4, which the plan was made with, is gone"
+    elsewhere = image_of([led(1, 4, (1, 2, 3), (1, 3, 2))], four, draining=frozenset({1}))
+    assert decide(elsewhere, context) == [], "the partition is not where the plan saw it"
 
 
 def test_all_partitions_go_back_to_their_preferred_leaders() -> None:

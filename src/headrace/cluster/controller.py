@@ -23,12 +23,13 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Order, ReplicaEnd
+from headrace.cluster.draining import holds
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, PartitionState, Topic, encode_partition
 from headrace.cluster.judging import Judgement, judge
 from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead
-from headrace.cluster.reassign import drain
+from headrace.cluster.placement import open_sites
+from headrace.cluster.reassign import ReplicaMove
 from headrace.cluster.tasks import Action, Step, unchanged
-from headrace.errors import InvalidReplication, InvalidRequest
 from headrace.ports.coordination import ACTIONS_MAX, Compare, Delete, Put
 
 PARTITIONS_A_STEP: Final = 60
@@ -56,6 +57,8 @@ class Context:
     """None: nothing can be decided for the topic."""
     prefer: bool = False
     """Every partition goes back to its preferred leader where that one is able."""
+    drains: Sequence[ReplicaMove] = ()
+    """What is planned to empty draining brokers; a move that does not fit the image is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def decide(image: Image, context: Context, since: Image | None = None) -> list[D
                 if decision is not None:
                     decisions.append(decision)
     decided = {(decision.topic.name, decision.before.index) for decision in decisions}
-    for decision in _drained(image, context.epoch):
+    for decision in _drained(image, context):
         if (decision.topic.name, decision.before.index) not in decided:
             decisions.append(decision)
     return decisions
@@ -218,27 +221,26 @@ def _same_members(state: PartitionState) -> PartitionState:
     return replace(state, incarnations={broker: state.incarnations.get(broker, "") for broker in state.isr})
 
 
-def _drained(image: Image, epoch: int) -> Iterator[Decision]:
+def _drained(image: Image, context: Context) -> Iterator[Decision]:
     """Moves away from draining brokers, as many as may be under way at a time."""
-    draining = image.controls.draining
-    if not draining:
+    if not context.drains:
         return
-    moving = sum(bool(state.target) for topic in image.topics.values() for state in topic.partitions)
-    left = MOVES_MAX - moving
-    for broker in sorted(draining):
+    left = MOVES_MAX - sum(bool(state.target) for topic in image.topics.values() for state in topic.partitions)
+    able = {site.broker for site in open_sites(image)}
+    begun: set[tuple[str, int]] = set()
+    for move in context.drains:
+        where = move.topic, move.partition
         if left <= 0:
             return
-        try:
-            moves = drain(image, broker).moves
-        except (InvalidReplication, InvalidRequest):
-            continue  # nowhere to go: it stays until a broker is added, and the listing shows it
-        for move in moves:
-            topic = image.topics[move.topic]
-            state = topic.partitions[move.partition]
-            if left > 0 and not state.target:
-                left -= 1
-                after = replace(_same_members(begin_move(state, move.after)), controller=epoch)
-                yield Decision(topic, state, after, frozenset(move.added))
+        if where in begun or not holds(image, move) or not able.issuperset(move.added):
+            continue
+        topic = image.topics[move.topic]
+        state = topic.partitions[move.partition]
+        if not state.target:
+            left -= 1
+            begun.add(where)
+            after = replace(_same_members(begin_move(state, move.after)), controller=context.epoch)
+            yield Decision(topic, state, after, frozenset(move.added))
 
 
 @dataclass(frozen=True, slots=True)

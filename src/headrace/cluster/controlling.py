@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.cluster.controller import Batch, Context, Decision, Rules, decide, in_transactions
+from headrace.cluster.draining import Drains
 from headrace.cluster.election import Election, Term
 from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
 from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS
 from headrace.cluster.topics import plan_remove_unfinished
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, pause
+from headrace.cluster.waiting import Bell, Compute, at_once, pause
 from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination
@@ -49,6 +50,7 @@ class Controlling:
         rules: Callable[[Topic], Rules],
         failed: Callable[[BaseException], None],
         prefer_seconds: float = 0.0,
+        compute: Compute = at_once,
     ) -> None:
         self.election = Election(coordination, view, membership)
         self._coordination = coordination
@@ -59,6 +61,7 @@ class Controlling:
         self._failed = failed
         self._prefer_seconds = prefer_seconds
         self._bell = Bell()
+        self._drains = Drains(clock, compute, self._bell.ring, failed)
         self._term: Term | None = None
         self._elected_at = 0.0
         self._prefer_at = float("inf")
@@ -76,6 +79,7 @@ class Controlling:
         self._bell.ring()
 
     async def close(self) -> None:
+        await self._drains.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -132,7 +136,13 @@ class Controlling:
         """Decide until there is nothing left to decide."""
         while self.election.term is term:
             image, now = self._view.image, self._clock.now()
-            context = Context(term.epoch, self._is_gone, self._known_rules, prefer=now >= self._prefer_at)
+            context = Context(
+                term.epoch,
+                self._is_gone,
+                self._known_rules,
+                prefer=now >= self._prefer_at,
+                drains=self._drains.moves(image),
+            )
             decisions = decide(image, context, self._settled)
             if not decisions:
                 break
@@ -150,6 +160,7 @@ class Controlling:
             self._look_at = self._patience_ends()
         elif self._membership.steady_since == float("inf"):
             self._look_at = now + self._membership.lease_seconds
+        self._look_at = min(self._look_at, self._drains.next_look(image))
         await self._remove_unfinished(image, term)
 
     def _known_rules(self, topic: Topic) -> Rules | None:

@@ -29,6 +29,7 @@ from headrace.cluster.reporting import EndReports
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.view import ClusterView
+from headrace.cluster.waiting import Compute, at_once
 from headrace.errors import CoordinationError, OperatorError, RequestTimedOut, StorageFailed
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock, Timer
@@ -60,7 +61,7 @@ LOST_MAX: Final = 10_000
 class Participant:
     """`failed` is called when a part that must run has died. `draw` answers so many random bytes. `connect` opens
     coordination, once the data folder is ours. `listen` is the port for the other brokers, `advertise` what they are
-    told of it; without one this broker can follow and not be followed.
+    told of it; without one this broker can follow and not be followed. `compute` runs pure work that takes long.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Participant:
         archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
         open_segments_max: int = 1000,
         sync_files_max: int = 1000,
+        compute: Compute = at_once,
     ) -> None:
         self.broker_id: int = settings["node.id"]
         self.settings = settings
@@ -99,6 +101,7 @@ class Participant:
         self._archived_offset = archived_offset
         self._open_segments_max = open_segments_max
         self._sync_files_max = sync_files_max
+        self._compute = compute
         self._built = contextlib.AsyncExitStack()
         self.effective_settings = Effective(lambda: self.settings, lambda: self.view.image, self.broker_id)
         self._rules: dict[str, tuple[Topic, BrokerSettings, Rules]] = {}
@@ -254,7 +257,7 @@ class Participant:
         self.reports = EndReports(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
         prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
         self.controlling = Controlling(
-            self.coordination, self.view, member, self.clock, self.rules_of, self._failed, prefer_seconds
+            self.coordination, self.view, member, self.clock, self.rules_of, self._failed, prefer_seconds, self._compute
         )
         for part in (self.in_sync, self.reports, self.controlling):
             part.start()

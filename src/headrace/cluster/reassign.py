@@ -202,12 +202,12 @@ def _goals(image: Image) -> dict[Where, tuple[int, ...]]:
 
 def _reassignment(image: Image, goals: Mapping[Where, Sequence[int]], sizes: Sizes | None) -> Reassignment:
     known = sizes or {}
-    present = _goals(image)
+    present = ((where, goal(image.topics[where[0]].partitions[where[1]])) for where in goals)
     return Reassignment(
         tuple(
-            ReplicaMove(*where, present[where], tuple(replicas), known.get(where))
-            for where, replicas in goals.items()
-            if present[where] != tuple(replicas)
+            ReplicaMove(*where, before, tuple(goals[where]), known.get(where))
+            for where, before in present
+            if before != tuple(goals[where])
         )
     )
 

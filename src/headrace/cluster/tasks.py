@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headrace.cluster.image import Image
 from headrace.cluster.view import ClusterView
+from headrace.cluster.waiting import Compute, at_once
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Compare, Coordination, Delete, Put
 
@@ -51,10 +53,10 @@ class Tasks:
         self._coordination = coordination
         self.view = view
 
-    async def run(self, plan_on: Callable[[Image], Plan]) -> Image:
-        """The image with the change in it. What `plan_on` raises is the caller's answer."""
+    async def run(self, plan_on: Callable[[Image], Plan], compute: Compute = at_once) -> Image:
+        """The image with the change in it. What `plan_on` raises is the caller's answer; `compute` runs it."""
         for _ in range(PLANS_MAX):
-            done, revision = await self._carry_out(plan_on(self.view.image))
+            done, revision = await self._carry_out(await compute(partial(plan_on, self.view.image)))
             image = await self._seen(revision)
             if done:
                 return image

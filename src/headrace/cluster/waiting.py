@@ -1,10 +1,19 @@
-"""A coroutine's waits: for time to pass by the injected clock, and for a call from elsewhere on the loop."""
+"""A coroutine's waits: for time to pass by the injected clock, for a call from elsewhere on the loop, for long work."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from headrace.ports.clock import Clock
+
+Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs pure work that may take long, and answers what it answers: in a thread, where the loop must go on."""
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 async def pause(clock: Clock, seconds: float) -> None:

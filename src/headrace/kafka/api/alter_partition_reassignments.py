@@ -5,15 +5,19 @@ Answered when the order stands in the partitions' keys; the data follows. A part
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from headrace.cluster.orders import Refusals, Targets, plan_moves
 from headrace.cluster.reassign import Where
+from headrace.cluster.waiting import at_once
 from headrace.errors import Code, HeadraceError, InvalidRequest
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
 COUNT_DECLINED_FROM: Final = 1
+ON_LOOP_MAX: Final = 100
+"""Orders that are planned where they arrive; more of them in a thread."""
 
 
 def handle(request: Request) -> None:
@@ -32,7 +36,8 @@ async def _alter(request: Request) -> Message:
         if len(targets) != sum(len(topic.partitions) for topic in body.topics):
             raise InvalidRequest("a partition is named twice in one request")
         await request.services.tasks.run(
-            lambda image: plan_moves(image, targets, keep_count=keep_count, refusals=refusals)
+            lambda image: plan_moves(image, targets, keep_count=keep_count, refusals=refusals),
+            asyncio.to_thread if len(targets) > ON_LOOP_MAX else at_once,
         )
     except HeadraceError as error:
         code, reason = error.kafka_code, str(error)
