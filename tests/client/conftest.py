@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from brokers import Broker
+from brokers import Broker, Brokers
+from client.wire_tap import WireTap
 from headrace.client import admin
 from headrace.client.cluster import Cluster
 
@@ -31,3 +32,21 @@ def topic(cluster: Cluster) -> MakeTopic:
         return name
 
     return make
+
+
+@pytest.fixture(scope="module")
+def tapped(brokers: Brokers) -> tuple[WireTap, Broker]:
+    """A broker that clients know only by way of the tap."""
+    tap = WireTap()
+    broker = brokers.start(advertise=(tap.address,))
+    host, _, port = next(iter(broker.addresses.values())).rpartition(":")
+    tap.upstream = (host, int(port))
+    return tap, broker
+
+
+@pytest.fixture
+def tap(tapped: tuple[WireTap, Broker]) -> Iterator[WireTap]:
+    tap = tapped[0]
+    tap.seen.clear()
+    yield tap
+    tap.change = lambda seen, answer: None
