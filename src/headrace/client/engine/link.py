@@ -7,7 +7,8 @@ Requests wait here until the connection is open. All that were asked in one turn
 never joined. Each answer has a buffer of its own, of which record sets are slices. When the connection is lost, a
 request of which no byte was handed to the kernel hears NeverSent; of any other nobody knows whether the broker saw it.
 A request that is not answered in time takes the connection with it, as answers come in order; one that did not leave
-in time only hears so.
+in time only hears so. A broker whose answer to Produce or Fetch throttles this client (KIP-219) is asked nothing more
+on this connection for so long.
 
 `on_answer` is called once, under the reactor's lock, and never before `ask` has returned.
 """
@@ -44,6 +45,9 @@ WAITING_MAX: Final = 10_000
 SETUP_TIMEOUT_S: Final = 5.0
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
+THROTTLE_MAX_S: Final = 60.0
+
+_QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
 # Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
 _HEAD: Final = struct.Struct(">ihhi")
@@ -105,6 +109,7 @@ class Link:
         self._unanswered: deque[_Asked] = deque()
         self._next_id = 0
         self._flush_due = False
+        self._held_until = 0.0
         self._checks_at = math.inf
         self._check: Timer | None = None
         self._failures = 0
@@ -231,9 +236,20 @@ class Link:
     def _flush(self) -> None:
         self._flush_due = False
         # What the kernel did not take yet holds the rest back: it can then still be said that it never left.
-        if self._state is _State.OPEN and self._writer.is_idle and self._waiting:
+        if self._state is _State.OPEN and self._writer.is_idle and self._waiting and not self._is_held():
             room = IN_FLIGHT_MAX - len(self._in_flight)
             self._send([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+
+    def _is_held(self) -> bool:
+        if self._held_until and self._held_until <= self._reactor.now():
+            self._held_until = 0.0
+        return self._held_until > 0.0
+
+    def _hold(self, throttle_ms: int) -> None:
+        until = self._reactor.now() + min(throttle_ms / 1000, THROTTLE_MAX_S)
+        if until > self._held_until:
+            self._held_until = until
+            self._reactor.call_at(until, self._flush_soon)
 
     def _send(self, chosen: list[_Asked]) -> None:
         for asked in chosen:
@@ -337,6 +353,8 @@ class Link:
             return
         if self._state is _State.OPEN:
             self._failures = 0
+        if asked.api_key in _QUOTA_APIS and answer.throttle_time_ms > 0:
+            self._hold(answer.throttle_time_ms)
         self._in_flight.popleft()
         self._answer(asked, answer)
 
