@@ -57,6 +57,7 @@ class Case:
     awaited: frozenset[int] = frozenset()
     ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     order: str = ""
+    overdue: bool = False
     relies_on: frozenset[int] = frozenset()
 
 
@@ -83,7 +84,7 @@ def image_of(
 
 
 def decided(case: Case) -> Decision | None:
-    context = Context(8, lambda number: number not in case.awaited, lambda _: case.rules)
+    context = Context(8, lambda number: number not in case.awaited, lambda _: case.rules, lambda _: case.overdue)
     decisions = decide(image_of([case.before], case.brokers, case.ends, case.order), context)
     assert len(decisions) <= 1
     return decisions[0] if decisions else None
@@ -200,6 +201,18 @@ CASES = {
     "unclean waits for all that are alive": Case(
         led(NO_LEADER, 4, (1,)), [broker(2, 2), broker(3, 2)],
         NO_LEADER, 4, (1,), order=UNCLEAN, ends={2: end(2, 4, 90)},
+    ),
+    "unclean does not wait for ever for one that is alive and says nothing": Case(
+        led(NO_LEADER, 4, (1,)), [broker(2, 2), broker(3, 2)],
+        2, 5, (2,), order=UNCLEAN, ends={2: end(2, 4, 90)}, overdue=True,
+    ),
+    "unclean takes the best of those that have said": Case(
+        led(NO_LEADER, 4, (1,)), [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)],
+        3, 5, (3,), rules=Rules(unclean=True), ends={2: end(2, 4, 90), 3: end(3, 4, 91)}, overdue=True,
+    ),
+    "however long, nobody is elected unless it may cost something": Case(
+        led(NO_LEADER, 4, (1,)), [broker(2, 2), broker(3, 2)],
+        NO_LEADER, 4, (1,), ends={2: end(2, 4, 90)}, overdue=True,
     ),
     "unclean waits for who may only be late": Case(
         led(NO_LEADER, 4, (1,)), [broker(2, 2), broker(3, 2)], NO_LEADER, 4, (1,),

@@ -441,6 +441,32 @@ def test_a_topic_may_allow_the_best_of_those_alive_to_lead() -> None:
     run(3, body)
 
 
+@proves("F9")
+def test_a_replica_that_is_alive_and_says_nothing_holds_up_no_unclean_election_for_ever() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(min_insync_replicas=1, unclean_leader_election_enable="true")
+        await cluster.produce(b"a")
+        last = cluster.leader()
+        assert last is not None
+        cluster.isolate(last, and_lose=True)
+        await cluster.until(lambda: cluster.state().isr == (last.number,))
+        await cluster.produce(b"b")
+        silent, other = (machine for machine in cluster.machines.values() if machine is not last)
+        await silent.process.run(silent.participant.reports.close())
+        last.kill()
+        cluster.rejoin(last)
+        await cluster.until(lambda: cluster.leader() is other)
+        assert silent.participant.standing
+        assert cluster.state().lost == Lost(cluster.state().leader_epoch, 1, -1)
+        assert await cluster.produce(b"c") == 1
+        await last.start()
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, [b"a", b"c"]))
+
+    run(3, body)
+
+
 @proves("L6", "L3")
 def test_a_drained_broker_s_partitions_move_with_their_data() -> None:
     """The orphan case: nothing that a broker holds is left without a reader when its partitions go elsewhere."""

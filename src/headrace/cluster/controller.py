@@ -7,7 +7,8 @@ Rules, in this order, for each partition:
   a new epoch; if there is none, nobody does. One that returned leads only if all valid members have: those that were
   there all the time hold for certain what they held;
 - without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
-  leads. An operator's order, or the topic's setting, lets those that are alive be enough. What was lost is in the key;
+  leads. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
+  to say what they hold, those that have said it. What was lost is in the key;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
   resign if another member can lead; a draining broker's replicas begin to move.
 
@@ -28,7 +29,7 @@ from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, Partiti
 from headrace.cluster.judging import Judgement, judge
 from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead
 from headrace.cluster.placement import open_sites
-from headrace.cluster.reassign import ReplicaMove
+from headrace.cluster.reassign import ReplicaMove, Where
 from headrace.cluster.tasks import Action, Step, unchanged
 from headrace.ports.coordination import ACTIONS_MAX, Compare, Delete, Put
 
@@ -55,6 +56,8 @@ class Context:
     """Whether a broker that is not registered counts as gone."""
     rules: Callable[[Topic], Rules | None]
     """None: nothing can be decided for the topic."""
+    is_overdue: Callable[[Where], bool] = lambda _: False
+    """Whether replicas that are alive have had their time to report what they hold of a partition."""
     prefer: bool = False
     """Every partition goes back to its preferred leader where that one is able."""
     drains: Sequence[ReplicaMove] = ()
@@ -137,8 +140,10 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
     if after.leader == NO_LEADER and not judged.present:
         reports = _reports(image, topic, state)
         if rules.unclean or _asks(order, UNCLEAN):
-            # Whoever may still come, or is there and has not said yet, is waited for.
-            needed = {broker for broker in state.replicas if broker in image.brokers} | set(judged.awaited)
+            # Whoever may still come is waited for; who is there and has not said yet, for a while.
+            needed = set(judged.awaited)
+            if not context.is_overdue(where):
+                needed.update(broker for broker in state.replicas if broker in image.brokers)
         else:
             needed = set(state.replicas)
         if reports and needed <= set(reports):
@@ -227,7 +232,7 @@ def _drained(image: Image, context: Context) -> Iterator[Decision]:
         return
     left = MOVES_MAX - sum(bool(state.target) for topic in image.topics.values() for state in topic.partitions)
     able = {site.broker for site in open_sites(image)}
-    begun: set[tuple[str, int]] = set()
+    begun: set[Where] = set()
     for move in context.drains:
         where = move.topic, move.partition
         if left <= 0:

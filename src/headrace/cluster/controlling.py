@@ -20,6 +20,7 @@ from headrace.cluster.draining import Drains
 from headrace.cluster.election import Election, Term
 from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
 from headrace.cluster.membership import Membership
+from headrace.cluster.reports_due import ReportsDue
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS
 from headrace.cluster.topics import plan_remove_unfinished
 from headrace.cluster.view import ClusterView
@@ -62,6 +63,7 @@ class Controlling:
         self._prefer_seconds = prefer_seconds
         self._bell = Bell()
         self._drains = Drains(clock, compute, self._bell.ring, failed)
+        self._reports_due = ReportsDue(clock, membership.lease_seconds)
         self._term: Term | None = None
         self._elected_at = 0.0
         self._prefer_at = float("inf")
@@ -136,10 +138,12 @@ class Controlling:
         """Decide until there is nothing left to decide."""
         while self.election.term is term:
             image, now = self._view.image, self._clock.now()
+            self._reports_due.follow(image)
             context = Context(
                 term.epoch,
                 self._is_gone,
                 self._known_rules,
+                self._reports_due.is_over,
                 prefer=now >= self._prefer_at,
                 drains=self._drains.moves(image),
             )
@@ -160,7 +164,7 @@ class Controlling:
             self._look_at = self._patience_ends()
         elif self._membership.steady_since == float("inf"):
             self._look_at = now + self._membership.lease_seconds
-        self._look_at = min(self._look_at, self._drains.next_look(image))
+        self._look_at = min(self._look_at, self._drains.next_look(image), self._reports_due.next_end())
         await self._remove_unfinished(image, term)
 
     def _known_rules(self, topic: Topic) -> Rules | None:
