@@ -1,4 +1,4 @@
-"""Brokers that throttle: the field is written by a tap between the client and a real broker, as brokers with quotas do."""
+"""Brokers that throttle: a tap between the client and a real broker writes what brokers with quotas do."""
 
 from __future__ import annotations
 

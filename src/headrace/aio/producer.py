@@ -125,7 +125,6 @@ class Producer:
         self._find_s = min(FIND_WITHIN_S, checked.delivery_timeout_ms / 1000)
         self._interval = checked.interval_ms > 0
         self._aside: dict[str, deque[tuple[Put, Delivery, float]]] = {}
-        self._aside_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         """It takes no record any more."""
@@ -256,7 +255,7 @@ class Producer:
         self._sender.hurry()
         if not in_time or not await self._driver.have(lambda: self._sender.settled(mark), deadline):
             raise RequestTimedOut(
-                f"{self._sender.quota.records + self._aside_count} records are not acknowledged after {timeout_s} s "
+                f"{self._sender.quota.records + self._sender.aside} records are not acknowledged after {timeout_s} s "
                 "and still under way: wait longer, or look at the brokers"
             )
 
@@ -333,10 +332,10 @@ class Producer:
 
     def _set_aside(self, topic: str, put: Put) -> Delivery:
         """Keep a record until its topic is known, and those before it are in their batches."""
-        if self._aside_count >= ASIDE_MAX:
+        if self._sender.aside >= ASIDE_MAX:
             raise QueueFull(f"{ASIDE_MAX} records wait for topics that are not known yet: await one of them first")
         delivery = Delivery(SentBatch(topic, -1, self._sender), 0, -1)
-        self._aside_count += 1
+        self._sender.aside += 1
         record = (put, delivery, self._loop.time() + self._find_s)
         if topic in self._aside:
             self._aside[topic].append(record)
@@ -366,12 +365,12 @@ class Producer:
                     delivery.sent.fail(refused)
                     delivery.sent.tell()
                 aside.popleft()
-                self._aside_count -= 1
+                self._sender.aside -= 1
         finally:
             for _, delivery, _ in aside:
                 delivery.sent.fail(ProducerClosed("the producer was closed"))
                 delivery.sent.tell()
-                self._aside_count -= 1
+                self._sender.aside -= 1
             del self._aside[topic]
             self._driver.changed()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
+from headrace.client import exits
 from headrace.client.assignment import Place
 from headrace.client.consuming.listing import Listing
 from headrace.client.consuming.options import ConsumerOptions, chosen
@@ -67,6 +68,8 @@ class Consumer:
             self._network.release()
             raise
         self._hand = self._reading.hand
+        if self._options.group:
+            exits.consumer_opened(self)
 
     def __enter__(self) -> Self:
         return self
@@ -235,11 +238,20 @@ class Consumer:
         """Save what was handed out, leave the group, and let the connections go."""
         self._close(handed_out=True)
 
-    def _close(self, *, handed_out: bool) -> None:
+    def at_exit(self, since: float) -> None:
+        """The program ends without a close: as after an error in a `with` block, the last call's records come again."""
+        left_s = since + self._options.exit_timeout_ms / 1000 - self._reactor.now()
+        try:
+            self._close(handed_out=False, within_s=max(0.0, left_s))
+        except (HeadraceError, KeyboardInterrupt) as failure:
+            log.warning("group %s could not be left at the end of the program: %r", self._options.group, failure)
+
+    def _close(self, *, handed_out: bool, within_s: float | None = None) -> None:
+        exits.closed(self)
         if self._closed:
             return
         if self._listening is not None:
-            self._listening.halt()
+            self._listening.halt(within_s)
         results: list[HeadraceError | None] = []
         try:
             with self._reactor.lock:
@@ -247,7 +259,8 @@ class Consumer:
                 # A thread that waits for records hears of it.
                 self._reactor.wake()
                 self._reading.close(handed_out=handed_out, on_done=results.append)
-            self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
+            what = "the progress to be saved and the group to be left"
+            self._wait_until(lambda: bool(results), what, within_s)
         finally:
             with self._reactor.lock:
                 self._reading.drop()
@@ -304,10 +317,10 @@ class Consumer:
             if deadline is not None and (not came or reactor.now() >= deadline):
                 return False
 
-    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
-        timeout_ms = self._options.timeout_ms
-        if not self._reactor.wait(done, self._reactor.now() + timeout_ms / 1000):
-            raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
+    def _wait_until(self, done: Callable[[], bool], what: str, within_s: float | None = None) -> None:
+        timeout_s = self._options.timeout_ms / 1000 if within_s is None else within_s
+        if not self._reactor.wait(done, self._reactor.now() + timeout_s):
+            raise RequestTimedOut(f"waited {timeout_s * 1000:.0f} ms for {what}; are the brokers reachable?")
 
     def _look_after(self) -> None:
         now = self._reactor.now()

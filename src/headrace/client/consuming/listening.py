@@ -184,17 +184,17 @@ class Listening:
         """
         self._close_consumer()
 
-    def halt(self) -> None:
-        """All but the consumer itself, which is closed next."""
+    def halt(self, within_s: float | None = None) -> None:
+        """All but the consumer itself, which is closed next. Without a time of its own, each part may take long."""
         self._stop()
-        deadline = monotonic() + JOIN_S
+        deadline = monotonic() + (JOIN_S if within_s is None else within_s)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
         if self._retries is not None:
-            self._leave(self._retries)
+            self._leave(self._retries, JOIN_S if within_s is None else max(0.0, deadline - monotonic()))
         if self._producer is not None:
-            self._producer.close()
+            self._producer.close(None if within_s is None else max(0.0, deadline - monotonic()))
         self._ended.set()
 
     # What the consumers ask, under the reactor's lock.
@@ -225,15 +225,15 @@ class Listening:
             for source in self._sources:
                 # A member that reads nothing would keep its partitions from the others.
                 if source.reading.options.mode == "cluster" and source.reading.options.group:
-                    self._leave(source.reading)
+                    self._leave(source.reading, JOIN_S)
             self._ended.set()
 
-    def _leave(self, reading: Reading) -> None:
+    def _leave(self, reading: Reading, within_s: float) -> None:
         """Save what is done, and leave the group; again is harmless."""
         results: list[HeadraceError | None] = []
         with self._reactor.lock:
             reading.close(handed_out=False, on_done=results.append)
-        self._reactor.wait(lambda: bool(results), monotonic() + JOIN_S)
+        self._reactor.wait(lambda: bool(results), monotonic() + within_s)
 
     def _feed(self, source: Source) -> None:
         while not self._stopping:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypedDict
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.assignment import Place
 from headrace.client.consuming.fetching import Reset
+from headrace.client.exits import EXIT_TIMEOUT_MS
 from headrace.client.offsets import EARLIEST, LATEST
 from headrace.errors import SettingError
 
@@ -44,6 +45,7 @@ class ConsumerOptions(TypedDict, total=False):
     rebalance_timeout_ms: int
     instance_id: str | None
     timeout_ms: int
+    exit_timeout_ms: int
     tls: ssl.SSLContext | None
 
 
@@ -84,6 +86,8 @@ class Options:
     instance_id: str | None = None
     timeout_ms: int = 30_000
     """How long calls that ask a broker may take: commit, lag, position, close."""
+    exit_timeout_ms: int = EXIT_TIMEOUT_MS
+    """How long a program that ends without `close` takes to save progress and leave the group."""
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +104,7 @@ class Options:
         for name in ("fetch_bytes", "partition_fetch_bytes", "buffer_bytes", "timeout_ms", "session_timeout_ms"):
             if getattr(self, name) <= 0:
                 raise SettingError(f"{name} is {getattr(self, name)}, and has to be above 0")
-        for name in ("max_wait_ms", "min_bytes", "commit_interval_ms"):
+        for name in ("max_wait_ms", "min_bytes", "commit_interval_ms", "exit_timeout_ms"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} is {getattr(self, name)}, and may not be below 0")
 

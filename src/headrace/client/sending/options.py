@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
+from headrace.client.exits import EXIT_TIMEOUT_MS
 from headrace.client.sending.faults import TABLE, FaultLatency
 from headrace.errors import SettingError
 from headrace.records.codecs import Codec
@@ -40,6 +41,7 @@ class OptionFields(TypedDict, total=False):
     in_flight: int
     avoid_slow: bool
     latency_table: Sequence[tuple[int, int]]
+    exit_timeout_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class Options:
     in_flight: int = REMEMBERED_BATCHES
     avoid_slow: bool = False
     latency_table: Sequence[tuple[int, int]] = TABLE
+    exit_timeout_ms: float = EXIT_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         _need(self.acks in ACKS, "acks", self.acks, "-1 (all replicas in sync), 1 (the leader) or 0 (nobody)")
@@ -69,7 +72,8 @@ class Options:
         for name in ("delivery_timeout_ms", "request_timeout_ms"):
             _need(getattr(self, name) > 0, name, getattr(self, name), "more than 0 ms")
         FaultLatency(self.latency_table)
-        _need(self.interval_ms >= 0, "interval_ms", self.interval_ms, "0 ms or more")
+        for name in ("interval_ms", "exit_timeout_ms"):
+            _need(getattr(self, name) >= 0, name, getattr(self, name), "0 ms or more")
 
     @property
     def codec_id(self) -> int:

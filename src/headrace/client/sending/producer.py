@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.engine.network import shared
 from headrace.client.engine.threads import ThreadReactor
+from headrace.client.exits import EXIT_TIMEOUT_MS
 from headrace.client.sending.driver import ThreadDriver
 from headrace.client.sending.errors import ProducerClosed
 from headrace.client.sending.faults import TABLE
@@ -48,6 +49,7 @@ class Producer:
     request_timeout_ms: how long a broker may take for an answer.
     in_flight: batches of a partition on their way at once, at most 5 where they are idempotent.
     avoid_slow, latency_table: keep records that may go anywhere away from brokers that were slow: (took ms, avoid ms).
+    exit_timeout_ms: how long a program that ends without `close` sends what waits; what is left is logged.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Producer:
         in_flight: int = 5,
         avoid_slow: bool = False,
         latency_table: Sequence[tuple[int, int]] = TABLE,
+        exit_timeout_ms: float = EXIT_TIMEOUT_MS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         options = Options(
@@ -88,6 +91,7 @@ class Producer:
             in_flight=in_flight,
             avoid_slow=avoid_slow,
             latency_table=latency_table,
+            exit_timeout_ms=exit_timeout_ms,
         )
         self._network = shared(bootstrap, client_id=client_id, tls=tls)
         reactor = self._network.reactor

@@ -14,12 +14,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
+from headrace.client import exits
 from headrace.client.cluster import UnknownTopic
 from headrace.client.engine.errors import NeverSent
 from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, Refusal
-from headrace.client.sending import ordered, outcomes
+from headrace.client.sending import exiting, ordered, outcomes
 from headrace.client.sending.account import Account
 from headrace.client.sending.counts import Counts
 from headrace.client.sending.desk import Desk
@@ -74,8 +75,11 @@ class Sender:
         """What every send hears from now on."""
         self._over = False
         """It is closed: nothing leaves any more, whatever is heard."""
+        self.aside = 0
+        """Records that wait outside of batches."""
         network.routes.listeners.append(self._routed)
         stays_with_parent(self)
+        exits.producer_opened(self)
 
     # For desks and producers.
 
@@ -184,6 +188,7 @@ class Sender:
     def close(self, error: HeadraceError) -> None:
         """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
         self._over = True
+        exits.closed(self)
         left = list(self._timetable.unsettled.values())
         for load in left:
             if load.track.load is load:
@@ -196,6 +201,9 @@ class Sender:
         self._timetable.close()
         if self._watch is not None:
             self._watch.cancel()
+
+    def at_exit(self, since: float) -> None:
+        exiting.at_exit(self, since)
 
     def metrics(self) -> dict[str, int]:
         with self.reactor.lock:

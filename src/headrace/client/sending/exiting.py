@@ -1,0 +1,50 @@
+"""The end of a program that has not closed its producer: what waits is sent for a while yet, what is lost is told."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headrace.client.engine.threads import ThreadReactor
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.client.sending.sender import Sender
+
+log = logging.getLogger(__name__)
+
+
+def at_exit(sender: Sender, since: float) -> None:
+    """Until `exit_timeout_ms` after `since`."""
+    reactor = sender.reactor
+    if not isinstance(reactor, ThreadReactor):
+        _tell(sender, "its loop has ended; `await producer.close()` in it, or use `async with`")
+        return
+    within_ms = sender.options.exit_timeout_ms
+    failed = sender.count.failed + sender.count.unknown
+    try:
+        if within_ms > 0:
+            _flush(sender, reactor, since + within_ms / 1000)
+    except KeyboardInterrupt:
+        _tell(sender, "interrupted")
+        return
+    except HeadraceError as error:
+        log.warning("what a producer holds cannot be sent at the end of the program: %s", error)
+    failed = sender.count.failed + sender.count.unknown - failed
+    if failed:
+        log.warning("%d records failed at the end of the program; their deliveries say why", failed)
+    _tell(sender, f"the program ended, and {within_ms:g} ms (exit_timeout_ms) were not enough; close the producer")
+
+
+def _flush(sender: Sender, reactor: ThreadReactor, deadline: float) -> None:
+    with reactor.lock:
+        mark = sender.mark()
+        sender.hurry()
+    reactor.wait(lambda: sender.settled(mark), deadline)
+    reactor.wait_told(deadline)
+
+
+def _tell(sender: Sender, why: str) -> None:
+    lost = sender.quota.records + sender.aside
+    if lost:
+        log.warning("%d records of a producer (%s) were not delivered: %s", lost, sender.network.client_id, why)

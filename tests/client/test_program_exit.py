@@ -1,0 +1,212 @@
+"""Programs that end without closing their producers and consumers: what is sent, saved and said, however they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from brokers import DIES_WITH_PARENT, Broker, wait_for
+from client.conftest import MakeTopic
+from client.reading_back import read_partition
+from headrace import Producer
+from headrace.client import groups
+from headrace.client.cluster import Cluster
+from proving import proves
+
+WITHIN_S = 60
+
+
+def run(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, to its end."""
+    return subprocess.run(
+        [*DIES_WITH_PARENT, sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+
+
+SENDING = """
+import os, sys, threading
+from headrace import Producer
+bootstrap, topic, ending = sys.argv[1:]
+def send(count):
+    producer = Producer(bootstrap, interval_ms=3_600_000)
+    for nth in range(count):
+        producer.send_async(topic, b"%d" % nth)
+if ending == "thread":
+    threading.Thread(target=send, args=(500,)).start()
+elif ending == "callback":
+    heard = []
+    producer = Producer(bootstrap, interval_ms=3_600_000)
+    for nth in range(500):
+        producer.send_async(topic, b"%d" % nth, callback=lambda delivery: print(delivery.result().offset))
+else:
+    send(500)
+if ending == "exit":
+    sys.exit(3)
+if ending == "error":
+    raise ValueError("nobody catches this")
+if ending == "at once":
+    os._exit(0)
+"""
+
+
+@proves("R6")
+@pytest.mark.parametrize(
+    ("ending", "code"), [("end", 0), ("exit", 3), ("error", 1), ("thread", 0), ("callback", 0), ("at once", 0)]
+)
+def test_what_a_producer_holds_is_sent_when_its_program_ends(
+    ending: str, code: int, broker: Broker, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic()
+    ended = run(SENDING, broker.bootstrap, name, ending)
+    assert ended.returncode == code, ended.stderr
+    assert "not delivered" not in ended.stderr
+    values = [int(record.value or b"") for record in read_partition(cluster, name, 0)]
+    assert values == ([] if ending == "at once" else list(range(500)))
+    if ending == "callback":
+        assert list(map(int, ended.stdout.split())) == list(range(500))
+
+
+STRANDED = """
+import os, sys
+from headrace import Producer
+producer = Producer(sys.argv[1], interval_ms=3_600_000, exit_timeout_ms=float(sys.argv[2]))
+producer.send("stranded", b"there")
+for nth in range(70):
+    producer.send_async("stranded", b"%d" % nth)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@proves("R6")
+@pytest.mark.parametrize("timeout_ms", [0, 300])
+def test_what_cannot_be_sent_in_time_is_counted(fresh_broker: Callable[..., Broker], timeout_ms: int) -> None:
+    broker = fresh_broker()
+    with subprocess.Popen(
+        [*DIES_WITH_PARENT, sys.executable, "-c", STRANDED, broker.bootstrap, str(timeout_ms)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        broker.kill()
+        _, said = program.communicate("end\n", timeout=WITHIN_S)
+    assert "70 records of a producer (headrace) were not delivered" in said
+    assert "exit_timeout_ms" in said
+
+
+FORKED = """
+import os, sys
+from headrace import Producer
+producer = Producer(sys.argv[1], interval_ms=3_600_000)
+for nth in range(50):
+    producer.send_async(sys.argv[2], b"%d" % nth)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+sys.exit(0)
+"""
+
+
+def test_a_forked_child_leaves_what_its_parent_holds(broker: Broker, cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    ended = run(FORKED, broker.bootstrap, name)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(read_partition(cluster, name, 0)) == 50
+
+
+LOOP_ENDED = """
+import asyncio, sys
+from headrace.aio import Producer
+async def main():
+    producer = Producer(sys.argv[1], interval_ms=3_600_000)
+    await producer.send(sys.argv[2], b"there")
+    for nth in range(30):
+        producer.send_async(sys.argv[2], b"%d" % nth)
+    if len(sys.argv) > 3:
+        await producer.close()
+asyncio.run(main())
+"""
+
+
+def test_records_lost_with_their_loop_are_counted(broker: Broker, topic: MakeTopic) -> None:
+    ended = run(LOOP_ENDED, broker.bootstrap, topic())
+    assert ended.returncode == 0
+    assert "30 records of a producer (headrace) were not delivered: its loop has ended" in ended.stderr
+    closed = run(LOOP_ENDED, broker.bootstrap, topic(), "close")
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+READING = """
+import sys
+from headrace import Consumer
+bootstrap, topic, group, way = sys.argv[1:]
+consumer = Consumer(topic, bootstrap=bootstrap, group=group, commit_interval_ms=3_600_000)
+if way == "listen":
+    import threading
+    done = threading.Semaphore(0)
+    listening = consumer.listen(lambda record: done.release(), threads=2)
+    for _ in range(100):
+        done.acquire()
+else:
+    for count in (40, 60):
+        got = []
+        while len(got) < count:
+            got += consumer.poll(10_000, max_records=count - len(got))
+        print(len(got))
+if way == "error":
+    raise ValueError("nobody catches this")
+"""
+
+
+@proves("R9")
+@pytest.mark.parametrize("way", ["end", "error", "listen"])
+def test_a_consumer_leaves_its_group_and_saves_progress_when_its_program_ends(
+    way: str, broker: Broker, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name, group = topic(), f"exit-{uuid.uuid4().hex[:8]}"
+    with Producer(broker.bootstrap) as producer:
+        for nth in range(100):
+            producer.send_async(name, b"%d" % nth)
+    ended = run(READING, broker.bootstrap, name, group, way)
+    assert ended.returncode == (1 if way == "error" else 0), ended.stderr
+    assert "could not be left" not in ended.stderr
+    assert groups.describe_group(cluster, group).members == ()
+    # What the last call gave may not be done: it comes again.
+    saved = groups.fetch_offsets(cluster, group)[name, 0]
+    assert saved == 100 if way == "listen" else 40 <= saved < 100
+
+
+def test_a_program_ends_when_its_group_cannot_be_left(fresh_broker: Callable[..., Broker]) -> None:
+    broker = fresh_broker()
+    with Producer(broker.bootstrap) as producer:
+        producer.send("gone", b"v")
+    source = """
+import sys
+from headrace import Consumer
+consumer = Consumer("gone", bootstrap=sys.argv[1], group="g", exit_timeout_ms=300)
+print(len(consumer.poll(20_000)), flush=True)
+sys.stdin.readline()
+"""
+    with subprocess.Popen(
+        [*DIES_WITH_PARENT, sys.executable, "-c", source, broker.bootstrap],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        wait_for("a record", lambda: program.stdout is not None and program.stdout.readline() == "1\n")
+        broker.kill()
+        _, said = program.communicate("end\n", timeout=WITHIN_S)
+    assert "group g could not be left" in said
