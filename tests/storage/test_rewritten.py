@@ -54,3 +54,34 @@ def test_after_a_loss_of_power_what_was_synced_is_there(layout: str, seed: int) 
     harness.write()
     harness.settle()
     assert values(harness.kill(seed)) == [b"first", b"next"]
+
+
+@proves("L4")
+@pytest.mark.parametrize("layout", FOLDERS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_broker_killed_before_it_hears_that_its_sync_failed_takes_nothing_for_safe(layout: str, seed: int) -> None:
+    harness = sim_harness(layout)
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    log = harness.log(durability="disk")
+    append(log, batch(b"first"))
+    harness.write()
+    harness.settle()
+    append(log, batch(b"second"))
+    disk.fail_sync(f"{FOLDERS[layout]}/{0:020d}.log")
+    disk.answer_no_sync()
+    harness.write()
+    harness.clock.advance(1.0)
+    assert log.offline is None
+    assert log.durable_offset == 1, "it is killed without having heard"
+    assert harness.store is not None
+    harness.store.abandon()
+    disk.release()
+    harness.open()
+    log = harness.log()
+    assert values(log) == [b"first", b"second"]
+    append(log, batch(b"third"))
+    harness.write()
+    harness.settle()
+    assert log.durable_offset == 3
+    assert values(harness.kill(seed)) == [b"first", b"second", b"third"]

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ports.disk import SyncFailed
+from headrace.ports.disk import SYNC_FAILED, SyncFailed
 from headrace.system import sync_helper
-from headrace.system.disk import SystemDisk
+from headrace.system.disk import SystemDisk, SystemFile
 from storage.small_disk import small_disk
 
 DEADLINE_SECONDS = 20.0
@@ -289,3 +289,37 @@ def test_a_write_to_a_full_disk_is_an_error_not_a_short_write(tmp_path: Path) ->
 def test_a_request_grows_with_its_ranges_and_an_answer_is_of_fixed_size() -> None:
     assert len(sync_helper.pack(sync_helper.READ_AHEAD, 1, [(0, 1), (5, 2)])) == 9 + 2 * 16
     assert sync_helper.ANSWER.size == 20
+
+
+def test_a_failed_sync_leaves_its_mark_before_it_is_told(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    assert sync_helper.MARKER == SYNC_FAILED
+    disk = SystemDisk(loop)
+    for name in ("file", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file" / "a").touch()
+    # A descriptor that only names its file cannot be synced.
+    unusable = [SystemFile(str(tmp_path / name), os.open(tmp_path / name, os.O_PATH)) for name in ("file/a", "folder")]
+    for each in unusable:
+        answers: list[OSError | None] = []
+        disk.request_sync([each], answers.append)
+        wait(loop, lambda answers=answers: bool(answers))  # type: ignore[misc]
+        assert isinstance(answers[0], SyncFailed)
+    assert (tmp_path / "file" / SYNC_FAILED).exists()
+    assert (tmp_path / "folder" / SYNC_FAILED).exists()
+    disk.close()
+
+
+def test_a_sync_that_failed_in_a_helper_that_died_has_failed(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    disk = SystemDisk(loop)
+    assert disk.helper_pid is not None
+    (tmp_path / "lost").mkdir()
+    files = [disk.open(str(tmp_path / name), create=True, writable=True) for name in ("whole", "lost/a")]
+    os.kill(disk.helper_pid, signal.SIGSTOP)
+    answers: list[OSError | None] = []
+    disk.request_sync(files, answers.append)
+    (tmp_path / "lost" / SYNC_FAILED).touch()  # the last thing that it did
+    os.kill(disk.helper_pid, signal.SIGKILL)
+    wait(loop, lambda: bool(answers))
+    assert isinstance(answers[0], SyncFailed)
+    assert answers[0].files == (files[1],)
+    disk.close()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+SYNC_FAILED: Final = "sync-failed"
+"""Name of the empty file that a failed sync leaves in the folder of a file, before anybody is told of it."""
 
 Buffer = bytes | bytearray | memoryview
 SyncDone = Callable[[OSError | None], None]
@@ -123,7 +126,8 @@ class Disk(Protocol):
 
     def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
         """Make all that was written to the files so far durable, without blocking the loop; `done` runs on the loop,
-        with SyncFailed if that names the files that are not."""
+        with SyncFailed if that names the files that are not. Each of those has left SYNC_FAILED in its folder by then:
+        who asked may be dead before the answer comes."""
         ...
 
     def sync_now(self, files: Sequence[File]) -> None:

@@ -2,6 +2,7 @@
 
 A crash keeps what was synced and a random part of the rest (`sim.platter`). The death of a process alone loses nothing
 that it had written. A failed sync loses its writes for good, though they can still be read: that is what Linux does.
+It leaves its mark in the folder before it is answered (`ports.disk`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.ports.clock import Clock
-from headrace.ports.disk import Buffer, File, Range, SyncDone, SyncFailed
+from headrace.ports.disk import SYNC_FAILED, Buffer, File, Range, SyncDone, SyncFailed
 from headrace.sim.platter import FileNode, FolderNode, Resize, Write
 
 UNLIMITED_BYTES: Final = 1 << 50
@@ -111,6 +112,7 @@ class SimDisk:
         self._failing_opens: dict[str, int] = {}
         self._locked: set[str] = set()
         self._held: builtins.list[Callable[[], None]] | None = None
+        self._silent = False
         self._sync_seconds: Callable[[], float] | None = None
 
     # What a test does to the disk.
@@ -125,6 +127,7 @@ class SimDisk:
         self.age += 1
         self._locked.clear()
         self._held = None
+        self._silent = False
         self._root.let_go()
 
     def serve(self, clock: Clock, sync_seconds: Callable[[], float] | None = None) -> None:
@@ -169,6 +172,10 @@ class SimDisk:
         held, self._held = self._held or [], None
         for finish in held:
             self._clock.call_soon(finish)
+
+    def answer_no_sync(self) -> None:
+        """Syncs are done, or fail, and the process hears of none any more: it is about to die."""
+        self._silent = True
 
     # The port.
 
@@ -260,7 +267,9 @@ class SimDisk:
             if age == self.age:
                 self.syncs += 1
                 self.synced_files += len(files)
-                done(finish_sync())
+                error = finish_sync()
+                if not self._silent:
+                    done(error)
 
         if self._held is not None:
             self._held.append(finish)
@@ -318,6 +327,8 @@ class SimDisk:
     def _settle(self, path: str, node: FileNode | FolderNode, moment: tuple[int, bytes | None] | int) -> int:
         """The errno, 0 if it went well."""
         number = self._failing_syncs.pop(path, 0)
+        if number:
+            self._mark(path if isinstance(node, FolderNode) else path.rpartition("/")[0])
         if isinstance(node, FolderNode):
             assert isinstance(moment, int)
             if not number:
@@ -326,6 +337,10 @@ class SimDisk:
             assert isinstance(moment, tuple)
             node.settle(moment, lost=number > 0)
         return number
+
+    def _mark(self, folder: str) -> None:
+        if self.exists(folder):
+            self.open(f"{folder}/{SYNC_FAILED}", create=True)
 
     def _find(self, path: str) -> FileNode | FolderNode:
         node: FileNode | FolderNode = self._root

@@ -2,8 +2,10 @@
 
 The kernel tells a failed sync once and counts the pages as clean from then on. A process that is started again on the
 same kernel reads them from the page cache, finds them whole, and no later sync would ever write them: a loss of power
-would take what counts as durable. So the log that goes offline leaves an empty file `sync-failed` in its folder. It
-needs no sync: after a loss of power the page cache is gone too, and the log is recovered from what the disk holds.
+would take what counts as durable. So the sync that fails leaves an empty file `sync-failed` in the folder, from where
+it fails (`ports.disk`), because the broker may be killed before it hears of it; the log that goes offline does the same
+for all other reasons. It needs no sync: after a loss of power the page cache is gone too, and the log is recovered from
+what the disk holds.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.ports.disk import Disk
+from headrace.ports.disk import SYNC_FAILED, Disk
 
 log = logging.getLogger(__name__)
 
-MARKER: Final = "sync-failed"
+MARKER: Final = SYNC_FAILED
 PIECE_BYTES: Final = 1 << 20
 
 

@@ -16,20 +16,15 @@ import fcntl
 import logging
 import mmap
 import os
-import queue
 import resource
 import shutil
-import socket
-import subprocess
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from headrace.ports.disk import Buffer, File, Range, SyncDone, SyncFailed
 from headrace.system import sync_helper
+from headrace.system.syncing import SyncProcess, SyncRequest, SyncThread, failure, unless_marked
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +33,6 @@ DATASYNC_FILES_MAX: Final = 8
 PROBE_BYTES: Final = 128 << 10
 SHORT_BYTES: Final = 16 << 10
 """A range that one probe stands for: it came into the page cache, and leaves it, as one."""
-HELPER_STOP_SECONDS: Final = 5.0
 
 _PROBE: Final = [bytearray(1)]
 
@@ -132,126 +126,6 @@ class SystemFile:
             self.close()
 
 
-@dataclass(slots=True)
-class _Request:
-    """One sync or read-ahead; it holds its files, so that their descriptors stay open until it is answered."""
-
-    number: int
-    kind: bytes
-    files: tuple[File, ...]
-    ranges: Sequence[Range]
-    done: Callable[[OSError | None], None]
-
-    def packet(self) -> bytes:
-        return sync_helper.pack(self.kind, self.number, self.ranges)
-
-
-class _SyncProcess:
-    """The other process: requests out as packets, answers in on the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, died: Callable[[Sequence[_Request]], None]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-s", sync_helper.__file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={},
-            )
-        ours.setblocking(False)
-        self._socket = ours
-        self._loop = loop
-        self._died = died
-        self._waiting: dict[int, _Request] = {}
-        self._unsent: deque[_Request] = deque()
-        loop.add_reader(ours.fileno(), self._answers)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, request: _Request) -> None:
-        self._waiting[request.number] = request
-        self._unsent.append(request)
-        self._send_waiting()
-
-    def _send_waiting(self) -> None:
-        while self._unsent:
-            request = self._unsent[0]
-            try:
-                socket.send_fds(self._socket, [request.packet()], [file.fileno() for file in request.files])
-            except BlockingIOError:
-                return  # the next answer makes room
-            except OSError:
-                self._end()
-                return
-            self._unsent.popleft()
-
-    def _answers(self) -> None:
-        while True:
-            try:
-                packet = self._socket.recv(sync_helper.ANSWER.size)
-            except BlockingIOError:
-                break
-            except OSError:
-                packet = b""
-            if not packet:
-                self._end()
-                return
-            number, *outcome = sync_helper.ANSWER.unpack(packet)
-            request = self._waiting.pop(number)
-            request.done(_failure(request.files, *outcome))
-        self._send_waiting()
-
-    def _end(self) -> None:
-        waiting = list(self._waiting.values())
-        self._waiting.clear()
-        self._unsent.clear()
-        self.close()
-        self._died(waiting)
-
-    def close(self) -> None:
-        if self._socket.fileno() < 0:
-            return
-        with contextlib.suppress(RuntimeError):
-            self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        try:
-            self._process.wait(HELPER_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-class _SyncThread:
-    """The same work in a thread, for when there is no helper process."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
-        self._thread.start()
-
-    def send(self, request: _Request) -> None:
-        self._queue.put(request)
-
-    def _run(self) -> None:
-        while (request := self._queue.get()) is not None:
-            descriptors = [file.fileno() for file in request.files]
-            error = None
-            if request.kind == sync_helper.READ_AHEAD:
-                sync_helper.read_ahead(descriptors[0], request.ranges)
-            else:
-                error = _failure(request.files, *sync_helper.sync(request.kind, descriptors))
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
-                self._loop.call_soon_threadsafe(request.done, error)
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(HELPER_STOP_SECONDS)
-
-
 class SystemDisk:
     """The file system of this machine.
 
@@ -263,8 +137,8 @@ class SystemDisk:
         self._loop = loop
         self._numbers = 0
         self.unanswered = 0
-        self._thread: _SyncThread | None = None
-        self._helper = _SyncProcess(loop, self._helper_died) if loop is not None and sync_helper else None
+        self._thread: SyncThread | None = None
+        self._helper = SyncProcess(loop, self._helper_died) if loop is not None and sync_helper else None
 
     @property
     def helper_pid(self) -> int | None:
@@ -355,7 +229,7 @@ class SystemDisk:
         if number and kind == sync_helper.SYNC_FILE_SYSTEM:
             chosen = tuple(files)
             number, failed = sync_helper.sync(sync_helper.DATASYNC, [file.fileno() for file in chosen])
-        error = _failure(chosen, number, failed)
+        error = failure(chosen, number, failed)
         if error is not None:
             raise error
 
@@ -382,7 +256,7 @@ class SystemDisk:
             return
         self._numbers += 1
         self.unanswered += 1
-        request = _Request(self._numbers, kind, files, ranges, self._answering(done))
+        request = SyncRequest(self._numbers, kind, files, ranges, self._answering(done))
         if self._helper:
             self._helper.send(request)
         else:
@@ -395,10 +269,10 @@ class SystemDisk:
 
         return answered
 
-    def _to_thread(self, request: _Request) -> None:
+    def _to_thread(self, request: SyncRequest) -> None:
         if self._thread is None:
             assert self._loop is not None
-            self._thread = _SyncThread(self._loop)
+            self._thread = SyncThread(self._loop)
         self._thread.send(request)
 
     def _at_once(self, kind: bytes, files: tuple[File, ...], done: SyncDone, ranges: Sequence[Range]) -> None:
@@ -406,22 +280,16 @@ class SystemDisk:
         if kind == sync_helper.READ_AHEAD:
             sync_helper.read_ahead(files[0].fileno(), ranges)
         else:
-            error = _failure(files, *sync_helper.sync(kind, [file.fileno() for file in files]))
+            error = failure(files, *sync_helper.sync(kind, [file.fileno() for file in files]))
         done(error)
 
-    def _helper_died(self, unanswered: Sequence[_Request]) -> None:
+    def _helper_died(self, unanswered: Sequence[SyncRequest]) -> None:
         """Requests without an answer go to the thread: a sync that was not answered has not failed."""
         log.error("the sync helper process has ended; syncs go on in a thread, slower, until the broker is restarted")
         self._helper = None
         for request in unanswered:
+            request.done = unless_marked(request)
             self._to_thread(request)
-
-
-def _failure(files: Sequence[File], number: int, failed: int) -> SyncFailed | None:
-    """What the helper answered: an errno, and a bit for each file that failed."""
-    if not number:
-        return None
-    return SyncFailed(number, [file for place, file in enumerate(files) if failed >> place & 1])
 
 
 def _together(failures: Sequence[SyncFailed]) -> SyncFailed | None:

@@ -9,7 +9,9 @@ The descriptor is one end of a Unix SOCK_SEQPACKET pair. A request is one packet
 
 The answer is one packet: request uint64, errno int32 (0: done; else the first failure, the rest was still tried),
 failed uint64 (bit n: the file n could not be synced).
-A sync that failed is never tried again: the kernel reports a lost page once. The process ends when the socket does.
+A sync that failed is never tried again: the kernel reports a lost page once. Because the broker may be dead before it
+hears of it, a failed fdatasync first leaves an empty file `sync-failed` in the folder of the file (`ports.disk`).
+The process ends when the socket does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import _thread
 import errno
 import os
 import socket
+import stat
 import struct
 import sys
 
@@ -35,6 +38,7 @@ CHUNK_BYTES = 1 << 20
 READERS_MAX = 4
 READS_WAITING_MAX = 256
 
+MARKER = "sync-failed"
 DATASYNC = b"D"
 SYNC_FILE_SYSTEM = b"F"
 READ_AHEAD = b"R"
@@ -50,6 +54,20 @@ def sync_file_system(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def mark(descriptor: int) -> None:
+    """Leave word of a failed sync in the folder of the file, or in the folder that it is."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if stat.S_ISREG(mode):
+            path = path.rpartition("/")[0]
+        elif not stat.S_ISDIR(mode):
+            return
+        os.close(os.open(f"{path}/{MARKER}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    except OSError:
+        return  # the broker hears of the failure all the same
+
+
 def sync(kind: bytes, descriptors: list[int]) -> tuple[int, int]:
     """Sync all of them; the errno of the first that failed, or 0, and a bit for each that did."""
     number = failed = 0
@@ -60,6 +78,8 @@ def sync(kind: bytes, descriptors: list[int]) -> tuple[int, int]:
             else:
                 os.fdatasync(descriptor)
         except OSError as error:
+            if kind == DATASYNC:
+                mark(descriptor)
             number = number or error.errno or errno.EIO
             failed |= 1 << place
     return number, failed
