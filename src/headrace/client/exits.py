@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from time import monotonic
 from typing import Protocol
+
+from headrace.client.remembered import Remembered
 
 EXIT_TIMEOUT_MS = 5000
 
@@ -24,7 +25,7 @@ class Leaver(Protocol):
 
 _consumers: set[Leaver] = set()
 """Held here, because who forgets a consumer without closing it is still a member of its group."""
-_producers: weakref.WeakSet[Leaver] = weakref.WeakSet()
+_producers: Remembered[Leaver] = Remembered()
 
 
 def consumer_opened(consumer: Leaver) -> None:

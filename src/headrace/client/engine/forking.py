@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import weakref
 from typing import Any
 
 from headrace.client.engine.errors import ForkedEngine
+from headrace.client.remembered import Remembered
 
 
 class _Refusing:
@@ -22,7 +22,7 @@ class _Refusing:
         return
 
 
-_left_behind: weakref.WeakSet[Any] = weakref.WeakSet()
+_left_behind: Remembered[Any] = Remembered()
 
 
 def stays_with_parent(reactor: Any) -> None:
@@ -31,7 +31,7 @@ def stays_with_parent(reactor: Any) -> None:
 
 
 def _after_fork() -> None:
-    for reactor in list(_left_behind):
+    for reactor in _left_behind:
         # Who kept the lock itself must get past it to be told; the thread that held it is not in this process.
         reactor.lock._at_fork_reinit()
         vars(reactor).clear()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING
 
 from headrace.client.engine.errors import ForkedEngine
+from headrace.client.remembered import Remembered
 
 if TYPE_CHECKING:
     from headrace.client.sending.sender import Sender
 
-_left_behind: weakref.WeakSet[Sender] = weakref.WeakSet()
+_left_behind: Remembered[Sender] = Remembered()
 
 
 def stays_with_parent(sender: Sender) -> None:
@@ -19,7 +19,7 @@ def stays_with_parent(sender: Sender) -> None:
 
 
 def _after_fork() -> None:
-    for sender in list(_left_behind):
+    for sender in _left_behind:
         sender.refusal = ForkedEngine()
         for desk in sender.desks():
             desk.router_here.closed = sender.refusal

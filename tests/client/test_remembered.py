@@ -1,0 +1,42 @@
+"""What is remembered and not kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import headrace.client
+from headrace.client.remembered import Remembered
+
+
+class Thing:
+    pass
+
+
+def test_what_is_gone_is_not_remembered_and_takes_no_room() -> None:
+    remembered: Remembered[Thing] = Remembered()
+    kept = [Thing() for _ in range(40)]
+    for nth in range(4_000):
+        remembered.add(kept[nth // 100] if nth % 100 == 0 else Thing())
+    gc.collect()
+    assert list(remembered) == kept
+    assert len(remembered._refs) < 200
+    remembered.discard(kept[3])
+    assert list(remembered) == [*kept[:3], *kept[4:]]
+    remembered.clear()
+    assert list(remembered) == []
+
+
+def test_nothing_runs_when_something_remembered_goes() -> None:
+    remembered: Remembered[Thing] = Remembered()
+    thing = Thing()
+    remembered.add(thing)
+    assert [ref.__callback__ for ref in weakref.getweakrefs(thing)] == [None]
+
+
+def test_no_part_of_the_engine_runs_code_when_something_is_collected() -> None:
+    """Ctrl-C would be lost there."""
+    folder = Path(headrace.client.__file__).parent
+    sources = [path for name in ("engine", "sending") for path in (folder / name).glob("*.py")]
+    assert not [path.name for path in sources if "WeakSet" in path.read_text() or "__del__" in path.read_text()]
