@@ -9,9 +9,12 @@ PACKAGES := etcd ip kcat node npm strace java
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach types,$(wildcard src/headrace/records/*.pxd),$(types) $(types:.pxd=.py))
-# The package, compiled, and what it needs; make test takes all steps of its set-up at once where they allow it.
-RUNTIME := $(VENV)/.package $(VENV)/.runtime
-TESTS := $(VENV)/.package $(VENV)/.tests
+# A broker runs no others. Routing uses the C types of building: one of them compiled and the other not is no program.
+FIRST_KERNELS := kernel key_hashing building routing
+# The package, compiled, and what it needs; the steps of a set-up are taken at once where they allow it.
+SERVING := $(VENV)/.serving $(VENV)/.runtime
+RUNTIME := $(VENV)/.compiled $(VENV)/.runtime
+TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
 .PHONY: help serve demo packages test check prove sim bench settings inventory format clean
@@ -29,23 +32,27 @@ help:
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make clean      remove the virtual environment and everything that was built'
 
-serve: $(RUNTIME)
+# The kernels that are left, all for clients, are compiled while the broker runs: until then clients are only slower.
+serve:
+	@$(MAKE) --silent --jobs $(SERVING)
+	@nice $(MAKE) $(VENV)/.compiled >$(VENV)/compiling.log 2>&1 </dev/null &
 	@exec $(BIN)/headrace serve $(ARGS)
 
-demo: $(VENV)/.package $(VENV)/.spark
+demo: $(VENV)/.compiled $(VENV)/.spark
 	@tools/packages.py java
 	@$(BIN)/python tools/demo.py
 
-$(VENV)/.made: tools/setup.sh
+$(VENV)/.made: tools/setup.sh constraints.txt
 	@tools/setup.sh venv
 
-$(VENV)/.package: pyproject.toml setup.py constraints.txt $(KERNELS) $(VENV)/.made
-	@tools/setup.sh package
+$(VENV)/.serving: NAMES := $(FIRST_KERNELS)
+$(VENV)/.serving $(VENV)/.compiled: setup.py $(KERNELS) $(VENV)/.made
+	@tools/setup.sh compile $(@F) $(NAMES)
 
 $(VENV)/.spark: EXTRAS := spark
-$(VENV)/.tests: EXTRAS := dev spark etcd
-$(VENV)/.runtime $(VENV)/.spark $(VENV)/.tests: pyproject.toml constraints.txt $(VENV)/.made
-	@tools/setup.sh needs $(@F) $(EXTRAS)
+$(VENV)/.tests: EXTRAS := dev,spark,etcd
+$(VENV)/.runtime $(VENV)/.spark $(VENV)/.tests: pyproject.toml setup.py constraints.txt $(VENV)/.made
+	@tools/setup.sh install $(@F) $(EXTRAS)
 
 packages:
 	@tools/packages.py $(PACKAGES)

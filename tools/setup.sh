@@ -1,8 +1,8 @@
 #!/bin/sh
 # The steps of the set-up, each ending in a stamp, so that make comes here only when something changed, and may take
-# those that do not need each other at once: `setup.sh venv` makes the virtual environment, `setup.sh package` compiles
-# the package into it, `setup.sh needs STAMP [EXTRA...]` installs what the package and its extras need, `setup.sh node`
-# the Node clients.
+# those that do not need each other at once: `setup.sh venv` makes the virtual environment, `setup.sh install STAMP
+# [EXTRAS]` installs the package there with all that it needs, `setup.sh compile STAMP [KERNEL...]` compiles the record
+# kernels (all, or those named), `setup.sh node` installs the Node clients.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -35,41 +35,40 @@ make_venv() {
         "$python" -m venv --clear $venv
     fi
     # setup.py compiles the kernels where Cython and a compiler are there.
-    install setuptools $(command -v cc >/dev/null && echo cython)
+    pip_install setuptools $(command -v cc >/dev/null && echo cython)
     touch $venv/.made
 }
 
 # What is imported is compiled to bytecode then; most of what PySpark brings never is.
-install() {
+pip_install() {
     $venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-build-isolation \
         --constraint constraints.txt "$@"
 }
 
-package() {
-    say 'compiling the record kernels'
-    rm -f src/headrace/records/*.so
-    printf '[build_ext]\nparallel = %s\n' "$(nproc)" >$venv/build.cfg
-    DIST_EXTRA_CONFIG=$PWD/$venv/build.cfg install --no-deps --editable .
+install() {
+    stamp=$1 extras=${2:-}
+    say "installing what the package needs${extras:+, with the extras $extras}"
+    case ",$extras," in *,spark,*) say 'among it PySpark, about 450 MB' ;; esac
+    export RECORD_KERNELS=
+    pip_install --editable ".${extras:+[$extras]}"
+    touch "$venv/$stamp"
+}
+
+compile() {
+    stamp=$1
+    shift
+    say "compiling the record kernels${*:+ $*}"
+    if [ $# -gt 0 ]; then export RECORD_KERNELS="$*"; fi
+    for source in src/headrace/records/*.py; do
+        for compiled in "${source%.py}".*.so; do
+            if [ "$source" -nt "$compiled" ]; then rm -f "$compiled"; fi
+        done
+    done
+    # Another make may be at it, such as the one that `make serve` leaves behind.
+    flock $venv/.made $venv/bin/python setup.py --quiet build_ext --inplace
     if ! ls src/headrace/records/kernel.*.so >/dev/null 2>&1; then
         say 'running uncompiled: no C compiler that works (on Debian: apt-get install gcc python3-dev, then make clean)'
     fi
-    touch $venv/.package
-}
-
-needs() {
-    stamp=$1
-    shift
-    say "installing what the package needs${*:+, with the extras $*}"
-    case " $* " in *' spark '*) say 'among it PySpark, about 450 MB' ;; esac
-    list=$venv/$stamp.txt
-    $venv/bin/python - "$@" >"$list" <<'END'
-import sys, tomllib
-with open("pyproject.toml", "rb") as file:
-    project = tomllib.load(file)["project"]
-extras = project["optional-dependencies"]
-print(*project["dependencies"], *(named for extra in sys.argv[1:] for named in extras[extra]), sep="\n")
-END
-    install --requirement "$list"
     touch "$venv/$stamp"
 }
 
@@ -84,8 +83,8 @@ node() {
 
 case "${1:-}" in
 venv) make_venv ;;
-package) package ;;
-needs) shift && needs "$@" ;;
+install) shift && install "$@" ;;
+compile) shift && compile "$@" ;;
 node) node ;;
-*) stop 'say venv, package, needs or node' ;;
+*) stop 'say venv, install, compile or node' ;;
 esac
