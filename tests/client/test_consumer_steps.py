@@ -212,3 +212,22 @@ class TestPriority:
         assert not order.has_room
         order.take([], 1)
         assert order.has_room
+
+    def test_so_many_bytes_may_wait_however_small_their_sets_were(self) -> None:
+        order, one, two = PriorityOrder("priority", 1_000), feed(0), feed(1)
+        large = [ReceivedRecord("t", 0, n, NOW_MS, None, bytes(400)) for n in range(3)]
+        order.put(raw(one, 0, 2), large[:2], 800)
+        assert (order.has_room, order.room_bytes) == (True, 200)
+        order.put(raw(two, 0, 1), large[:1], 400)
+        assert not order.has_room
+        one.paused = True
+        order.set_aside()
+        assert order.has_room
+        one.paused = False
+        order.bring_back()
+        assert not order.has_room
+        order.take([], 2)
+        assert order.has_room
+        order.clear()
+        order.put(raw(one, 2, 3), large[:2], 800)
+        assert order.has_room

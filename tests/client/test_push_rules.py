@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.client.assignment import Place
 from headrace.client.consuming import retrying
 from headrace.client.consuming.retrying import DELAYS_MS, RetryRules, returned
-from headrace.client.consuming.workload import SPAN_MAX, Job, Workload
+from headrace.client.consuming.workload import SPAN_MAX, Job, Share, Workload
 from headrace.errors import SettingError
 from headrace.records.received import ReceivedRecord
 from proving import proves
@@ -72,24 +72,42 @@ def test_a_record_that_is_read_twice_is_done_twice() -> None:
 
 def test_a_partition_is_full_by_what_it_has_to_do_and_by_what_one_record_holds_up() -> None:
     load = Workload(ordered=False)
-    assert not load.is_full(A, 2)
+    assert not load.is_full(A, Share(2, 1000))
     load.put(jobs(load, A, 0, 1))
-    assert load.is_full(A, 2)
-    assert not load.has_room(A, 2)
-    assert not load.is_full(B, 2)
-    assert load.has_room(B, 2)
+    assert load.is_full(A, Share(2, 1000))
+    assert not load.has_room(A, Share(2, 1000))
+    assert not load.is_full(B, Share(2, 1000))
+    assert load.has_room(B, Share(2, 1000))
     stuck, other = started(load)
     load.done(other)
-    assert not load.is_full(A, 2)
-    assert load.has_room(A, 2)
-    assert not load.has_room(A, 1)
+    assert not load.is_full(A, Share(2, 1000))
+    assert load.has_room(A, Share(2, 1000))
+    assert not load.has_room(A, Share(1, 1000))
     for offset in range(2, SPAN_MAX):
         load.put(jobs(load, A, offset))
         load.done(*started(load))
-    assert load.is_full(A, 2)
+    assert load.is_full(A, Share(2, 1000))
     load.done(stuck)
-    assert not load.is_full(A, 2)
+    assert not load.is_full(A, Share(2, 1000))
     assert load.positions() == {A: SPAN_MAX}
+
+
+def test_a_partition_is_full_by_the_bytes_of_what_it_has_to_do() -> None:
+    load, share = Workload(ordered=False), Share(100, 1000)
+    large = jobs(load, A, 0, 1, 2)
+    for job in large:
+        job.size_bytes = 400
+    load.put(large[:2])
+    assert not load.is_full(A, share)
+    load.put(large[2:])
+    assert load.is_full(A, share)
+    first, *others = started(load)
+    load.done(first)
+    assert not load.is_full(A, share)
+    assert not load.has_room(A, share)
+    for job in others:
+        load.done(job)
+    assert load.has_room(A, share)
 
 
 def test_ordered_partitions_go_one_at_a_time_and_side_by_side() -> None:

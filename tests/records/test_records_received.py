@@ -225,6 +225,7 @@ def test_a_record_is_a_value(received: ModuleType) -> None:
     into: list[Any] = []
     received.receive(kernel.build([(NOW_MS, b"k", b"v", headers)], base_offset=9), "orders", 3, 0, MOST, into)
     (record,) = into
+    assert into[0].size_bytes >= len(b"k" + b"v" + b"trace" + b"1" + b"trace")
     same = received.ReceivedRecord("orders", 3, 9, NOW_MS, b"k", b"v", headers)
     assert record.headers is record.headers
     assert record.headers == headers

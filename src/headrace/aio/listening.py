@@ -28,12 +28,13 @@ from headrace.client.consuming.conduct import (
     retry_jobs,
     retry_options,
     share_of,
+    take_within,
     tell_failures,
 )
 from headrace.client.consuming.progress import Offsets
 from headrace.client.consuming.reading import Reading
 from headrace.client.consuming.retrying import Parcel
-from headrace.client.consuming.workload import Job, Workload
+from headrace.client.consuming.workload import Job, Share, Workload
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.received import ReceivedRecord
 
@@ -164,7 +165,7 @@ class Listening:
 
     async def _feed(self, reading: Reading) -> None:
         held: frozenset[Place] = frozenset()
-        share = 1
+        share = Share(1, 1)
 
         def is_held(place: Place) -> bool:
             return not self._load.has_room(place, share) if place in held else self._load.is_full(place, share)
@@ -176,15 +177,14 @@ class Listening:
             if reading.wants_touch:
                 await self._step_aside(reading)
             else:
-                share = share_of(self._hands, len(reading.assigned), retried=reading is self._retries)
+                share = share_of(self._hands, reading, retried=reading is self._retries)
                 held = reading.hold(is_held)
                 self._failures[reading] = tell_failures(reading, self._failures.get(reading, {}))
-                await self._take(reading, has_room)
+                await self._take(reading, has_room, share.size_bytes)
 
-    async def _take(self, reading: Reading, has_room: Callable[[], bool]) -> None:
+    async def _take(self, reading: Reading, has_room: Callable[[], bool], most_bytes: int) -> None:
         def taken() -> bool:
-            records: list[ReceivedRecord] = []
-            reading.hand.take(records, CHUNK)
+            records = take_within(reading.hand, CHUNK, most_bytes)
             if records:
                 retried = reading is self._retries
                 self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))

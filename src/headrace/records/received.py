@@ -3,6 +3,7 @@
 
     ReceivedRecord(topic, partition, offset, timestamp_ms, key=None, value=None, headers=(), leader_epoch=-1)
         attributes of the same names; `headers` is a list of (str, bytes | None), made when first asked for
+        .size_bytes   of key, value and headers as they came
     RecordSet(records, topic, partition, from_offset, end_offset=2**62, check_crc=True)
         .take(into: list, max_records) -> how many records were appended
         .next_offset   where to go on: after the last record taken, after the last whole batch once all are
@@ -172,6 +173,18 @@ class ReceivedRecord:
             self.header_list = [] if self.raw_headers is None else headers_of(self.raw_headers)
             self.raw_headers = None
         return self.header_list
+
+    @property
+    def size_bytes(self) -> int:
+        """Of key, value and headers; of a value that is no bytes any more, nothing."""
+        size = len(self.key) if self.key is not None else 0
+        if isinstance(self.value, bytes):
+            size += len(self.value)
+        if self.raw_headers is not None:
+            size += len(self.raw_headers)
+        elif self.header_list:
+            size += sum(len(name) + len(value or b"") for name, value in self.header_list)
+        return size
 
     def __repr__(self) -> str:
         return (

@@ -12,10 +12,11 @@ from typing import Any, Final
 from headrace.client import admin
 from headrace.client.assignment import Place
 from headrace.client.cluster import Cluster
+from headrace.client.consuming.handing import HandOut, within_bytes
 from headrace.client.consuming.options import Options
 from headrace.client.consuming.reading import Keeper, Reading
 from headrace.client.consuming.retrying import MAX_TRIES, Parcel, RetryRules, returned
-from headrace.client.consuming.workload import Job, Workload
+from headrace.client.consuming.workload import Job, Share, Workload
 from headrace.client.refusal import Refusal
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.received import ReceivedRecord
@@ -170,15 +171,28 @@ def raise_for_good(reading: Reading) -> None:
         log.warning("listening goes on and waits: %s", error)
 
 
-def share_of(hands: int, places: int, *, retried: bool) -> int:
-    """How many records of a partition are taken in before it waits. Of a retry partition nothing while there is one
-    that is not done: those behind it are due later.
+def share_of(hands: int, reading: Reading, *, retried: bool) -> Share:
+    """What of a partition is taken in before it waits: among them they have the bytes of the consumer's buffer. Of a
+    retry partition nothing while there is one that is not done: those behind it are due later.
     """
-    return 1 if retried else max(QUEUED_LEAST, hands * QUEUED_PER_HAND // max(1, places))
+    places = max(1, len(reading.assigned))
+    most = 1 if retried else max(QUEUED_LEAST, hands * QUEUED_PER_HAND // places)
+    return Share(most, max(1, reading.options.buffer_bytes // places))
+
+
+def take_within(hand: HandOut, most: int, most_bytes: int) -> list[ReceivedRecord]:
+    """Up to `most` records that are there now; none after those that reach `most_bytes`."""
+    records: list[ReceivedRecord] = []
+    within_bytes(records, lambda count: hand.take(records, min(len(records) + count, most)), most_bytes)
+    return records
 
 
 def jobs(load: Workload, records: Sequence[ReceivedRecord]) -> list[Job]:
-    return [Job(r, place, r.offset, load.track(place)) for r in records for place in ((r.topic, r.partition),)]
+    return [
+        Job(record, place, record.offset, load.track(place), size_bytes=record.size_bytes)
+        for record in records
+        for place in ((record.topic, record.partition),)
+    ]
 
 
 def retry_jobs(load: Workload, records: Sequence[ReceivedRecord], now: float) -> list[Job]:
@@ -189,6 +203,7 @@ def retry_jobs(load: Workload, records: Sequence[ReceivedRecord], now: float) ->
         place = read.topic, read.partition
         back = returned(read)
         wait_s = max(0.0, (back.due_ms - now_ms) / 1000)
-        job = Job(back.record, place, read.offset, load.track(place), now + wait_s if wait_s else 0.0, back.tries)
+        not_before = now + wait_s if wait_s else 0.0
+        job = Job(back.record, place, read.offset, load.track(place), not_before, back.record.size_bytes, back.tries)
         found.append(job)
     return found

@@ -7,8 +7,9 @@ was made into records already, and waits to be yielded or for its priority, is f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Final
 
@@ -43,7 +44,8 @@ class HandOut:
         self._damage: tuple[int, HeadraceError] | None = None
         """Where the rows end before the set does, and why."""
         self._decoders: dict[Place, Decoder] = {}
-        self._order = PriorityOrder(options.priority_header) if options.priority_header else None
+        header = options.priority_header
+        self._order = PriorityOrder(header, options.buffer_bytes) if header else None
         self._moved: list[Feed] = []
 
     @property
@@ -201,19 +203,23 @@ class HandOut:
         while order.has_room and (raw := self._fetcher.take(hold=True)) is not None:
             records: list[ReceivedRecord] = []
             cursor = self._cursor_of(raw)
+            size_bytes = 0
             try:
                 try:
-                    while not cursor.finished:
-                        cursor.take(records, 1 << 30)
+                    size_bytes = within_bytes(records, partial(_take_some, cursor, records), order.room_bytes)
                 finally:
                     if self._decode is not None:
                         self._decode_values(raw.feed, records, 0)
             except HeadraceError as error:
                 end = records[-1].offset + 1 if records else raw.first_offset
-                order.put(replace(raw, next_offset=end), records)
+                order.put(replace(raw, next_offset=end), records, size_bytes)
                 self._fetcher.stop(raw.feed, error)
-            else:
-                order.put(raw, records)
+                continue
+            if not cursor.finished:
+                # The rest when there is room for it again, however far the set was compressed.
+                self._fetcher.put_back(replace(raw, first_offset=cursor.next_offset))
+                raw = replace(raw, next_offset=cursor.next_offset)
+            order.put(raw, records, size_bytes)
         self._moved += order.take(into, most)
         self._free()
 
@@ -289,3 +295,24 @@ class HandOut:
         self._moved = [feed for feed in self._moved if feed.place not in gone]
         for place in gone - self._fetcher.feeds.keys():
             self._decoders.pop(place, None)
+
+
+def _take_some(cursor: RecordSet, records: list[ReceivedRecord], count: int) -> None:
+    before = len(records)
+    while not cursor.finished and len(records) == before:
+        cursor.take(records, count)
+
+
+def within_bytes(records: list[ReceivedRecord], take: Callable[[int], object], most_bytes: int) -> int:
+    """Let `take` append some records at a time, until it appends none; none after those that reach `most_bytes`. Gives
+    the size of all.
+    """
+    size_bytes, count = 0, 1
+    while size_bytes < most_bytes:
+        before = len(records)
+        take(count)
+        if len(records) == before:
+            break
+        size_bytes += sum(record.size_bytes for record in records[before:])
+        count = max(1, (most_bytes - size_bytes) * len(records) // max(1, size_bytes))
+    return size_bytes

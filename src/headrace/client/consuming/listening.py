@@ -33,12 +33,13 @@ from headrace.client.consuming.conduct import (
     retry_jobs,
     retry_options,
     share_of,
+    take_within,
     tell_failures,
 )
 from headrace.client.consuming.progress import Offsets
 from headrace.client.consuming.reading import Keeper, Reading
 from headrace.client.consuming.retrying import Parcel
-from headrace.client.consuming.workload import Job, Workload
+from headrace.client.consuming.workload import Job, Share, Workload
 from headrace.client.engine.threads import ThreadReactor
 from headrace.client.sending.producer import Producer
 from headrace.errors import HeadraceError, SettingError
@@ -60,8 +61,8 @@ class Source:
         self.reading = reading
         self.held: frozenset[Place] = frozenset()
         """Partitions of which nothing is taken now."""
-        self.share = 1
-        """How many records of each are taken in before it is held."""
+        self.share = Share(1, 1)
+        """What of each is taken in before it is held."""
         self.failures: dict[Place, HeadraceError] = {}
         self._reactor = reactor
         with reactor.lock:
@@ -72,11 +73,10 @@ class Source:
     ) -> None:
         """Put up to `most` records, those that are there or the first that come, unless `enough` comes first."""
         reading = self.reading
-        records: list[ReceivedRecord] = []
 
         def taken() -> bool:
             # In one go with putting, so that no partition can go in between.
-            reading.hand.take(records, most)
+            records = take_within(reading.hand, most, self.share.size_bytes)
             if records:
                 put(records)
                 reading.end()
@@ -241,7 +241,7 @@ class Listening:
                 self._step_aside(source)
             else:
                 reading = source.reading
-                source.share = share_of(self._hands, len(reading.assigned), retried=reading is self._retries)
+                source.share = share_of(self._hands, reading, retried=reading is self._retries)
                 source.hold(partial(self._is_held, source))
                 self._take(source)
 

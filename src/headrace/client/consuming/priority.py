@@ -18,26 +18,32 @@ from headrace.client.consuming.feed import Feed, RawSet
 LOWEST: Final = 0
 RECORDS_MAX: Final = 100_000
 """How many records may wait in order; what is above stays in its record sets."""
+BYTES_MAX: Final = 16 << 20
 
 
 class _Waiting:
     """The records of one set that were not handed out yet."""
 
-    __slots__ = ("left", "progress", "raw")
+    __slots__ = ("left", "progress", "raw", "size_bytes")
 
-    def __init__(self, raw: RawSet, progress: Contiguous, left: int) -> None:
+    def __init__(self, raw: RawSet, progress: Contiguous, left: int, size_bytes: int) -> None:
         self.raw = raw
         self.progress = progress
         self.left = left
+        self.size_bytes = size_bytes
+        """Of the set's records, which may be far more than the set was when it came compressed."""
 
 
 class PriorityOrder:
     """Takes whole record sets, gives single records; `freed_bytes` grows by a set's size when its last one went, and
-    while it is set aside, so that what is of paused partitions does not hold up the others.
+    while it is set aside, so that what is of paused partitions does not hold up the others. No record
+    is taken in beyond `most_bytes`.
     """
 
-    def __init__(self, header: str) -> None:
+    def __init__(self, header: str, most_bytes: int = BYTES_MAX) -> None:
         self._header = header
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._by_priority: dict[int, deque[tuple[Any, _Waiting]]] = {}
         self._highest_first: list[int] = []
         self._aside: list[tuple[int, Any, _Waiting]] = []
@@ -48,16 +54,22 @@ class PriorityOrder:
 
     @property
     def has_room(self) -> bool:
-        return self.count < RECORDS_MAX
+        return self.count < RECORDS_MAX and self._bytes < self._most_bytes
 
-    def put(self, raw: RawSet, records: Sequence[Any]) -> None:
-        """All records of a set, in their order."""
+    @property
+    def room_bytes(self) -> int:
+        return max(1, self._most_bytes - self._bytes)
+
+    def put(self, raw: RawSet, records: Sequence[Any], size_bytes: int = 0) -> None:
+        """All records of a set, in their order, with what they take of `most_bytes`."""
         progress = self._progress_of(raw)
         progress.expect([record.offset for record in records], raw.next_offset)
-        waiting = _Waiting(raw, progress, len(records))
+        waiting = _Waiting(raw, progress, len(records), size_bytes)
         for record in records:
             self._put(priority_of(record.headers, self._header), record, waiting)
-        if not records:
+        if records:
+            self._bytes += size_bytes
+        else:
             self.freed_bytes += len(raw.records)
             raw.feed.position = progress.position
 
@@ -79,6 +91,7 @@ class PriorityOrder:
                 self._by_priority[priority] = deque(each for each in line if not each[1].raw.feed.paused)
         self._aside += paused
         self.count -= len(paused)
+        self._bytes -= sum(waiting.size_bytes for waiting in _sets_of(paused))
         self.freed_bytes += _bytes_of(paused)
 
     def bring_back(self) -> None:
@@ -87,6 +100,7 @@ class PriorityOrder:
         self._aside = [each for each in aside if each[2].raw.feed.paused]
         back = [each for each in aside if not each[2].raw.feed.paused]
         self.freed_bytes -= _bytes_of(back)
+        self._bytes += sum(waiting.size_bytes for waiting in _sets_of(back))
         for each in back:
             self._put(*each)
 
@@ -95,7 +109,7 @@ class PriorityOrder:
         waiting = {each for line in self._by_priority.values() for _, each in line}
         aside = {each for _, _, each in self._aside}
         self.freed_bytes += sum(len(each.raw.records) for each in waiting)
-        self._by_priority, self._highest_first, self._aside, self.count = {}, [], [], 0
+        self._by_priority, self._highest_first, self._aside, self.count, self._bytes = {}, [], [], 0, 0
         return {each.raw.feed for each in waiting | aside if each.raw.counts}
 
     def take(self, into: list[Any], most: int) -> list[Feed]:
@@ -110,6 +124,7 @@ class PriorityOrder:
                 waiting.left -= 1
                 if waiting.left == 0:
                     self.freed_bytes += len(raw.records)
+                    self._bytes -= waiting.size_bytes
                 if not raw.counts:
                     continue
                 into.append(record)
@@ -131,7 +146,11 @@ class PriorityOrder:
 
 def _bytes_of(records: Sequence[tuple[int, Any, _Waiting]]) -> int:
     """Of the sets that these records are of; each is wholly among them, or what is left of it."""
-    return sum(len(waiting.raw.records) for waiting in {waiting for _, _, waiting in records})
+    return sum(len(waiting.raw.records) for waiting in _sets_of(records))
+
+
+def _sets_of(records: Sequence[tuple[int, Any, _Waiting]]) -> set[_Waiting]:
+    return {waiting for _, _, waiting in records}
 
 
 def priority_of(headers: Sequence[tuple[str, bytes | None]], name: str) -> int:

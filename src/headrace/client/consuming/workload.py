@@ -15,7 +15,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.client.assignment import Place
 from headrace.client.consuming.progress import Offsets
@@ -26,14 +26,22 @@ SPAN_MAX: Final = 2000
 """Records of a partition that may be done, or on their way, beyond the first that is not."""
 
 
+class Share(NamedTuple):
+    """What of one partition is taken in before it waits; one record at least."""
+
+    records: int
+    size_bytes: int
+
+
 class Track:
     """One partition since it was assigned: what was taken in, in any order, and what of it is done."""
 
-    __slots__ = ("_done", "_end", "_open", "pending")
+    __slots__ = ("_done", "_end", "_open", "pending", "pending_bytes")
 
     def __init__(self) -> None:
         self.pending = 0
         """Records that are not done."""
+        self.pending_bytes = 0
         self._open: list[int] = []
         self._done: Counter[int] = Counter()
         self._end = -1
@@ -48,13 +56,15 @@ class Track:
         """Records whose being done is not covered by `position`."""
         return len(self._open)
 
-    def begin(self, offset: int) -> None:
+    def begin(self, offset: int, size_bytes: int) -> None:
         heapq.heappush(self._open, offset)
         self.pending += 1
+        self.pending_bytes += size_bytes
         self._end = max(self._end, offset + 1)
 
-    def finish(self, offset: int) -> None:
+    def finish(self, offset: int, size_bytes: int) -> None:
         self.pending -= 1
+        self.pending_bytes -= size_bytes
         self._done[offset] += 1
         while self._open and (times := self._done[self._open[0]]):
             covered = heapq.heappop(self._open)
@@ -72,6 +82,7 @@ class Job:
     """Where it was read: of a record that is tried again, in the retry topic."""
     track: Track
     not_before: float = 0.0
+    size_bytes: int = 0
     tries: int = 0
     """How often it failed, before this process too."""
     parcel: Parcel | None = None
@@ -97,17 +108,23 @@ class Workload:
         """Records that were taken in and are not done."""
         return sum(track.pending for track in self._tracks.values())
 
-    def is_full(self, place: Place, most: int) -> bool:
+    def is_full(self, place: Place, share: Share) -> bool:
         """Whether no more of a partition should be taken in: it has enough to do, or one record that is not done keeps
         too many others from being saved.
         """
         track = self._tracks.get(place)
-        return track is not None and (track.pending >= most or track.unsaved >= SPAN_MAX)
+        return track is not None and (
+            track.pending >= share.records or track.pending_bytes >= share.size_bytes or track.unsaved >= SPAN_MAX
+        )
 
-    def has_room(self, place: Place, most: int) -> bool:
+    def has_room(self, place: Place, share: Share) -> bool:
         """Whether one that was full should be taken in again: when half of what it may have is done, not one by one."""
         track = self._tracks.get(place)
-        return track is None or (2 * track.pending <= most and track.unsaved < SPAN_MAX)
+        return track is None or (
+            2 * track.pending <= share.records
+            and 2 * track.pending_bytes <= share.size_bytes
+            and track.unsaved < SPAN_MAX
+        )
 
     def track(self, place: Place) -> Track:
         track = self._tracks.get(place)
@@ -116,7 +133,7 @@ class Workload:
     def put(self, jobs: Iterable[Job]) -> None:
         """Take in records of partitions that are assigned, each partition in its order."""
         for job in jobs:
-            job.track.begin(job.offset)
+            job.track.begin(job.offset, job.size_bytes)
             if not self.ordered:
                 self._line_up(job)
                 continue
@@ -144,7 +161,7 @@ class Workload:
 
     def done(self, job: Job) -> None:
         self.running -= 1
-        job.track.finish(job.offset)
+        job.track.finish(job.offset, job.size_bytes)
         line = self._lines.get(job.place)
         if line and line[0] is job:
             line.popleft()
