@@ -12,6 +12,7 @@ from brokers import Broker
 from client.conftest import MakeTopic
 from client.producer_account import NumberedLoad, check, told
 from client.reading_back import read_partition, read_topic
+from client.wire_tap import Seen, WireTap
 from headrace import aio
 from headrace.client import admin
 from headrace.client.cluster import Cluster
@@ -19,9 +20,12 @@ from headrace.client.fetch import FetchLimits, Position, fetch
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
 from headrace.client.sending.producer import Producer
 from headrace.records.building import Delivery
+from headrace.wire import api as apis
+from headrace.wire.message import Message
 from proving import proves
 
 MakeProducer = Callable[..., Producer]
+TIMED_OUT = 7
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -188,3 +192,39 @@ def test_divided_batches_on_asyncio(broker: Broker, cluster: Cluster, topic: Mak
 
     assert asyncio.run(main()) == list(range(100))
     assert [record.value for record in read_partition(cluster, name, 0)] == [b"%d" % nth * 40 for nth in range(100)]
+
+
+@proves("R6", "J10")
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_batch_that_may_be_written_and_is_then_too_large_is_not_written_twice(ordered: bool, tap: WireTap) -> None:
+    name = f"unsure-{ordered}"
+    with Cluster(tap.address) as cluster:
+        admin.create_topic(cluster, name, partitions=1)
+    lowered: list[Seen] = []
+
+    def change(seen: Seen, answer: Message) -> None:
+        if seen.api_key == apis.PRODUCE and seen.body.acks == -1 and not lowered:
+            lowered.append(seen)
+            answer.responses[0].partition_responses[0].error_code = TIMED_OUT
+            with Cluster("{}:{}".format(*tap.upstream)) as cluster:
+                limit(cluster, name, 1_000)
+
+    def send(value: bytes) -> Delivery:
+        key = b"key-%d" % (len(value) % 3)
+        return producer.send_ordered(name, value, key) if ordered else producer.send_async(name, value)
+
+    with Producer(
+        tap.address, client_id=f"unsure {ordered}", interval_ms=3_600_000, delivery_timeout_ms=30_000
+    ) as producer:
+        send(b"first").result(20.0)
+        tap.change = change
+        deliveries = [send(b"%d" % nth * 60) for nth in range(40)]
+        producer.flush(20.0)
+        assert all(isinstance(delivery.exception(), DeliveryUnknown) for delivery in deliveries)
+        tap.change = lambda seen, answer: None
+        after = send(b"after").result(20.0)
+        assert producer.metrics()["queue_bytes"] == 0
+    with Cluster(tap.address) as cluster:
+        log = read_partition(cluster, name, 0)
+    assert [record.value for record in log] == [b"first", *(b"%d" % nth * 60 for nth in range(40)), b"after"]
+    assert after.offset == 41
