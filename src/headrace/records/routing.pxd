@@ -48,11 +48,11 @@ cdef class Router:
 
     @cython.locals(
         tail=bytes, at_ms="long long", chosen=cython.Py_ssize_t, size=cython.Py_ssize_t, found=object, refused=Delivery,
-        delivery=Delivery,
+        delivery=Delivery, load=object, batch=OpenBatch,
     )
-    cdef Delivery send(
+    cdef object send(
         self, object topic, object value, object key, object headers, object partition, object timestamp_ms,
-        object callback
+        object callback, bint lone
     )
 
     @cython.locals(

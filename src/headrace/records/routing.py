@@ -5,6 +5,9 @@
         .topics: dict[str, Lanes]      .closed: HeadraceError | None (raised by every send once set)
         .send_async(topic, value, *, key=None, headers=None, partition=None, timestamp_ms=None, acks=None,
                     callback=None) -> Delivery
+        .send_lone(topic, value, key, headers, partition, timestamp_ms) -> Delivery | Lone
+            As `send_async`, but where no batch is open for the partition, the record gets one for itself, which no
+            lane has and the quota does not count.
     Quota(max_bytes, max_records)      .bytes  .records  .take(batch)  .give_back(batch); one for a whole producer
     Lanes(topic, lanes: list[Lane])    .lanes  .sticky: Lane (where records without key and partition go now)
     Lane(topic, partition)             .batch: OpenBatch | None. May be subclassed: the sender's state goes there.
@@ -17,6 +20,7 @@ What `owner` (the sender) provides; all of it is called without `lock`, and may 
                                      still is, take it away and set `lane.batch` to a new one; move `sticky` on if
                                      the lane is that one. Then return, and the record is tried again
     when_full(topic, bytes) -> Delivery | None   the quota is used up: None to try again, or a delivery that has failed
+    lone(lane, bytes) -> Lone        something with a `batch` that is empty and nobody else's, and has room for so much
     router(acks) -> Router           for a send that asks for other acks than this router's
 
 `Router.send_async` can be the producer's own method (`self.send_async = router.send_async`), which saves a call. A
@@ -59,6 +63,7 @@ class Owner(Protocol):
     def find(self, topic: str, partition: int) -> None: ...
     def next_batch(self, lane: Lane, batch: OpenBatch | None) -> None: ...
     def when_full(self, topic: str, needed_bytes: int) -> Delivery | None: ...
+    def lone(self, lane: Any, needed_bytes: int) -> Any: ...
     def router(self, acks: int) -> Router: ...
 
 
@@ -113,7 +118,7 @@ class Quota:
         self.records = 0
 
     def take(self, batch: OpenBatch) -> None:
-        """A batch that was made of records that were there."""
+        """A batch whose records `send_async` has not counted."""
         self.bytes += batch.record_bytes
         self.records += batch.count
 
@@ -188,7 +193,20 @@ class Router:
                 timestamp_ms=timestamp_ms,
                 callback=callback,
             )
-        return self.send(topic, value, key, headers, partition, timestamp_ms, callback)
+        delivery: Delivery = self.send(topic, value, key, headers, partition, timestamp_ms, callback, False)
+        return delivery
+
+    def send_lone(
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | None,
+        headers: Sequence[Header] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> Any:
+        """Put a record into the batch of its partition if there is one; otherwise make one of this record alone."""
+        return self.send(topic, value, key, headers, partition, timestamp_ms, None, True)
 
     def send(
         self,
@@ -199,7 +217,8 @@ class Router:
         partition: int | None,
         timestamp_ms: int | None,
         callback: Callable[[Delivery], object] | None,
-    ) -> Delivery:
+        lone: bool,
+    ) -> Any:
         if self.encoder is not None:
             value = self.encoder(value)
         if value is not None and type(value) is not bytes:
@@ -241,6 +260,12 @@ class Router:
                     if callback is not None:
                         refused.add_callback(callback)
                     return refused
+            elif lone and found.batch is None:
+                load = self.owner.lone(found, size)
+                batch = load.batch
+                batch.put(at_ms, key, value, tail)
+                batch.pinned = chosen >= 0 or key is not None
+                return load
             else:
                 self.owner.next_batch(found, found.batch)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.client.engine.errors import EngineClosed
-from headrace.client.engine.link import OnAnswer
+from headrace.client.engine.framing import OnAnswer
 from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal

@@ -39,7 +39,7 @@ from headrace.client.consuming.group_requests import (
 )
 from headrace.client.consuming.leading import assignments, has_grown, look, look_again_s, participants
 from headrace.client.consuming.progress import Offsets, Saved
-from headrace.client.engine.link import OnAnswer
+from headrace.client.engine.framing import OnAnswer
 from headrace.client.engine.network import Network
 from headrace.errors import Code, HeadraceError, ProtocolError
 from headrace.wire import api as apis

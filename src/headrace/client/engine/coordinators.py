@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from headrace.client.cluster import GROUP_KEY_TYPE
-from headrace.client.engine.link import Body, OnAnswer
+from headrace.client.engine.framing import Body, OnAnswer
 from headrace.client.refusal import BrokerUnreachable, Refusal
 from headrace.client.topology import Broker
 from headrace.errors import Code, HeadraceError

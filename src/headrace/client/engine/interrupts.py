@@ -90,7 +90,9 @@ class _Noting:
 
 
 class EngineLock(RLock):  # type: ignore[misc]
-    """May be taken again by who has it."""
+    """May be taken again by who has it. Who gives it up to sleep may leave word: the next one to take it runs that."""
+
+    word: Callable[[], None] | None = None
 
     def __enter__(self) -> bool:  # type: ignore[override]
         if get_ident() == _shield.main:
@@ -98,7 +100,11 @@ class EngineLock(RLock):  # type: ignore[misc]
                 _shield.depth += 1
             else:
                 _shield.raise_up()
-        return self.acquire()
+        self.acquire()
+        if self.word is not None:
+            word, self.word = self.word, None
+            word()
+        return True
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -121,16 +127,20 @@ class EngineLock(RLock):  # type: ignore[misc]
         """A signal waits for this thread to give back the lock."""
         return bool(_shield.noted) and get_ident() == _shield.main and _shield.depth == 1
 
-    def give_up(self, rouse: Callable[[], object]) -> None:
+    def give_up(self, rouse: Callable[[], object], word: Callable[[], None] | None = None) -> None:
         """For a sleep, which `rouse` ends; look at `is_interrupted` before it."""
+        self.word = word
         if get_ident() == _shield.main:
             _shield.rouse = rouse
         self.release()
 
-    def take_back(self) -> None:
+    def take_back(self) -> bool:
+        """True if the word that was left has not been run; it is taken back too."""
         self.acquire()
         if get_ident() == _shield.main:
             _shield.rouse = None
+        alone, self.word = self.word is not None, None
+        return alone
 
 
 def _after_fork() -> None:

@@ -19,14 +19,13 @@ import logging
 import math
 import socket
 import ssl
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from headrace.client.engine.errors import NeverSent
+from headrace.client.engine.framing import Asked, Body, Framer, Reads, Written, correlation
 from headrace.client.engine.opening import Opening
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.engine.stream import FrameReader, PartWriter
@@ -36,8 +35,8 @@ from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response
+from headrace.wire.header import read_response_header
 from headrace.wire.message import Message
 
 IN_FLIGHT_MAX: Final = 1000
@@ -49,12 +48,6 @@ THROTTLE_MAX_S: Final = 60.0
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
-# Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
-_HEAD: Final = struct.Struct(">ihhi")
-
-Body = Message | Callable[[int], Sequence[Buffer]]
-OnAnswer = Callable[[Message | HeadraceError], None]
-
 log = logging.getLogger(__name__)
 
 
@@ -65,21 +58,6 @@ class _State(Enum):
     AGREEING = "agreeing"
     OPEN = "open"
     ENDED = "ended"
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    api_key: int
-    body: Body
-    on_answer: OnAnswer
-    deadline: float
-    timeout_s: float
-    answered: bool
-    version: int = 0
-    correlation_id: int = 0
-    starts_at: int = 0
-    """Where its bytes start and end in all that was ever given to the connection."""
-    ends_at: int = 0
 
 
 class Link:
@@ -99,15 +77,14 @@ class Link:
         self.address = address
         self.opened_count = 0
         self._reactor = reactor
-        self._client_id = client_id
+        self._framer = Framer(client_id)
         self._tls = tls
         self._on_opened = on_opened
         self._on_failed = on_failed
         self._state = _State.IDLE
-        self._waiting: deque[_Asked] = deque()
-        self._in_flight: deque[_Asked] = deque()
-        self._unanswered: deque[_Asked] = deque()
-        self._next_id = 0
+        self._waiting: deque[Asked] = deque()
+        self._in_flight: deque[Asked] = deque()
+        self._unanswered: deque[Asked] = deque()
         self._flush_due = False
         self._held_until = 0.0
         self._checks_at = math.inf
@@ -120,7 +97,6 @@ class Link:
         self._writes_blocked = False
         self._versions: Versions | None = None
         self._end_error: HeadraceError | None = None
-        self._head_ends: dict[tuple[int, int], bytes] = {}
 
     @property
     def is_open(self) -> bool:
@@ -142,24 +118,82 @@ class Link:
             raise Unsupported(f"the connection to {self.address} is not open")
         return self._versions.version(api_key)
 
-    def ask(self, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float, answered: bool = True) -> None:
+    def ask(
+        self,
+        api_key: int,
+        body: Body,
+        on_answer: Callable[[Any], None],
+        *,
+        timeout_s: float,
+        answered: bool = True,
+        reads: Reads | None = None,
+        written: Written | None = None,
+    ) -> None:
         """Send a request; `on_answer` gets the answer or what went wrong. A callable gives the body's parts for the
         version agreed. One that is not `answered` gets an empty message once the kernel has all of it.
+
+        `reads` sees the frame of the answer before it is decoded: what it gives is the answer, unless that is None.
+        `written` says that `send_alone` has sent this request.
         """
         reactor = self._reactor
         with reactor.lock:
-            asked = _Asked(api_key, body, on_answer, reactor.now() + timeout_s, timeout_s, answered)
+            asked = Asked(api_key, body, on_answer, reactor.now() + timeout_s, timeout_s, answered, reads)
             if self._end_error is not None or len(self._waiting) >= WAITING_MAX:
                 error = self._end_error or NeverSent(f"{WAITING_MAX} requests wait for {self.address} already")
                 reactor.call_soon(lambda: self._answer(asked, error))
                 return
-            self._waiting.append(asked)
+            if written is None:
+                self._waiting.append(asked)
+            else:
+                self._take_over(asked, written)
             if asked.deadline < self._checks_at:
                 self._check_at(asked.deadline)
             if self._state is _State.OPEN:
                 self._flush_soon()
             elif self._state is _State.IDLE:
                 self._begin()
+
+    def send_alone(self, api_key: int, version: int, parts: Sequence[Buffer]) -> Written | None:
+        """Write a small request now, where nothing else is under way; None if that cannot be, and nothing was written.
+
+        Before anybody else has the lock, the caller has read the answer, or it has given the request to `ask`.
+        """
+        sock, writer = self._socket, self._writer
+        if self._state is not _State.OPEN or sock is None or self._tls is not None or self._held_until:
+            return None
+        if self._in_flight or self._waiting or self._unanswered or not writer.is_idle or not self._reader.is_idle:
+            return None
+        correlation_id = self._framer.next_id
+        frame = b"".join(self._framer.framed(api_key, version, correlation_id, parts)[0])
+        try:
+            taken = sock.send(frame)
+        except OSError:
+            return None
+        self._framer.used()
+        writer.took(frame, taken)
+        return Written(version, correlation_id, len(frame), sock.fileno(), taken == len(frame))
+
+    def read_alone(self, written: Written, reads: Reads) -> Any:
+        """The answer to what was sent alone; None if `reads` has none or it is not just this that came. That is then
+        left to `catch_up`, which the caller calls when it has given the request to `ask`.
+        """
+        frame = self._reader.read_alone()
+        if frame is None:
+            return None
+        answer = reads(frame) if correlation(frame) == written.correlation_id else None
+        if answer is None:
+            self._reader.put_back(frame)
+        else:
+            self._failures = 0
+        return answer
+
+    def _take_over(self, asked: Asked, written: Written) -> None:
+        asked.version, asked.correlation_id = written.version, written.correlation_id
+        asked.ends_at = self._writer.given_bytes
+        asked.starts_at = asked.ends_at - written.size_bytes
+        self._in_flight.append(asked)
+        if not self._writer.is_idle:
+            self._reactor.call_soon(self._write)
 
     def close(self, error: HeadraceError) -> None:
         """Drop the connection; everyone who waits hears the error, or NeverSent with its words. The next request opens
@@ -207,8 +241,8 @@ class Link:
         self._writer = PartWriter(sock)
         self._writes_blocked = False
         self._state = _State.AGREEING
-        self._reactor.watch(sock, self._readable, None)
-        asked = _Asked(apis.API_VERSIONS, question(), self._agree, math.inf, SETUP_TIMEOUT_S, True)
+        self._reactor.watch(sock, self.catch_up, None)
+        asked = Asked(apis.API_VERSIONS, question(), self._agree, math.inf, SETUP_TIMEOUT_S, True)
         self._send([asked])
 
     def _agree(self, answer: Message | HeadraceError) -> None:
@@ -251,10 +285,11 @@ class Link:
             self._held_until = until
             self._reactor.call_at(until, self._flush_soon)
 
-    def _send(self, chosen: list[_Asked]) -> None:
+    def _send(self, chosen: list[Asked]) -> None:
         for asked in chosen:
             try:
-                parts, size = self._encode(asked)
+                version = ASKED_IN if asked.api_key == apis.API_VERSIONS else self.version(asked.api_key)
+                parts, size = self._framer.encode(asked, version)
             except HeadraceError as error:
                 self._answer(asked, error)
                 continue
@@ -263,28 +298,6 @@ class Link:
             asked.ends_at = self._writer.given_bytes
             (self._in_flight if asked.answered else self._unanswered).append(asked)
         self._write()
-
-    def _encode(self, asked: _Asked) -> tuple[list[Buffer], int]:
-        asked.version = ASKED_IN if asked.api_key == apis.API_VERSIONS else self.version(asked.api_key)
-        asked.correlation_id = self._next_id
-        self._next_id = self._next_id + 1 & 0x7FFFFFFF
-        try:
-            if isinstance(asked.body, Message):
-                body = encode_request(asked.api_key, asked.version, asked.body)
-                frame = write_request(asked.api_key, asked.version, asked.correlation_id, self._client_id, body)
-                return [frame], len(frame)
-            pieces = [piece for piece in asked.body(asked.version) if len(piece)]
-        except HeadraceError:
-            raise
-        except Exception as error:
-            log.exception("a %s request could not be encoded", apis.KNOWN[asked.api_key].name)
-            raise ProtocolError(f"a {apis.KNOWN[asked.api_key].name} request could not be encoded: {error}") from error
-        head_end = self._head_ends.get((asked.api_key, asked.version))
-        if head_end is None:
-            whole = write_request(asked.api_key, asked.version, 0, self._client_id, b"")
-            head_end = self._head_ends[asked.api_key, asked.version] = whole[_HEAD.size :]
-        size = _HEAD.size + len(head_end) + sum(map(len, pieces))
-        return [_HEAD.pack(size - 4, asked.api_key, asked.version, asked.correlation_id) + head_end, *pieces], size
 
     def _write(self) -> None:
         if self._socket is None:
@@ -296,7 +309,7 @@ class Link:
             return
         if emptied is self._writes_blocked:
             self._writes_blocked = not emptied
-            self._reactor.watch(self._socket, self._readable, None if emptied else self._writable)
+            self._reactor.watch(self._socket, self.catch_up, None if emptied else self._writable)
         taken = self._writer.taken_bytes
         while self._unanswered and self._unanswered[0].ends_at <= taken:
             self._answer(self._unanswered.popleft(), Message())
@@ -306,7 +319,8 @@ class Link:
         if self._waiting and self._state is _State.OPEN and self._writer.is_idle:
             self._flush_soon()
 
-    def _readable(self) -> None:
+    def catch_up(self) -> None:
+        """Read what has come."""
         sock = self._socket
         if sock is None:
             return
@@ -346,19 +360,21 @@ class Link:
             correlation_id, body = read_response_header(asked.api_key, asked.version, frame)
             if correlation_id != asked.correlation_id:
                 raise ProtocolError(f"{self.address} answered request {correlation_id}, not {asked.correlation_id}")
-            answer = decode_response(asked.api_key, asked.version, frame, body)
+            answer = None if asked.reads is None else asked.reads(frame)
+            if answer is None:
+                answer = decode_response(asked.api_key, asked.version, frame, body)
         except ProtocolError as error:
             failure = self._no_broker() if self._state is _State.AGREEING else _placed(error, self.address)
             self._lose(failure, failed=True)
             return
         if self._state is _State.OPEN:
             self._failures = 0
-        if asked.api_key in _QUOTA_APIS and answer.throttle_time_ms > 0:
+        if asked.api_key in _QUOTA_APIS and isinstance(answer, Message) and answer.throttle_time_ms > 0:
             self._hold(answer.throttle_time_ms)
         self._in_flight.popleft()
         self._answer(asked, answer)
 
-    def _answer(self, asked: _Asked, answer: Message | HeadraceError) -> None:
+    def _answer(self, asked: Asked, answer: object) -> None:
         try:
             asked.on_answer(answer)
         except Exception:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from headrace.client.cluster import UnknownTopic
-from headrace.client.engine.link import Body, OnAnswer
+from headrace.client.engine.framing import Body, OnAnswer
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.refusal import Refusal
 from headrace.client.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology

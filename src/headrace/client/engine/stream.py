@@ -43,6 +43,28 @@ class FrameReader:
         self._frame: memoryview | None = None
         self._filled = 0
         self._wakes_at = 1
+        self._ahead = 0  # bytes that are received and not cut
+
+    @property
+    def is_idle(self) -> bool:
+        return self._frame is None and not self._held and not self._ahead
+
+    def read_alone(self) -> memoryview | None:
+        """On an idle reader: the one small frame that has come, good until the next read. None for anything else, which
+        `read` then meets.
+        """
+        try:
+            count = self._socket.recv_into(self._received)
+        except OSError:
+            return None
+        if count >= 8 and _size(self._received)[0] == count - 4:
+            return self._received[4:count]
+        self._ahead = count
+        return None
+
+    def put_back(self, frame: memoryview) -> None:
+        """Leave what `read_alone` gave to `read`."""
+        self._ahead = 4 + len(frame)
 
     def read(self, frames: list[memoryview]) -> None:
         """Add the frames that are whole now.
@@ -50,6 +72,9 @@ class FrameReader:
         Raises ConnectionResetError when the peer has closed, other OSError as the kernel says, and ProtocolError for
         a length that no broker sends; frames before that are in the list.
         """
+        if self._ahead:
+            ahead, self._ahead = self._ahead, 0
+            self._cut(ahead, frames)
         while True:
             target = self._received[self._held :] if self._frame is None else self._frame[self._filled :]
             try:
@@ -118,6 +143,13 @@ class PartWriter:
         """Parts that together have `size` bytes; none is empty."""
         self._parts.extend(parts)
         self.given_bytes += size
+
+    def took(self, frame: bytes, taken: int) -> None:
+        """So much of a frame was handed over past this writer, while it was idle; the rest is to be written."""
+        self.given_bytes += len(frame)
+        self.taken_bytes += taken
+        if taken < len(frame):
+            self._parts.append(memoryview(frame)[taken:])
 
     def write(self) -> bool:
         """Hand over what the kernel takes; True if that was all."""

@@ -38,6 +38,7 @@ from headrace.client.engine.telling import Teller
 from headrace.client.engine.timers import HeapTimer, Timers
 
 AWAY_S: Final = 0.005
+DOZE_S: Final = 0.01
 PARK_MAX_S: Final = 0.05
 SLEEP_MAX_S: Final = 3600.0  # epoll counts milliseconds in an int
 EVENTS_MAX: Final = 64
@@ -172,7 +173,7 @@ class ThreadReactor:
                 self._work(self._epoll.poll(0, EVENTS_MAX))
             return True
         finally:
-            self._leave()
+            self.leave()
 
     def wait(self, done: Callable[[], bool], deadline: float) -> bool:
         """Drive, or stand by while another does, until `done()` or the deadline (of `now()`); True if done.
@@ -201,7 +202,38 @@ class ThreadReactor:
                         self._stand_by(done, deadline)
             finally:
                 # A signal's handler runs here, and may raise; otherwise the wait goes on.
-                self._leave()
+                self.leave()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody drives, nobody stands by, and nothing is to be done."""
+        return not (self._driver or self._running or self._soon or self._standing_by or self._closed)
+
+    def doze(self, fd: int, done: Callable[[], bool], word: Callback) -> bool:
+        """For a caller that found it quiet, and has the lock once: sleep. True if just `fd` is readable, and
+        nobody else had the lock. Otherwise what came is handled as in any turn, after `word`, which whoever took the
+        lock first has run.
+        """
+        if self._rear_polls:
+            self._move_rear()
+        now = monotonic()
+        until = min(now + DOZE_S, self._timers.next_at)
+        self._driver, self._asleep_until = done, until
+        self._visits += 1
+        just_this = False
+        self.lock.give_up(self._ring, word)
+        try:
+            events = self._epoll.poll(0 if self.lock.is_interrupted else max(0.0, until - now), EVENTS_MAX)
+            just_this = events == [(fd, _IN)]
+        finally:
+            alone = self.lock.take_back()
+            self._driver, self._asleep_until = None, -math.inf
+            if alone and not just_this:
+                word()
+        if alone and just_this:
+            return True
+        self._work(events)
+        return False
 
     def close(self) -> None:
         """End the threads; whoever waits hears EngineClosed, and the user's code all that it is to hear.
@@ -304,7 +336,7 @@ class ThreadReactor:
         if self._standing_by and self._driver is None:
             self._standing_by[0].call()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """A caller goes: another that stands by drives from now on."""
         self._hand_over()
         if self._rear_due - self._left_at > 2 * AWAY_S and not self._closed:
@@ -360,7 +392,9 @@ class ThreadReactor:
         alone.register(self._rear_bell, select.POLLIN)
         visits, park_s = -1, AWAY_S
         while True:
-            with self.lock:
+            # Whatever was left to do, its bringer has taken the lock in the usual way: there is no word to be run.
+            self.lock.acquire()
+            try:
                 self._rear_polls = False
                 if self._closed:
                     self._dispose()
@@ -380,6 +414,8 @@ class ThreadReactor:
                     park_s = min(2 * park_s, PARK_MAX_S) if same else AWAY_S
                     visits = self._visits
                     self._rear_due = until = now + park_s
+            finally:
+                self.lock.release()
             sleep_s = min(max(0.0, until - monotonic()), SLEEP_MAX_S)
             (both if away else alone).poll(math.ceil(sleep_s * 1000))
             self._rear_due = -math.inf

@@ -19,3 +19,5 @@ class Counts:
     retries: int = 0
     moved: int = 0
     splits: int = 0
+    direct: int = 0
+    """Records whose sender wrote them and read their answer itself."""

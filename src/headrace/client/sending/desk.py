@@ -18,9 +18,10 @@ from headrace.client.sending.errors import QueueFull
 from headrace.client.sending.identity import Identities
 from headrace.client.sending.options import check_acks
 from headrace.client.sending.spread import next_partition
-from headrace.client.sending.track import Track
+from headrace.client.sending.track import Load, Track
 from headrace.client.topology import Topic
 from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.records.batch import HEADER_BYTES
 from headrace.records.building import Delivery, OpenBatch, SentBatch
 from headrace.records.routing import Lane, Lanes, Router
 
@@ -156,6 +157,12 @@ class Desk:
         elif count:
             lanes.sticky = lanes.lanes[0]
 
+    def move_on(self, track: Track) -> None:
+        """A batch of the track leaves: records without a key go to another partition now."""
+        lanes = self.router_here.topics.get(track.topic)
+        if lanes is not None and lanes.sticky is track:
+            self.spread(lanes, track.partition)
+
     def next_batch(self, lane: Lane, batch: OpenBatch | None) -> None:
         assert isinstance(lane, Track)
         sender = self.sender
@@ -168,6 +175,9 @@ class Desk:
             sender.seal(lane)
             sender.make_ready(lane)
         sender.driver.turn()
+
+    def lone(self, lane: Track, needed_bytes: int) -> Load:
+        return Load(lane, 0, 0.0, 0.0, self.batch_bytes, HEADER_BYTES + needed_bytes)
 
     def when_full(self, topic: str, needed_bytes: int) -> Delivery | None:
         """None when there is room again; otherwise the delivery of a record that was dropped."""

@@ -159,6 +159,21 @@ class Lane:
         """What made the last attempt fail has changed."""
         self._pause.end()
 
+    def stamp_alone(self, leader: int) -> tuple[int, int, int] | None:
+        """The stamp under which a batch may go to this leader now, as the only one; None if it is not as simple."""
+        if self.waiting or self.flying or self.wants_identity or self._holed:
+            return None
+        if leader != self.leader or self._pause.until:
+            return None
+        return (self.producer_id, self.epoch, self._next_sequence) if self.idempotent else (-1, -1, -1)
+
+    def went_alone(self, count: int, now: float) -> None:
+        """A batch of so many records was written under that stamp; nothing else was asked of the lane meanwhile."""
+        self._places += count
+        self._proven_at = now
+        if self.idempotent:
+            self._next_sequence = (self._next_sequence + count) % SEQUENCES
+
     def next(self, now: float, leader: int) -> Parcel | None:
         """The batch to send to this leader now; it counts as in flight from here on."""
         if not self.waiting or self._pause.until > now:

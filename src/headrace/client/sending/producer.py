@@ -20,13 +20,14 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.engine.network import shared
 from headrace.client.engine.threads import ThreadReactor
 from headrace.client.exits import EXIT_TIMEOUT_MS
+from headrace.client.sending.direct import Direct
 from headrace.client.sending.driver import ThreadDriver
 from headrace.client.sending.errors import ProducerClosed
 from headrace.client.sending.faults import TABLE
 from headrace.client.sending.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
 from headrace.client.sending.ordered import Ordered
 from headrace.client.sending.sender import Sender
-from headrace.client.sending.track import Sent
+from headrace.client.sending.track import Load, Sent
 from headrace.errors import RequestTimedOut
 from headrace.records.building import Delivery, Report
 from headrace.records.record import Header
@@ -100,6 +101,7 @@ class Producer:
         self._driver = ThreadDriver(reactor)
         self._sender = Sender(self._network, options, self._driver)
         self._router = self._sender.desk(acks).router_here
+        self._direct = Direct(self._sender, reactor)
         self._ordered = Ordered(self._sender)
         self._acks = acks
         self._closed = False
@@ -127,9 +129,15 @@ class Producer:
         acks: int | None = None,
     ) -> Report:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
-        delivery = self._router.send_async(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
-        )
+        if acks is None or acks == self._acks:
+            found = self._router.send_lone(topic, value, key, headers, partition, timestamp_ms)
+            if type(found) is Load:
+                return self._direct.deliver(found)
+        else:
+            found = self._router.send_async(
+                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
+            )
+        delivery: Delivery = found
         self._leave(delivery)
         return delivery.result()
 

@@ -6,7 +6,6 @@ others up to REQUEST_BYTES. Batches are never joined with the rest: they leave a
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +13,12 @@ from typing import NamedTuple
 
 from headrace.client.engine.routes import Routes
 from headrace.client.produce import Outgoing, encode_parts
+from headrace.client.sending.form import Acknowledged, Form
 from headrace.client.sending.lane import Parcel
 from headrace.client.sending.options import REQUEST_BYTES
 from headrace.client.sending.track import Load, Track
 from headrace.ports.disk import Buffer
-from headrace.wire import api as apis
 from headrace.wire.message import Message
-from headrace.wire.varint import write_uvarint
 
 
 class Sending(NamedTuple):
@@ -38,6 +36,8 @@ class Request:
     size_bytes: int = 0
     names: dict[bytes, str] = field(default_factory=dict)
     """Topics by id, for answers that give only that."""
+    form: Form | None = None
+    """Of a lone batch."""
 
     def takes(self, size_bytes: int) -> bool:
         return not self.sendings or self.size_bytes + size_bytes <= REQUEST_BYTES
@@ -55,9 +55,18 @@ class Request:
                 ids[topic.name] = topic.topic_id
                 self.names[topic.topic_id] = topic.name
         if len(self.sendings) == 1:
-            return partial(_lone_parts, self.sendings[0], ids, timeout_ms)
+            return partial(self._lone_parts, ids, timeout_ms)
         outgoing = [Outgoing(each.track.topic, each.track.partition, each.data) for each in self.sendings]
         return partial(encode_parts, outgoing=outgoing, topic_ids=ids, acks=acks, timeout_ms=timeout_ms)
+
+    def _lone_parts(self, ids: dict[str, bytes], timeout_ms: int, version: int) -> Sequence[Buffer]:
+        track, data = self.sendings[0].track, self.sendings[0].data
+        self.form = form = form_of(track, version, ids.get(track.topic), timeout_ms)
+        return form.parts(data)
+
+    def read(self, frame: memoryview) -> Acknowledged | None:
+        """What the answer says, if it can be told without decoding it."""
+        return None if self.form is None else self.form.read(frame)
 
     def rows(self, answer: Message) -> dict[tuple[str, int], Message]:
         """The answer by topic and partition."""
@@ -68,17 +77,11 @@ class Request:
         }
 
 
-def _lone_parts(sending: Sending, ids: dict[str, bytes], timeout_ms: int, version: int) -> Sequence[Buffer]:
-    """One batch between bytes that are the same each time; the track keeps them."""
-    track, data = sending.track, sending.data
-    flexible = version >= apis.API[apis.PRODUCE].flexible_from
-    key = (version, ids.get(track.topic))
-    if track.around is None or track.around[0] != key:
-        nothing = [Outgoing(track.topic, track.partition, b"")]
-        head, _, tail = encode_parts(version, nothing, ids, acks=track.desk.acks, timeout_ms=timeout_ms)
-        track.around = (key, bytes(head)[: -1 if flexible else -4], bytes(tail))
-    size = write_uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
-    return (track.around[1] + size, data, track.around[2])
+def form_of(track: Track, version: int, topic_id: bytes | None, timeout_ms: int) -> Form:
+    """The track keeps the last one."""
+    if track.form is None or track.form.key != (version, topic_id):
+        track.form = Form(version, track.topic, topic_id, track.partition, track.desk.acks, timeout_ms)
+    return track.form
 
 
 def load_of(parcel: Parcel) -> Load:

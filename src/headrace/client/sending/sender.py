@@ -17,6 +17,7 @@ from typing import Final
 from headrace.client import exits
 from headrace.client.cluster import UnknownTopic
 from headrace.client.engine.errors import NeverSent
+from headrace.client.engine.framing import Written
 from headrace.client.engine.network import Network
 from headrace.client.engine.reactor import Timer
 from headrace.client.refusal import BrokerUnreachable, Refusal
@@ -28,6 +29,7 @@ from headrace.client.sending.driver import Driver
 from headrace.client.sending.errors import failure
 from headrace.client.sending.faults import FaultLatency
 from headrace.client.sending.forking import stays_with_parent
+from headrace.client.sending.form import Acknowledged
 from headrace.client.sending.lane import Fate, Parcel, Verdict
 from headrace.client.sending.options import Options
 from headrace.client.sending.outcomes import Outcome
@@ -112,11 +114,12 @@ class Sender:
     def awaited(self, delivery: Delivery) -> Awaitable[Report]:
         return self.driver.awaited(delivery)
 
-    def open(self, track: Track) -> None:
+    def open(self, track: Track, load: Load | None = None) -> None:
         """Give the track a batch to put records into."""
         now = self.reactor.now()
         self._numbers += 1
-        load = Load(track, self._numbers, now + self._interval_s, now + self._delivery_s, track.room(now))
+        load = load or Load(track, 0, 0.0, 0.0, track.room(now))
+        load.number, load.due_at, load.deadline = self._numbers, now + self._interval_s, now + self._delivery_s
         track.load, track.batch, track.due = load, load.batch, False
         self._timetable.add(load)
 
@@ -126,9 +129,7 @@ class Sender:
         assert load is not None
         track.load, track.batch, track.due = None, None, False
         self._timetable.sealed(load)
-        lanes = track.desk.router_here.topics.get(track.topic)
-        if lanes is not None and lanes.sticky is track:
-            track.desk.spread(lanes, track.partition)
+        track.desk.move_on(track)
         if not load.batch.count:
             self.forget(load)
             return
@@ -183,7 +184,7 @@ class Sender:
             self._advance(track, failing, requests)
         for (leader, acks), rounds in requests.items():
             for request in rounds:
-                self._ask(leader, acks, request)
+                self.ask(leader, acks, request)
 
     def close(self, error: HeadraceError) -> None:
         """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
@@ -265,7 +266,7 @@ class Sender:
         self.settle(track.lane.abandon(now))
         self.make_ready(track)
 
-    def _ask(self, leader: int, acks: int, request: Request) -> None:
+    def ask(self, leader: int, acks: int, request: Request, written: Written | None = None) -> None:
         self.count.requests += 1
         self._asked[id(request)] = request
         if self._watch is None:
@@ -279,12 +280,13 @@ class Sender:
             heard(NeverSent(str(error)))
             return
         timeout_s = self.options.request_timeout_ms / 1000 + ANSWER_MARGIN_S
-        link.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=acks != 0)
+        reads, answered = request.read, acks != 0
+        link.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=answered, reads=reads, written=written)
 
     # Answers.
 
     def _heard(
-        self, leader: int, acks: int, request: Request, asked_at: float, answer: Message | HeadraceError
+        self, leader: int, acks: int, request: Request, asked_at: float, answer: Message | Acknowledged | HeadraceError
     ) -> None:
         now = self.reactor.now()
         del self._asked[id(request)]
@@ -300,6 +302,9 @@ class Sender:
             return
         if self.options.avoid_slow:
             self.faults.took(leader, (now - asked_at) * 1000, now)
+        if isinstance(answer, Acknowledged):
+            self._ended(request.sendings[0], Outcome.WRITTEN, None, now, answer.base_offset, answer.append_ms)
+            return
         rows = request.rows(answer) if acks else {}
         for each in request.sendings:
             row = rows.get((each.track.topic, each.track.partition))

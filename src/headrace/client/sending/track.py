@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
+from headrace.client.sending.form import Form
 from headrace.client.sending.lane import Lane, Parcel
 from headrace.records import batch as batches
 from headrace.records import routing
@@ -12,7 +13,9 @@ from headrace.records.building import Delivery, OpenBatch, SentBatch
 
 if TYPE_CHECKING:
     from headrace.client.sending.desk import Desk
+    from headrace.client.sending.direct import Way
 
+FIRST_BYTES: Final = 4096
 _IDENTITY_AT: Final = 43
 _IDENTITY: Final = struct.Struct(">qhi")
 
@@ -40,10 +43,12 @@ class Load:
         "track",
     )
 
-    def __init__(self, track: Track, number: int, due_at: float, deadline: float, room_bytes: int) -> None:
+    def __init__(
+        self, track: Track, number: int, due_at: float, deadline: float, room_bytes: int, first_bytes: int = FIRST_BYTES
+    ) -> None:
         sent = Sent(track.topic, track.partition, track.desk.sender)
         sent.load = self
-        self.batch: OpenBatch = OpenBatch(sent, track.desk.codec_id, room_bytes)
+        self.batch: OpenBatch = OpenBatch(sent, track.desk.codec_id, room_bytes, first_bytes)
         self.counted = self.batch
         """The batch whose records count in the queue until this load is settled."""
         self.track = track
@@ -107,8 +112,8 @@ class Track(routing.Lane):
         self.due = False
         """The open batch is to leave as soon as the lane lets it."""
         self.wakes_at = 0.0
-        self.around: tuple[object, bytes, bytes] | None = None
-        """What comes before and after a lone batch in its request."""
+        self.form: Form | None = None
+        self.way: Way | None = None
         self.moved_at: float | None = None
         """Since when batches are in flight to a broker that is not the leader any more."""
         self.room_bytes = desk.batch_bytes
