@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from brokers import DIES_WITH_PARENT, Broker
+from headrace.cli.main import main
 
 DEADLINE_S = 60
 Finished = subprocess.CompletedProcess[str]
@@ -106,10 +107,11 @@ def start(broker: Broker, tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture
-def topic(run: Run) -> Callable[..., str]:
+def topic(broker: Broker) -> Callable[..., str]:
     def make(partitions: int = 1, *options: str) -> str:
         name = f"cli-{uuid.uuid4().hex[:12]}"
-        run("topic", "create", name, "--partitions", str(partitions), *options)
+        given = ("--partitions", str(partitions), "--bootstrap", broker.bootstrap, *options)
+        assert main(["topic", "create", name, *given]) == 0
         return name
 
     return make

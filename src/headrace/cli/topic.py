@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
-from headrace.client import admin, offsets, query
+from headrace.client import admin, offsets
 from headrace.client.cluster import Cluster
 from headrace.client.topology import Topic
 
@@ -74,6 +74,9 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     indexed = any(entry.name == "key.index" and entry.value == "true" for entry in configs)
     lossy = _is_lossy(configs)
     if indexed:
+        # It brings the records' codecs along, which no other command here wants.
+        from headrace.client import query
+
         positions = {position.partition: position.behind for position in query.index_positions(cluster, found)}
         for row in rows:
             row["key_index_behind"] = positions.get(row["partition"])
