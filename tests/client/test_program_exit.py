@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -15,6 +17,7 @@ from client.reading_back import read_partition
 from headrace import Producer
 from headrace.client import groups
 from headrace.client.cluster import Cluster
+from headrace.client.engine.telling import Teller
 from proving import proves
 
 WITHIN_S = 60
@@ -72,6 +75,25 @@ def test_what_a_producer_holds_is_sent_when_its_program_ends(
     assert values == ([] if ending == "at once" else list(range(500)))
     if ending == "callback":
         assert list(map(int, ended.stdout.split())) == list(range(500))
+
+
+def test_callbacks_are_told_where_an_interpreter_that_ends_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.12 does."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    teller, told = Teller(), list[int]()
+    with monkeypatch.context() as ending:
+        ending.setattr(threading.Thread, "start", refuse)
+        teller.tell(lambda: told.append(1))
+        assert teller.wait(monotonic() + WITHIN_S)
+    assert told == [1]
+    teller.tell(lambda: told.append(2))
+    assert teller.wait(monotonic() + WITHIN_S)
+    assert told == [1, 2]
+    teller.end()
+    teller.join(WITHIN_S)
 
 
 STRANDED = """

@@ -1,7 +1,8 @@
 """Runs the user's own code (callbacks) on a thread of its own, one after the other and in order.
 
 No call into the client runs a callback: it may take a lock that the caller holds, or as long as it likes. The thread
-is started with the first callback, and ends when `end` was called and everything was told.
+is started with the first callback, and ends when `end` was called and everything was told. Only where an interpreter
+that ends starts no thread any more (3.12), callbacks that are the first run at once.
 """
 
 from __future__ import annotations
@@ -35,14 +36,22 @@ class Teller:
     def tell(self, fn: Callback) -> None:
         with self._guard:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._last,), name="headrace-callbacks", daemon=True
-                )
-                self._thread.start()
-                self._last = self._thread
-            self._queue.put(fn)
-            if self._ended:
-                self._stop()
+                self._start()
+            if self._thread is not None:
+                self._queue.put(fn)
+                if self._ended:
+                    self._stop()
+                return
+        while not _told(fn):
+            pass
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, args=(self._last,), name="headrace-callbacks", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._thread = self._last = thread
 
     def wait(self, deadline: float) -> bool:
         """Until all that was left to tell before is told; True at once in a callback, which cannot wait for itself."""
