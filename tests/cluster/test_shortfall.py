@@ -45,9 +45,9 @@ def lose_watermarks_too(machine: Machine) -> None:
     lose_folder(machine)
 
 
-async def filled(cluster: Cluster, **overrides: object) -> Machine:
+async def filled(cluster: Cluster, layout: str = "partitioned", **overrides: object) -> Machine:
     for machine in cluster.machines.values():
-        await machine.start()
+        await machine.start(**{"log.layout": layout})
     await cluster.create("t", 1, 3, **overrides)
     for value in VALUES:
         await cluster.produce(value)
@@ -107,6 +107,34 @@ def test_a_leader_that_lost_part_of_its_log_after_a_clean_stop_does_not_count_ei
         for machine in cluster.machines.values():
             if machine is not last:
                 await machine.start()
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+def flip_last(machine: Machine, log: str) -> None:
+    machine.disk.flip(log, machine.disk.size(log) - 1)
+
+
+def flip_inside(machine: Machine, log: str) -> None:
+    machine.disk.flip(log, machine.disk.size(log) // 2)
+
+
+@proves("G14", "F7", "J3")
+@pytest.mark.parametrize("log", [LOG, f"/data/@commitlog/{0:020d}.log"])
+@pytest.mark.parametrize(
+    ("die", "flip"),
+    [(Machine.kill, flip_last), (Machine.kill, flip_inside), (Machine.lose_power, flip_inside)],
+)
+def test_what_was_synced_after_the_checkpoint_and_damaged_since_is_not_taken_for_a_torn_write(
+    die: Callable[[Machine], None], flip: Callable[[Machine, str], None], log: str
+) -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster, "shared" if log != LOG else "partitioned", durability="disk")
+        for machine in cluster.machines.values():
+            die(machine)
+        flip(leader, log)
+        await all_again(cluster, leader)
         await whole_again(cluster)
 
     run(3, body)

@@ -204,10 +204,12 @@ class Participant:
 
     def _find_shortfall(self, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> None:
         """Told at once: the next start would find nothing amiss any more."""
-        lost = shortfall.short(self.store.logs(), held, committed)
+        previous = self._record.run
+        same_boot = previous is not None and previous.boot == self._boot != ""
+        lost = shortfall.short(self.store.logs(), held, committed) | shortfall.doubtful(self.store.logs(), same_boot)
         self._record.lost(lost)
         for each in [each for each in self.store.logs() if key_of(each) in lost]:
-            log.error("%s holds less than it did: this broker joins its in-sync set anew", each.topic_partition)
+            log.error("%s may hold less than it did: this broker joins its in-sync set anew", each.topic_partition)
             before = held.get(key_of(each), NOTHING)
             state = self.view.image.partition(each.topic_partition.topic, each.topic_partition.partition)
             if shortfall.lost_all(each, before) and state is not None and len(state.replicas) > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
@@ -27,6 +28,17 @@ class TopicPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class Tail(IntEnum):
+    """What a start found at the end of a log, above all that is known to have been synced."""
+
+    WHOLE = 0
+    TORN = 1
+    """Bytes that are not whole, which were cut. A loss of power leaves such, the death of a process does not."""
+    HOLED = 2
+    """The same, and something whole came behind them. That is rare after a loss of power, and what damage to bytes
+    that had been synced looks like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,7 @@ class Log(Protocol):
     held_bytes: int
     """What retention would have deleted at its last check, had it been archived."""
     offline: HeadraceError | None
+    tail: Tail
 
     @property
     def size_bytes(self) -> int: ...

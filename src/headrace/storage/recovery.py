@@ -27,7 +27,7 @@ from headrace.storage.cuts import Marker
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
-from headrace.storage.log import TopicPartition
+from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segment import DELETED, GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
@@ -308,6 +308,8 @@ class _Recovery:
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
             short = False
         if torn is not None:
+            followed = torn.next_offset is not None or not only_empty_follow
+            self._found.tail = Tail.HOLED if followed else Tail.TORN
             self._cut(segment, torn)
         over = expected > limit and only_empty_follow
         if is_last or torn or short or over:

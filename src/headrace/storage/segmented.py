@@ -55,6 +55,7 @@ class SegmentedLog(ReplicatedLog):
         self.began_ms = found.began_ms
         self.snapshots = Snapshots(around.disk, folder, found.snapshots)
         self.recovered = found.recovered
+        self.tail = found.tail
         self._around = around
         self._disk = around.disk
         self.segments = Segments(found.segments)

@@ -1,9 +1,11 @@
 """Which logs hold less than they are known to have held, judged at a start.
 
-Three things tell. The checkpoint of the run before (`@checkpoint`) says what was synced of each log: a log that ends
+Some things tell. The checkpoint of the run before (`@checkpoint`) says what was synced of each log: a log that ends
 below that lost it, and one that is empty where there was something lost its files. `@watermarks` says what was
 committed: a replica that had it and ends below it lost it too. What was cut on purpose after the checkpoint looks
 the same for a short while; to be taken for damaged costs such a replica a catching up, and never data.
+And what the start had to cut above all that was known to be synced need not be a write that was torn: a byte of it may
+have changed since it was synced.
 
 Read `held` before the store is opened: opening writes the checkpoint anew.
 """
@@ -15,7 +17,7 @@ from typing import Final, NamedTuple
 
 from headrace.ports.disk import Disk
 from headrace.storage import checkpoint, folder
-from headrace.storage.log import Log
+from headrace.storage.log import Log, Tail
 from headrace.storage.shared import checkpoint as shared_checkpoint
 from headrace.storage.watermarks import Key
 
@@ -53,6 +55,13 @@ def short(logs: Iterable[Log], held: Mapping[Key, Held], watermarks: Mapping[Key
         if log.end_offset < max(before.end_offset, watermarks.get(key, 0)) or lost_all(log, before):
             found.add(key)
     return frozenset(found)
+
+
+def doubtful(logs: Iterable[Log], same_boot: bool) -> frozenset[Key]:
+    """The logs whose end was cut at this start and may have been synced: what a process wrote is whole as long as the
+    kernel runs, and what a loss of power leaves has seldom anything whole behind it.
+    """
+    return frozenset(key_of(log) for log in logs if log.tail >= (Tail.TORN if same_boot else Tail.HOLED))
 
 
 def lost_all(log: Log, before: Held) -> bool:

@@ -12,7 +12,7 @@ from headrace.settings import LogSettings
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
-from headrace.storage.log import TopicPartition
+from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.open_segments import OpenSegments
 from headrace.storage.segment import Segment
 
@@ -94,6 +94,7 @@ class Found:
     epochs: EpochHistory | None = None
     snapshots: list[int] = field(default_factory=list)
     recovered: bool = False
+    tail: Tail = Tail.WHOLE
     durable_offset: int | None = None
     """Where what is known to be synced ends, if that is not the log's end."""
     unsynced: list[str] = field(default_factory=list)

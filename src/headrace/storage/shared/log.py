@@ -69,6 +69,7 @@ class SharedLog(ReplicatedLog):
         self.end_offset = self.written_offset = self.durable_offset = self.sync_asked_offset = end_offset
         self.truncations = 0
         self.cleanings = found.cleanings
+        self.tail = found.tail
         self.held_bytes = 0
         self.bounds_untold = False
         """Whether a frame with the log's bounds is still to be written..."""

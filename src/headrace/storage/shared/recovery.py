@@ -17,7 +17,7 @@ from headrace.settings import LogSettings
 from headrace.storage import folder, producers, rewritten
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import Stray
-from headrace.storage.log import TopicPartition
+from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.segment import SNAPSHOT, stem
 from headrace.storage.shared import frames
 from headrace.storage.shared.checkpoint import Checkpoint, LogPoint
@@ -53,6 +53,7 @@ class Opening:
         self._folders: dict[TopicPartition, str] = {}
         self._states: dict[TopicPartition, State] = {}
         self._rebuilt: set[TopicPartition] = set()
+        self._tail = Tail.WHOLE
         self._clean = False
 
     def run(self) -> Opened:
@@ -180,6 +181,7 @@ class Opening:
         commit_log, position = self._around.commit_log, self._checkpoint.position
         replay = Replay(commit_log, self._by_key(self._states), position)
         replay.run(0 if self._rebuilt else position)
+        self._tail = replay.tail
         missing = self._begin_anew_without_files()
         if missing:
             Replay(commit_log, self._by_key(missing), frames.position(commit_log.number + 1, 0)).run(0)
@@ -200,6 +202,7 @@ class Opening:
         queue.scratch = False
         point = self._checkpoint.logs.get(where)
         found = Found(queue, state.start_offset, epochs=state.history, snapshots=self._snapshots(path, state))
+        found.tail = self._tail  # nobody knows whose the bytes were
         if point is not None and point.topic_id == topic_id.hex():
             found.cleanings = [(min(cleaned_to, queue.end_offset), at_ms) for cleaned_to, at_ms in point.cleanings]
             if queue.end_offset < point.end_offset and not state.touched:

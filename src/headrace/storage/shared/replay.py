@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.storage.epochs import EpochHistory
-from headrace.storage.log import TopicPartition
+from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, SYNCED, Frame, Key
@@ -156,7 +156,7 @@ class Replay:
         self._synced = synced
         self._scanner = Scanner(commit_log)
         self._broken: BrokenBytes | None = None
-        self.torn = False
+        self.tail = Tail.WHOLE
 
     def run(self, from_position: int) -> None:
         tail: BrokenBytes | None = None
@@ -245,7 +245,8 @@ class Replay:
         )
 
     def _cut(self, found: BrokenBytes) -> None:
-        self.torn = True
+        behind = Scanner(self._commit_log).frames(frames.position(found.number, found.end))
+        self.tail = Tail.HOLED if any(isinstance(each, Frame) for each in behind) else Tail.TORN
         lost = sum(size for number, size in self._commit_log.sizes.items() if number >= found.number) - found.byte
         synced = frames.position(found.number, found.byte) < self._synced
         say = log.error if synced else log.warning

@@ -12,7 +12,7 @@ from headrace.ports.disk import Disk
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
-from headrace.storage.log import TopicPartition
+from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import OpenQueues
@@ -57,3 +57,4 @@ class Found:
     epochs: EpochHistory | None = None
     snapshots: list[int] = field(default_factory=list)
     cleanings: list[tuple[int, int]] = field(default_factory=list)
+    tail: Tail = Tail.WHOLE
