@@ -16,8 +16,10 @@ from headrace.client.engine.stream import FrameReader, PartWriter
 from headrace.errors import ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
+from headrace.records.buffers import BufferPool
 
 WAIT_S = 30.0
+POOL_BYTES = 4 << 20
 SIZES = (4, 5, 7, 100, 1000, 32_764, 32_768, 32_769, 70_000, 1 << 20, 17 << 20)
 
 
@@ -56,14 +58,14 @@ def test_frames_come_whole_however_the_bytes_are_cut(sockets: tuple[socket.socke
 
     writer = threading.Thread(target=write)
     writer.start()
-    frames = frames_read(near, FrameReader(near, Address("peer", 1)), len(contents))
+    frames = frames_read(near, FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES)), len(contents))
     writer.join()
     assert [bytes(frame) for frame in frames] == contents
 
 
 def test_a_frame_has_memory_of_its_own(sockets: tuple[socket.socket, socket.socket]) -> None:
     near, far = sockets
-    reader = FrameReader(near, Address("peer", 1))
+    reader = FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES))
     far.sendall(struct.pack(">i", 4) + b"kept")
     (kept,) = frames_read(near, reader, 1)
     far.sendall(struct.pack(">i", 4) + b"next")
@@ -71,10 +73,34 @@ def test_a_frame_has_memory_of_its_own(sockets: tuple[socket.socket, socket.sock
     assert bytes(kept) == b"kept"
 
 
+def test_a_large_frame_has_its_memory_until_the_last_slice_is_gone(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = sockets
+    reader = FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES))
+
+    def arriving(letter: bytes) -> memoryview:
+        writer = threading.Thread(target=far.sendall, args=[struct.pack(">i", 1 << 20) + letter * (1 << 20)])
+        writer.start()
+        (frame,) = frames_read(near, reader, 1)
+        writer.join()
+        return frame
+
+    frame = arriving(b"a")
+    first, kept = id(frame.obj), frame[1000:2000]
+    del frame
+    assert id(arriving(b"b").obj) != first
+    assert bytes(kept) == b"a" * 1000
+    del kept
+    later = [arriving(b"c"), arriving(b"d")]
+    assert first in {id(frame.obj) for frame in later}
+    assert [bytes(frame) for frame in later] == [b"c" * (1 << 20), b"d" * (1 << 20)]
+
+
 def test_a_small_frame_after_a_large_one_is_noticed(sockets: tuple[socket.socket, socket.socket]) -> None:
     """The large one ends exactly with what the socket holds, so that its end is no short read."""
     near, far = sockets
-    reader = FrameReader(near, Address("peer", 1))
+    reader = FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES))
     far.sendall(struct.pack(">i", 100_000) + bytes(40_000))
     select.select([near], [], [], WAIT_S)
     reader.read([])
@@ -89,7 +115,7 @@ def test_whole_frames_before_a_broken_length_or_the_end_are_not_lost(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     near, far = sockets
-    reader = FrameReader(near, Address("peer", 1))
+    reader = FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES))
     far.sendall(struct.pack(">i", 4) + b"good" + struct.pack(">i", -5))
     frames: list[memoryview] = []
     select.select([near], [], [], WAIT_S)
@@ -98,7 +124,7 @@ def test_whole_frames_before_a_broken_length_or_the_end_are_not_lost(
     assert [bytes(frame) for frame in frames] == [b"good"]
     far.sendall(struct.pack(">i", 1 << 20) + b"cut")
     far.shutdown(socket.SHUT_WR)
-    reader = FrameReader(near, Address("peer", 1))
+    reader = FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES))
     with pytest.raises(ConnectionResetError, match="closed the connection"):
         frames_read(near, reader, 1)
 
@@ -110,7 +136,7 @@ def test_an_announced_length_takes_no_memory_before_it_is_filled(
     far.sendall(struct.pack(">i", 1 << 30) + b"x")
     select.select([near], [], [], WAIT_S)
     before = resident_bytes()
-    reader = FrameReader(near, Address("peer", 1))
+    reader = FrameReader(near, Address("peer", 1), BufferPool(POOL_BYTES))
     reader.read([])
     assert resident_bytes() - before < 64 << 20
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidRecord
 from headrace.records import codecs, decoding, encoding, kernel
 from headrace.records.batch import MAGIC, NO_PRODUCER, BatchHeader, View
+from headrace.records.buffers import BufferPool
 from headrace.records.record import Header
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -60,6 +61,8 @@ class Decoder:
     A single record above `batch_bytes` has a batch of its own. The name of a header that is not UTF-8 is shown with
     replacement characters, and a timestamp outside the years 1 to 9999 as the nearest moment inside: rows that a
     producer spoilt do not hold up the rest.
+
+    With a pool, keys and values of batches that nobody has any more make room for those of later ones.
     """
 
     def __init__(
@@ -70,16 +73,20 @@ class Decoder:
         *,
         batch_rows: int = BATCH_ROWS,
         batch_bytes: int = BATCH_BYTES,
+        pool: BufferPool | None = None,
     ) -> None:
         if not 0 < batch_rows <= MOST_BATCH_ROWS:
             raise ValueError(f"batch_rows is {batch_rows}, and has to be from 1 to {MOST_BATCH_ROWS}")
         if not 0 < batch_bytes <= MOST_BATCH_BYTES:
             raise ValueError(f"batch_bytes is {batch_bytes}, and has to be from 1 to {MOST_BATCH_BYTES}")
+        self.at_offset = 0
+        """Where the batch begins that the last error was about."""
         self._where = f"{topic}-{partition}"
         self._columns = tuple(columns)
         self._schema = schema(columns)
         asked = {*columns, *(("key", "value", "headers") if "digest" in columns else ())}
-        self._rows = decoding.Rows(asked, batch_rows, batch_bytes)
+        self._pool = pool
+        self._rows = decoding.Rows(asked, batch_rows, batch_bytes, pool)
         self._constants = {
             "topic": pa.repeat(pa.scalar(topic, TYPES["topic"]), batch_rows),
             "partition": pa.repeat(pa.scalar(partition, TYPES["partition"]), batch_rows),
@@ -102,22 +109,23 @@ class Decoder:
             if rows.count:
                 yield self._take()
         except (CorruptBatch, InvalidRecord) as error:
-            raise type(error)(f"{self._where} at offset {rows.at_offset}: {error}") from None
+            self.at_offset = rows.at_offset
+            raise type(error)(f"{self._where} at offset {self.at_offset}: {error}") from None
         finally:
             if rows.count:
                 self._take()
-
-    @property
-    def at_offset(self) -> int:
-        """Where the batch begins that an error was about."""
-        return self._rows.at_offset
+            # The record set may be a slice of a buffer that is to be used again.
+            rows.begin(b"", 0, 0)
 
     def _take(self) -> pa.RecordBatch:
         rows, count = self._rows, self._rows.count
         found: dict[str, Any] = {name: array.slice(0, count) for name, array in self._constants.items()}
         for name, cells in (("key", rows.keys), ("value", rows.values)):
             if name in rows.wanted:
-                found[name] = _binary(TYPES[name], cells.take())
+                taken = cells.take()
+                found[name] = _binary(TYPES[name], taken)
+                if self._pool is not None:
+                    self._pool.lend(taken.data)
         if "headers" in rows.wanted:
             found["headers"] = _headers(rows)
         for name, buffer in rows.take_numbers().items():

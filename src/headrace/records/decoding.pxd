@@ -58,7 +58,9 @@ cdef class Cells:
     cdef unsigned char* data
     cdef unsigned char* bits
     cdef int* ends
+    cdef object pool
 
+    cdef int make_room(self, Py_ssize_t size) except -1
     cdef int start(self, Py_ssize_t room) except -1
     cdef int put(self, const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) except -1
     cdef int put_length(self, Py_ssize_t length) except -1

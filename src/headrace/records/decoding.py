@@ -3,7 +3,7 @@
 
 What is handed out is in Arrow's own layout: a number is four or eight bytes, little-endian; a column of binary is int32
 ends, one more than there are rows, and the bytes one after the other; a bitmap, lowest bit first, tells what is not
-null, and is left out when nothing is. A buffer that was handed out is never touched again.
+null, and is left out when nothing is. A buffer that was handed out is not touched again while anybody has a view of it.
 
 The same file runs as Python and, with the C types of `decoding.pxd`, compiled: `compiled` tells which one runs. The
 format of a record is in `kernel`; as there, positions are checked before a byte is read.
@@ -158,23 +158,26 @@ def is_ascii(data: Any, pos: int, length: int) -> bool:
 
 
 class Cells:
-    """A column of binary that grows by a cell at a time; without data, the ends of a column of lists."""
+    """A column of binary that grows by a cell at a time; without data, the ends of a column of lists. Buffers for data
+    come from the pool, if there is one; whoever takes them is to lend them."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, pool: Any = None) -> None:
         self.rows = rows
+        self.pool = pool
         self.start(LEAST_ROOM_BYTES)
 
     def start(self, room: int) -> None:
-        self.count = 0
-        self.nulls = 0
-        self.used = 0
-        self.room = room
-        self.data_buffer = fresh(room)
-        self.data = octets(self.data_buffer)
+        self.count = self.nulls = self.used = 0
+        self.make_room(room)
         self.end_buffer = fresh(4 * (self.rows + 1))
         self.ends = ints(self.end_buffer)
         self.ends[0] = 0
         self.valid: bytearray | None = None
+
+    def make_room(self, size: int) -> None:
+        self.data_buffer = fresh(size) if self.pool is None else self.pool.take(size)
+        self.data = octets(self.data_buffer)
+        self.room = len(self.data_buffer)
 
     def put(self, data: Any, pos: int, length: int) -> None:
         """Append a copy of `length` bytes, or a null for -1."""
@@ -213,9 +216,7 @@ class Cells:
 
     def more_room(self, length: int) -> None:
         before = self.data_buffer
-        self.room = max(2 * self.room, self.used + length)
-        self.data_buffer = fresh(self.room)
-        self.data = octets(self.data_buffer)
+        self.make_room(max(2 * self.room, self.used + length))
         copy(self.data, 0, octets(before), 0, self.used)
 
     def take(self) -> Taken:
@@ -241,7 +242,7 @@ class Rows:
     which batch an error is about.
     """
 
-    def __init__(self, columns: Iterable[str], rows: int, data_bytes: int) -> None:
+    def __init__(self, columns: Iterable[str], rows: int, data_bytes: int, pool: Any = None) -> None:
         wanted = frozenset(columns)
         self.rows = rows
         self.data_bytes = data_bytes
@@ -249,8 +250,8 @@ class Rows:
         self.with_value = "value" in wanted
         self.with_headers = "headers" in wanted
         self.wanted = wanted
-        self.keys = Cells(rows if self.with_key else 0)
-        self.values = Cells(rows if self.with_value else 0)
+        self.keys = Cells(rows if self.with_key else 0, pool)
+        self.values = Cells(rows if self.with_value else 0, pool)
         self.headers = Cells(rows if self.with_headers else 0)
         self.header_names = Cells(16)
         self.header_values = Cells(16)
@@ -268,12 +269,8 @@ class Rows:
         self.records = self.payload = self.view = memoryview(records)
         self.checked = checked
         self.records_end = len(self.view)
-        self.batch_end = 0
-        self.nth = 0
-        self.record_count = 0
-        self.expected_offset = first_offset
-        self.at_offset = first_offset
-        self.first_offset = first_offset
+        self.batch_end = self.nth = self.record_count = 0
+        self.expected_offset = self.at_offset = self.first_offset = first_offset
         self.next_offset = next_offset
 
     def advance(self) -> bool:

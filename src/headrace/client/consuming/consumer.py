@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+STEP_BYTES: Final = 1 << 20
+"""A long list is made in steps, between which the network is looked after: else the background thread would step in."""
 IDLE_S: Final = 3600.0
 TURN_S: Final = 0.0005
 """While records are there, the network is looked after no more often than this."""
@@ -92,12 +94,17 @@ class Consumer:
         """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
         check_most(max_records)
         found: list[ReceivedRecord] = []
+        more = False
 
         def take() -> bool:
-            self._hand.take(found, max_records)
-            return bool(found)
+            nonlocal more
+            before = len(found)
+            more = self._hand.take(found, max_records, STEP_BYTES)
+            return len(found) > before
 
-        self._wait_to(take, timeout_ms)
+        if self._wait_to(take, timeout_ms):
+            while more and len(found) < max_records and self._take_on(take):
+                pass
         return found
 
     def records(self, timeout_ms: int | None = None) -> Iterator[ReceivedRecord]:
@@ -316,6 +323,14 @@ class Consumer:
                 reading.raise_failure()
             if deadline is not None and (not came or reactor.now() >= deadline):
                 return False
+
+    def _take_on(self, take: Callable[[], bool]) -> bool:
+        """More for the same call; True if something was taken."""
+        with self._reactor.lock:
+            taken = not self._closed and take()
+        if taken:
+            self._look_after()
+        return taken
 
     def _wait_until(self, done: Callable[[], bool], what: str, within_s: float | None = None) -> None:
         timeout_s = self._options.timeout_ms / 1000 if within_s is None else within_s

@@ -20,6 +20,7 @@ from headrace.client.consuming.options import Options
 from headrace.client.consuming.priority import PriorityOrder
 from headrace.client.consuming.progress import Offsets
 from headrace.errors import HeadraceError, InvalidRecord
+from headrace.records.buffers import BufferPool
 from headrace.records.received import ReceivedRecord, RecordSet
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from headrace.records.arrow import Decoder
 
+ENDLESS: Final = 1 << 62
+POOL_BYTES: Final = 32 << 20
+"""Of the buffers of Arrow batches, what is kept to be used again."""
 _NOTHING: Final[list[ReceivedRecord]] = []
 
 
@@ -44,6 +48,7 @@ class HandOut:
         self._damage: tuple[int, HeadraceError] | None = None
         """Where the rows end before the set does, and why."""
         self._decoders: dict[Place, Decoder] = {}
+        self._pool = BufferPool(POOL_BYTES)
         header = options.priority_header
         self._order = PriorityOrder(header, options.buffer_bytes) if header else None
         self._moved: list[Feed] = []
@@ -70,19 +75,20 @@ class HandOut:
             feed.done = min(feed.done, offset)
             moved.append(feed)
 
-    def take(self, into: list[ReceivedRecord], most: int) -> None:
-        """Append records that are there now, up to `most` in all."""
+    def take(self, into: list[ReceivedRecord], most: int, most_bytes: int = ENDLESS) -> bool:
+        """Append records that are there now, up to `most` in all; True if it ended because record sets of `most_bytes`
+        were used up, and there may be more."""
         if self._raw is not None and not self._raw.counts:
             self._shut()
         if self._chunk:
             self._take_unread(into, most)
         if self._order is not None:
             self._take_in_order(into, most - len(into))
-            return
-        while len(into) < most:
+            return False
+        while len(into) < most and most_bytes > 0:
             cursor = self._cursor or self._open()
             if cursor is None:
-                return
+                return False
             assert self._raw is not None
             raw, feed, before = self._raw, self._raw.feed, len(into)
             self._moved.append(feed)
@@ -101,8 +107,10 @@ class HandOut:
             if cursor.finished:
                 feed.position = raw.next_offset
                 self._shut()
+                most_bytes -= len(raw.records)
             else:
                 feed.position = cursor.next_offset
+        return most_bytes <= 0
 
     def take_chunk(self, most: int) -> bool:
         """As many records into `unread`, to be yielded one by one; whatever call comes next gives out what is left."""
@@ -184,7 +192,7 @@ class HandOut:
         if decoder is None:
             # The offset is always needed, to know how far the rows reach.
             known = columns if "offset" in columns else (*columns, "offset")
-            decoder = self._decoders[place] = Decoder(*place, known, batch_rows=batch_rows)
+            decoder = self._decoders[place] = Decoder(*place, known, batch_rows=batch_rows, pool=self._pool)
         return decoder
 
     def leave_values(self) -> None:

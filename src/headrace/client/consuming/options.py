@@ -69,7 +69,8 @@ class Options:
     fetch_bytes: int = 8 << 20
     partition_fetch_bytes: int = 1 << 20
     buffer_bytes: int = 16 << 20
-    """While less than this waits to be handed out, more is fetched."""
+    """While less than a quarter of this waits to be handed out, more is fetched: what waits longer has left the
+    processor's caches. Where priorities are heeded, all of it is filled."""
     max_wait_ms: int = 500
     min_bytes: int = 1
     check_crc: bool = True

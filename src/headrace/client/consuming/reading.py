@@ -76,7 +76,7 @@ class Reading:
             network,
             limits,
             start=options.start_moment,
-            buffer_bytes=options.buffer_bytes,
+            buffer_bytes=options.buffer_bytes if options.priority_header else max(1, options.buffer_bytes // 4),
             rack=options.rack,
             on_ready=on_ready,
             on_reset=self._on_reset,

@@ -4,7 +4,7 @@
       asked    \\ after a failure, 20 ms doubling to 1 s  \\ lost: everyone waiting hears why, the next request opens
 
 Requests wait here until the connection is open. All that were asked in one turn leave in one `sendmsg`, their parts
-never joined. Each answer has a buffer of its own, of which record sets are slices. When the connection is lost, a
+never joined. Each answer has a buffer, of which record sets are slices. When the connection is lost, a
 request of which no byte was handed to the kernel hears NeverSent; of any other nobody knows whether the broker saw it.
 A request that is not answered in time takes the connection with it, as answers come in order; one that did not leave
 in time only hears so. A broker whose answer to Produce or Fetch throttles this client (KIP-219) is asked nothing more
@@ -34,6 +34,7 @@ from headrace.client.versions import ASKED_IN, Versions, question
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
+from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
 from headrace.wire.codec import decode_response
 from headrace.wire.header import read_response_header
@@ -45,6 +46,8 @@ SETUP_TIMEOUT_S: Final = 5.0
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 THROTTLE_MAX_S: Final = 60.0
+POOL_BYTES: Final = 32 << 20
+"""Of the buffers of answers, what is kept to be used again."""
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
@@ -73,6 +76,7 @@ class Link:
         tls: ssl.SSLContext | None = None,
         on_opened: Callable[[Link], None] | None = None,
         on_failed: Callable[[Link, HeadraceError], None] | None = None,
+        pool: BufferPool | None = None,
     ) -> None:
         self.address = address
         self.opened_count = 0
@@ -81,6 +85,7 @@ class Link:
         self._tls = tls
         self._on_opened = on_opened
         self._on_failed = on_failed
+        self._pool = pool or BufferPool(POOL_BYTES)
         self._state = _State.IDLE
         self._waiting: deque[Asked] = deque()
         self._in_flight: deque[Asked] = deque()
@@ -237,7 +242,7 @@ class Link:
     def _connected(self, sock: socket.socket) -> None:
         self._opening = None
         self._socket = sock
-        self._reader = FrameReader(sock, self.address)
+        self._reader = FrameReader(sock, self.address, self._pool)
         self._writer = PartWriter(sock)
         self._writes_blocked = False
         self._state = _State.AGREEING

@@ -20,13 +20,14 @@ from headrace.client.cluster import parse_bootstrap
 from headrace.client.engine.coordinators import Coordinators
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.framing import Body, OnAnswer
-from headrace.client.engine.link import Link
+from headrace.client.engine.link import POOL_BYTES, Link
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.engine.routes import REFRESH_MS, Routes
 from headrace.client.engine.threads import JOIN_S, ThreadReactor
 from headrace.client.refusal import BrokerUnreachable, NoBroker
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.ports.network import Address
+from headrace.records.buffers import BufferPool
 from headrace.wire.message import Message
 
 SEND: Final = "send"
@@ -58,6 +59,7 @@ class Network:
         self._owns_reactor = reactor is None
         self._bootstrap = bootstrap
         self._tls = tls
+        self._pool = BufferPool(POOL_BYTES)
         self._links: dict[tuple[str, Address], Link] = {}
         self._control: Address | None = None
         self._coordinators = Coordinators(self)
@@ -94,6 +96,7 @@ class Network:
                 tls=self._tls,
                 on_opened=self._opened,
                 on_failed=self._failed,
+                pool=self._pool,
             )
             return self._links.setdefault((lane, address), made)
 

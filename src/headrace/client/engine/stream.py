@@ -1,9 +1,9 @@
 """Frames in, parts out, on one non-blocking socket.
 
 Frames are a length of four bytes and as many bytes. Small ones are cut out of one buffer that many are received into
-at once; one that is not whole yet gets a buffer of its own, which the rest is received into directly. Parts are
-written as they are, as many at a time as the kernel takes in one `sendmsg`; TLS joins small ones and encrypts the rest
-from where they are.
+at once; one that is not whole yet gets a buffer of its own, which the rest is received into directly. Large ones are
+used again when nobody has a slice of them any more. Parts are written as they are, as many at a time as the kernel
+takes in one `sendmsg`; TLS joins small ones and encrypts the rest from where they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.client.connection import PARTS_PER_WRITE, RESPONSE_MAX_BYTES
 from headrace.errors import ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
-from headrace.records.decoding import fresh
+from headrace.records.buffers import BufferPool
 
 RECEIVE_BYTES: Final = 32 << 10
 # Above this a frame's buffer is memory that the kernel gives only as it is filled: a peer may announce what it likes.
@@ -34,9 +34,10 @@ _WAIT: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSL
 
 
 class FrameReader:
-    def __init__(self, sock: socket.socket, peer: Address) -> None:
+    def __init__(self, sock: socket.socket, peer: Address, pool: BufferPool) -> None:
         self._socket = sock
         self._peer = peer
+        self._pool = pool
         self._sealed = isinstance(sock, ssl.SSLSocket)
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._held = 0  # bytes of a length that is cut
@@ -116,13 +117,21 @@ class FrameReader:
                 frames.append(memoryview(bytearray(received[pos : pos + size])))
                 pos += size
             else:
-                self._frame = memoryview(fresh(size) if size <= TRUSTED_BYTES else mmap.mmap(-1, size))
+                self._frame = self._room(size)
                 self._frame[:have] = received[pos:end]
                 self._filled = have
                 pos = end
         self._held = end - pos
         if self._held and pos:
             received[: self._held] = bytes(received[pos:end])
+
+    def _room(self, size: int) -> memoryview:
+        if size > TRUSTED_BYTES:
+            return memoryview(mmap.mmap(-1, size))
+        buffer = self._pool.take(size)
+        frame = memoryview(buffer)[:size]
+        self._pool.lend(buffer)
+        return frame
 
 
 class PartWriter:
