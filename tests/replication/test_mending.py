@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from headrace.errors import CorruptBatch
+from headrace.errors import CorruptBatch, StorageFailed
 from headrace.ports.disk import read_whole
 from headrace.sim.disk import SimDisk
 from proving import proves
@@ -84,6 +84,33 @@ def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_all_agai
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
     scene.settle()
     read_all(scene.alive[2])
+    assert len(scene.alive[2].values()) == 41
+
+
+@proves("J3")
+def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow() -> None:
+    scene = Scene(topic={"durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50, producer=(7, 0, nth)))
+    scene.settle()
+    scene.alive[2].store.close()
+    scene.kill(2)
+    disk, folder = scene.disks[2], "/data/orders/orders-0"
+    for name in disk.list(folder):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{folder}/{name}")
+    flip_header(disk, folder)
+    scene.start(2)
+    scene.elect(2, (2, 1, 3))
+    refused = scene.produce(b"more", producer=(7, 0, 40))
+    assert isinstance(refused.error, StorageFailed), "its own fault, not the producer's"
+    assert scene.alive[2].partition() in scene.alive[2].partitions.damaged
+    scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"more", producer=(7, 0, 40)))
+    scene.until("mending", lambda: not scene.alive[2].partitions.damaged)
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
     assert len(scene.alive[2].values()) == 41
 
 

@@ -25,6 +25,7 @@ from headrace.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeader,
     OffsetOutOfRange,
+    StorageFailed,
     UnknownEpoch,
 )
 from headrace.partitions import levels
@@ -154,7 +155,12 @@ class Partition:
         if settings.compact:
             _check_keys(self.topic_partition, records)
         if header.producer_id >= 0:
-            duplicate_at = log.producers.check(header)
+            try:
+                duplicate_at = log.producers.check(header)
+            except CorruptBatch as error:
+                # Not the producer's batch is damaged, but what our log says of its producers: another must lead.
+                self.found_damage(log.start_offset)
+                raise StorageFailed(f"{self.topic_partition}: {error}") from None
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1
         append_time_ms = -1
