@@ -1,4 +1,7 @@
-"""A proxy between a client and a real broker that reads every frame, notes it, and may change what a broker answers."""
+"""A proxy between a client and a real broker that notes every request, and may change what a broker answers.
+
+What it reads and can change are Produce and Fetch; the rest is passed on as it is.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from headrace.wire.header import RequestHeader, read_request_header, read_respon
 from headrace.wire.message import Message
 
 SIZE = struct.Struct(">i")
+READ = (apis.PRODUCE, apis.FETCH)
 
 
 @dataclass(eq=False)
@@ -61,9 +65,13 @@ class WireTap:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self.upstream)
             except OSError:
                 return
+            try:
+                server = socket.create_connection(self.upstream)
+            except OSError:
+                client.close()
+                continue
             for sock in (client, server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pending: deque[tuple[RequestHeader, Seen]] = deque()
@@ -77,7 +85,9 @@ class WireTap:
         with server:
             while (frame := _frame(client)) is not None:
                 header = read_request_header(memoryview(frame))
-                body = decode_request(header.api_key, header.version, memoryview(frame), header.body)
+                body = Message()
+                if header.api_key in READ:
+                    body = decode_request(header.api_key, header.version, memoryview(frame), header.body)
                 seen = Seen(number, header.api_key, body, time.monotonic())
                 if not _silent(seen):
                     pending.append((header, seen))
@@ -94,6 +104,9 @@ class WireTap:
                 view = memoryview(frame)
                 correlation_id, pos = read_response_header(header.api_key, header.version, view)
                 assert correlation_id == header.correlation_id, "an answer that nobody asked for"
+                if header.api_key not in READ:
+                    client.sendall(SIZE.pack(len(frame)) + frame)
+                    continue
                 seen.answer = decode_response(header.api_key, header.version, view, pos)
                 self.change(seen, seen.answer)
                 body = encode_response(header.api_key, header.version, seen.answer)
