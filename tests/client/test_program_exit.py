@@ -232,3 +232,27 @@ sys.stdin.readline()
         broker.kill()
         _, said = program.communicate("end\n", timeout=WITHIN_S)
     assert "group g could not be left" in said
+
+
+LOOP_READING = """
+import asyncio, sys
+from headrace.aio import Consumer
+async def main():
+    consumer = Consumer(sys.argv[2], bootstrap=sys.argv[1], group=sys.argv[3])
+    await consumer.poll(20_000)
+    if len(sys.argv) > 4:
+        await consumer.close()
+asyncio.run(main())
+"""
+
+
+def test_a_consumer_whose_loop_has_ended_says_that_it_did_not_leave(broker: Broker, topic: MakeTopic) -> None:
+    name = topic()
+    with Producer(broker.bootstrap) as producer:
+        producer.send(name, b"v")
+    left, closed = (f"exit-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    ended = run(LOOP_READING, broker.bootstrap, name, left)
+    assert ended.returncode == 0
+    assert f"a consumer of group {left} was not closed, and its loop has ended" in ended.stderr
+    ended = run(LOOP_READING, broker.bootstrap, name, closed, "close")
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.aio.reactor import AsyncioReactor
+from headrace.client import exits
 from headrace.client.assignment import Place
 from headrace.client.consuming.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S, check_most
 from headrace.client.consuming.listing import Listing
@@ -60,6 +61,8 @@ class Consumer:
             self._network.release()
             raise
         self._hand = self._reading.hand
+        if self._options.group:
+            exits.opened(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -211,7 +214,15 @@ class Consumer:
         """Save what was handed out, leave the group, and let the connections go."""
         await self._close(handed_out=True)
 
+    def at_exit(self, since: float) -> None:
+        log.warning(
+            "a consumer of group %s was not closed, and its loop has ended: others get its partitions when its session is "
+            "over, and what it did since it last saved progress comes again; `await consumer.close()`",
+            self._options.group,
+        )
+
     async def _close(self, *, handed_out: bool) -> None:
+        exits.closed(self)
         if self._closed:
             return
         if self._listening is not None:

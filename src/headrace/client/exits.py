@@ -1,6 +1,7 @@
 """A program that ends and leaves producers and consumers open: what is done for them, for a bounded time.
 
-Consumers leave their groups, then producers send what they hold. This runs at the interpreter's end, when all threads
+Consumers leave their groups, then producers send what they hold. On asyncio neither can be done without the loop: it is
+only told. This runs at the interpreter's end, when all threads
 that are no daemons have ended: after the last line, after `sys.exit`, after an error that nobody caught. It does not
 run after `os._exit` or a kill, nor in a forked child for what its parent made.
 """
@@ -25,32 +26,32 @@ class Leaver(Protocol):
 
 _consumers: set[Leaver] = set()
 """Held here, because who forgets a consumer without closing it is still a member of its group."""
-_producers: Remembered[Leaver] = Remembered()
+_others: Remembered[Leaver] = Remembered()
 
 
 def consumer_opened(consumer: Leaver) -> None:
     _consumers.add(consumer)
 
 
-def producer_opened(producer: Leaver) -> None:
-    """It is held by its network for as long as it is open."""
-    _producers.add(producer)
+def opened(leaver: Leaver) -> None:
+    """A producer, or whatever else its network holds for as long as it is open."""
+    _others.add(leaver)
 
 
 def closed(leaver: Leaver) -> None:
     _consumers.discard(leaver)
-    _producers.discard(leaver)
+    _others.discard(leaver)
 
 
 def _at_exit() -> None:
     since = monotonic()
-    for leaver in (*_consumers, *_producers):
+    for leaver in (*_consumers, *_others):
         leaver.at_exit(since)
 
 
 def _after_fork() -> None:
     _consumers.clear()
-    _producers.clear()
+    _others.clear()
 
 
 atexit.register(_at_exit)

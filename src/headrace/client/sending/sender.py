@@ -81,7 +81,7 @@ class Sender:
         """Records that wait outside of batches."""
         network.routes.listeners.append(self._routed)
         stays_with_parent(self)
-        exits.producer_opened(self)
+        exits.opened(self)
 
     # For desks and producers.
 
