@@ -216,8 +216,8 @@ class Consumer:
 
     def at_exit(self, since: float) -> None:
         log.warning(
-            "a consumer of group %s was not closed, and its loop has ended: others get its partitions when its session is "
-            "over, and what it did since it last saved progress comes again; `await consumer.close()`",
+            "a consumer of group %s was not closed, and its loop has ended: others get its partitions when its session "
+            "is over, and what it did since it last saved progress comes again; `await consumer.close()`",
             self._options.group,
         )
 
