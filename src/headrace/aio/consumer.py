@@ -82,7 +82,8 @@ class Consumer:
         return self.records()
 
     async def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
-        """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
+        """Records that are there, up to `max_records` and some 2 MiB, else the first that come within the timeout, else
+        none."""
         check_most(max_records)
         found: list[ReceivedRecord] = []
 

@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-STEP_BYTES: Final = 1 << 20
-"""A long list is made in steps, between which the network is looked after: else the background thread would step in."""
 IDLE_S: Final = 3600.0
 TURN_S: Final = 0.0005
 """While records are there, the network is looked after no more often than this."""
@@ -91,20 +89,16 @@ class Consumer:
         return self.records()
 
     def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
-        """Records that are there, up to `max_records`, else the first that come within the timeout, else none."""
+        """Records that are there, up to `max_records` and some 2 MiB, else the first that come within the timeout, else
+        none."""
         check_most(max_records)
         found: list[ReceivedRecord] = []
-        more = False
 
         def take() -> bool:
-            nonlocal more
-            before = len(found)
-            more = self._hand.take(found, max_records, STEP_BYTES)
-            return len(found) > before
+            self._hand.take(found, max_records)
+            return bool(found)
 
-        if self._wait_to(take, timeout_ms):
-            while more and len(found) < max_records and self._take_on(take):
-                pass
+        self._wait_to(take, timeout_ms)
         return found
 
     def records(self, timeout_ms: int | None = None) -> Iterator[ReceivedRecord]:
@@ -323,14 +317,6 @@ class Consumer:
                 reading.raise_failure()
             if deadline is not None and (not came or reactor.now() >= deadline):
                 return False
-
-    def _take_on(self, take: Callable[[], bool]) -> bool:
-        """More for the same call; True if something was taken."""
-        with self._reactor.lock:
-            taken = not self._closed and take()
-        if taken:
-            self._look_after()
-        return taken
 
     def _wait_until(self, done: Callable[[], bool], what: str, within_s: float | None = None) -> None:
         timeout_s = self._options.timeout_ms / 1000 if within_s is None else within_s

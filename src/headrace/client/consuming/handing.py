@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from headrace.records.arrow import Decoder
 
-ENDLESS: Final = 1 << 62
+TAKEN_BYTES: Final = 2 << 20
+"""Of a longer list, the first records would have left the processor's caches when the caller gets it; and while it is
+made, nobody would look after the network."""
 POOL_BYTES: Final = 32 << 20
 """Of the buffers of Arrow batches, what is kept to be used again."""
 _NOTHING: Final[list[ReceivedRecord]] = []
@@ -75,20 +77,20 @@ class HandOut:
             feed.done = min(feed.done, offset)
             moved.append(feed)
 
-    def take(self, into: list[ReceivedRecord], most: int, most_bytes: int = ENDLESS) -> bool:
-        """Append records that are there now, up to `most` in all; True if it ended because record sets of `most_bytes`
-        were used up, and there may be more."""
+    def take(self, into: list[ReceivedRecord], most: int) -> None:
+        """Append records that are there now, up to `most` in all, or those of record sets of TAKEN_BYTES."""
         if self._raw is not None and not self._raw.counts:
             self._shut()
         if self._chunk:
             self._take_unread(into, most)
         if self._order is not None:
             self._take_in_order(into, most - len(into))
-            return False
-        while len(into) < most and most_bytes > 0:
+            return
+        taken_bytes = 0
+        while len(into) < most and (taken_bytes < TAKEN_BYTES or not into):
             cursor = self._cursor or self._open()
             if cursor is None:
-                return False
+                return
             assert self._raw is not None
             raw, feed, before = self._raw, self._raw.feed, len(into)
             self._moved.append(feed)
@@ -107,10 +109,9 @@ class HandOut:
             if cursor.finished:
                 feed.position = raw.next_offset
                 self._shut()
-                most_bytes -= len(raw.records)
+                taken_bytes += len(raw.records)
             else:
                 feed.position = cursor.next_offset
-        return most_bytes <= 0
 
     def take_chunk(self, most: int) -> bool:
         """As many records into `unread`, to be yielded one by one; whatever call comes next gives out what is left."""

@@ -28,7 +28,7 @@ from headrace.client.engine.errors import NeverSent
 from headrace.client.engine.framing import Asked, Body, Framer, Reads, Written, correlation
 from headrace.client.engine.opening import Opening
 from headrace.client.engine.reactor import Reactor, Timer
-from headrace.client.engine.stream import FrameReader, PartWriter
+from headrace.client.engine.stream import POOL_BYTES, FrameReader, PartWriter
 from headrace.client.refusal import BrokerUnreachable
 from headrace.client.versions import ASKED_IN, Versions, question
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
@@ -46,8 +46,6 @@ SETUP_TIMEOUT_S: Final = 5.0
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 THROTTLE_MAX_S: Final = 60.0
-POOL_BYTES: Final = 32 << 20
-"""Of the buffers of answers, what is kept to be used again."""
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 

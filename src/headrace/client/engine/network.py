@@ -20,9 +20,10 @@ from headrace.client.cluster import parse_bootstrap
 from headrace.client.engine.coordinators import Coordinators
 from headrace.client.engine.errors import EngineClosed
 from headrace.client.engine.framing import Body, OnAnswer
-from headrace.client.engine.link import POOL_BYTES, Link
+from headrace.client.engine.link import Link
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.engine.routes import REFRESH_MS, Routes
+from headrace.client.engine.stream import POOL_BYTES
 from headrace.client.engine.threads import JOIN_S, ThreadReactor
 from headrace.client.refusal import BrokerUnreachable, NoBroker
 from headrace.errors import HeadraceError, ProtocolError

@@ -27,6 +27,8 @@ RECEIVE_BYTES: Final = 32 << 10
 # Above this a frame's buffer is memory that the kernel gives only as it is filled: a peer may announce what it likes.
 TRUSTED_BYTES: Final = 16 << 20
 WAKE_BYTES: Final = 256 << 10
+POOL_BYTES: Final = 32 << 20
+"""Of the buffers of frames, what is kept to be used again."""
 TLS_JOINED_BYTES: Final = 16 << 10  # one TLS record
 
 _size = struct.Struct(">i").unpack_from
