@@ -23,7 +23,8 @@ from headrace.partitions.partition import Partition
 from headrace.replication import following, leader
 from headrace.replication.follower import Following
 from headrace.replication.frames import Answer, Reset, Start, Subscribe
-from headrace.storage import rewritten
+from headrace.sim.disk import SimDisk
+from headrace.storage import rewritten, shortfall
 from headrace.storage.log import Log
 
 Plant = Callable[[ExitStack], None]
@@ -264,3 +265,21 @@ def take_damage_of_our_own_for_the_leaders(stack: ExitStack) -> None:
     """A follower that cannot append because its own log is damaged waits for better records."""
     swap(stack, following, "_is_damaged", lambda _: False)
     swap(stack, rewritten, "write_again", lambda *_: None)
+
+
+@plant
+def note_a_failed_sync_only_when_it_is_heard_of(stack: ExitStack) -> None:
+    """A broker that is killed before it hears that its sync failed leaves no word of it."""
+    swap(stack, SimDisk, "_mark", lambda *_: None)
+
+
+@plant
+def take_damage_for_a_torn_write(stack: ExitStack) -> None:
+    """What a start has to cut counts as never synced."""
+    swap(stack, shortfall, "doubtful", lambda *_: frozenset())
+
+
+@plant
+def leave_damage_as_it_is(stack: ExitStack) -> None:
+    """A replica that finds a damaged place goes on with it."""
+    swap(stack, Partition, "found_damage", lambda *_: None)

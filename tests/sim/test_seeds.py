@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.simulator.cluster import simulate
-from headrace.simulator.faults import KINDS
+from headrace.simulator.faults import FLIP_BYTE, KINDS
 from headrace.simulator.scenario import draw
 from proving import proves
 
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 19)
 FOUND = (51, 181, 187, 1257, 9166)
 """Seeds that have found something."""
+FOUND_BY_FLIPS = (4317,)
+"""Seeds that have found something when bytes flipped in them."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -39,6 +42,14 @@ def no_collection() -> Iterator[None]:
 @pytest.mark.parametrize("seed", [*SEEDS, *FOUND])
 def test_no_seed_breaks_a_rule(seed: int) -> None:
     outcome = simulate(draw(seed))
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+@proves("G14", "J3")
+@pytest.mark.parametrize("seed", FOUND_BY_FLIPS)
+def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
+    outcome = simulate(replace(draw(seed), bytes_flip=True))
+    assert outcome.faults[FLIP_BYTE]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 

@@ -112,7 +112,7 @@ class SimDisk:
         self._failing_opens: dict[str, int] = {}
         self._locked: set[str] = set()
         self._held: builtins.list[Callable[[], None]] | None = None
-        self._silent = False
+        self.silent = False
         self._sync_seconds: Callable[[], float] | None = None
 
     # What a test does to the disk.
@@ -127,7 +127,7 @@ class SimDisk:
         self.age += 1
         self._locked.clear()
         self._held = None
-        self._silent = False
+        self.silent = False
         self._root.let_go()
 
     def serve(self, clock: Clock, sync_seconds: Callable[[], float] | None = None) -> None:
@@ -158,6 +158,13 @@ class SimDisk:
         if position < len(node.safe):
             node.safe[position] ^= mask
 
+    def synced_bytes(self, path: str) -> int:
+        """How many bytes at the beginning of the file are safe, and read as they are on the platter."""
+        node = self._find(path)
+        assert isinstance(node, FileNode)
+        differing = (at for at in range(node.synced_bytes) if node.safe[at : at + 1] != node.content[at : at + 1])
+        return next(differing, node.synced_bytes)
+
     def evict(self, path: str) -> None:
         """Drop a file from the page cache."""
         node = self._find(path)
@@ -175,7 +182,7 @@ class SimDisk:
 
     def answer_no_sync(self) -> None:
         """Syncs are done, or fail, and the process hears of none any more: it is about to die."""
-        self._silent = True
+        self.silent = True
 
     # The port.
 
@@ -268,7 +275,7 @@ class SimDisk:
                 self.syncs += 1
                 self.synced_files += len(files)
                 error = finish_sync()
-                if not self._silent:
+                if not self.silent:
                     done(error)
 
         if self._held is not None:

@@ -44,6 +44,8 @@ class FileNode:
     safe: bytearray = field(default_factory=bytearray)
     changes: deque[Write | Resize] = field(default_factory=deque)
     changes_taken: int = 0
+    synced_bytes: int = 0
+    """As many as the last sync that went well has made safe."""
     changed_ms: int = 0
     mapped: bool = False
     """Whether memory that was mapped for writing may have changed it."""
@@ -68,6 +70,8 @@ class FileNode:
                 change.apply(self.safe)
         if mapped is not None and not lost:
             self.safe = bytearray(mapped)
+        if not lost:
+            self.synced_bytes = len(self.safe)
 
     def let_go(self) -> None:
         """The process that had it open is dead: what it has mapped is its own from now on."""
@@ -89,6 +93,7 @@ class FileNode:
                 change.apply(image)
         self.safe = image
         self.content = bytearray(image)
+        self.synced_bytes = min(self.synced_bytes, len(image))
         self.changes_taken += len(self.changes)
         self.changes.clear()
         self.mapped = self.exported = False

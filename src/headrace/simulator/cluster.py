@@ -13,10 +13,12 @@ import random
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import Image, PartitionState, from_listing
+from headrace.errors import CorruptBatch
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.sim.coordination import CoordinationStore
@@ -208,6 +210,17 @@ class Cluster:
             ends = {machine.name: _ends(machine, where) for machine in self.machines}
             if len(set(ends.values())) != 1 or len(set(ends[self.machines[0].name])) != 1:
                 return f"{where}: end and watermark differ: {ends}; {self._states()}"
+        return self._damage() if self.scenario.bytes_flip else ""
+
+    def _damage(self) -> str:
+        """Read everything, as clients would sooner or later: what is found damaged is to be mended."""
+        for machine, where in product(self.machines, self.history.partitions()):
+            assert machine.process is not None
+            try:
+                if not machine.process.context.run(_read_through, machine, where):
+                    return f"{machine.life} is still reading {where}"
+            except CorruptBatch as error:
+                return f"{machine.life}: {error}; {self._states()}"
         return ""
 
     def _states(self) -> str:
@@ -251,6 +264,21 @@ def _log(machine: Machine, where: TopicPartition) -> Log:
     if partition is None:
         raise Violation(f"{machine.life} holds no replica of {where}")
     return partition.log
+
+
+def _read_through(machine: Machine, where: TopicPartition) -> bool:
+    """False if a broker checks no more in one turn; what it has checked it knows the next time."""
+    assert machine.participant is not None
+    partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+    assert partition is not None
+    offset = partition.log.start_offset
+    while offset < partition.high_watermark:
+        before = offset
+        for header, _ in batches(memoryview(content(partition.read(offset, READ_BYTES, warm=True)))):
+            offset = header.next_offset
+        if offset == before:
+            return False
+    return True
 
 
 def _ends(machine: Machine, where: TopicPartition) -> tuple[int, int]:

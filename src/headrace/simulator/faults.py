@@ -60,7 +60,10 @@ SIMPLE: Final = (
     "cut clients",
 )
 FAIL_SYNC: Final = "fail sync"
-KINDS: Final = (*SIMPLE, FAIL_SYNC, *COURSES)
+FLIP_BYTE: Final = "flip byte"
+FLIPS_MAX: Final = 4
+UNHEARD_SHARE: Final = 0.25
+KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *COURSES)
 
 
 class Faults:
@@ -98,6 +101,12 @@ class Faults:
         self._kinds = self._choose(scenario.courses)
         if scenario.syncs_fail:
             self._kinds += [FAIL_SYNC] * max(1, len(self._kinds) // 2)
+        # Where page caches go at any time, two replicas may have lost what a third has damaged.
+        if scenario.bytes_flip and (self.regime == SPARE or not self._cached):
+            self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
+        self._unheard = random.Random(f"{scenario.seed} unheard")
+        self._worn = machines[scenario.seed // 8 % len(machines)]
+        """The machine whose disk wears out: damage is found when it is read, so no other may have any."""
         self._mean_seconds = self.random.choice((0.2, 0.5, 1.0, 2.0))
         self._burst_share = self.random.choice((0.0, 0.3, 0.6))
         self._longest_seconds = self.random.choice((0.5, 2.0, 5.0))
@@ -201,6 +210,8 @@ class Faults:
                 return self._slow_disk(self._machine(), seconds)
             case ["fail", "sync"]:
                 return self._fail_sync(self._machine(), seconds)
+            case ["flip", "byte"]:
+                return self._flip_byte(self._worn, seconds)
             case ["cut" | "isolate" | "reset" | "slow", *_]:
                 return self._apply_to_links(kind, seconds)
             case _:
@@ -346,9 +357,17 @@ class Faults:
     def _fail_sync(self, machine: Machine, seconds: float) -> str | None:
         if not machine.up:
             return None
-        path = machine.fail_sync()
+        path = machine.fail_sync(unheard=self._unheard.random() < UNHEARD_SHARE)
         self._until(seconds + MEND_SECONDS, machine.mend_disk)
         return f"{machine.name} {path}"
+
+    def _flip_byte(self, machine: Machine, seconds: float) -> str | None:
+        """While no process runs there: one that runs has what it wrote in its page cache."""
+        if self.counts[FLIP_BYTE] >= FLIPS_MAX or machine.stopping:
+            return None
+        if machine.up:
+            self.kill(machine, seconds)
+        return machine.flip_byte()
 
     # Links.
 

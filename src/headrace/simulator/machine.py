@@ -22,6 +22,7 @@ from headrace.storage import folder
 from headrace.storage.segment import LOG
 
 RESTART_SECONDS: Final = 0.5
+PERHAPS_TORN_BYTES: Final = 1024
 DATA: Final = "/data"
 COMMIT_LOG: Final = "/data/@commitlog"
 
@@ -52,6 +53,7 @@ class Machine:
         self.process: Process | None = None
         self.buried: list[Process] = []
         self.boots = 1
+        self._ran_in_boot = 1
         self.lives = 0
         self.sync_seconds = self.quick_sync_seconds = sync_seconds
         self.wanted = False
@@ -93,6 +95,7 @@ class Machine:
         if self.process is not None:
             return
         self.lives += 1
+        self._ran_in_boot = self.boots
         self.note("starts")
         self.refuses = True
         process = self.process = Process(self.loop, self.name)
@@ -152,20 +155,49 @@ class Machine:
         self.refuses = not silent
         self.disk.crash(self.random.randrange(1 << 30))
 
-    def fail_sync(self) -> str:
-        """The next sync of a file that is being written fails; answers which."""
-        disk = self.disk
-        folders = [COMMIT_LOG] if disk.exists(COMMIT_LOG) else [path for _, path in folder.partitions(disk, DATA)]
-        logs = {path: [name for name in disk.list(path) if name.endswith(LOG)] for path in folders}
-        newest = [f"{path}/{max(names)}" for path, names in logs.items() if names]
+    def fail_sync(self, *, unheard: bool) -> str:
+        """The next sync of a file that is being written fails; answers which. `unheard`: the broker hears of no sync
+        any more, and is killed when the disk is well again.
+        """
+        newest = [f"{path}/{max(names)}" for path, names in self._logs().items() if names]
         path = self.random.choice(newest) if newest else DATA
         self.disk.fail_sync(path)
+        if unheard:
+            self.disk.answer_no_sync()
         return path
 
+    def flip_byte(self) -> str | None:
+        """A byte that is safe on disk is another one from now on; answers which. After a loss of power it is none of
+        the last: nobody could tell it from a write that was torn.
+        """
+        assert self.process is None
+        sizes: dict[str, int] = {}
+        for path, names in self._logs().items():
+            spared = 0 if self._ran_in_boot == self.boots else PERHAPS_TORN_BYTES
+            for name in sorted(names, reverse=True):
+                size = self.disk.synced_bytes(f"{path}/{name}")
+                if size > spared:
+                    sizes[f"{path}/{name}"] = size - spared
+                spared = max(0, spared - size)
+        if not sizes:
+            return None
+        path = self.random.choices(list(sizes), list(sizes.values()))[0]
+        position = self.random.randrange(sizes[path])
+        self.disk.flip(path, position, 1 << self.random.randrange(8))
+        return f"{self.name} {path} at {position}"
+
+    def _logs(self) -> dict[str, list[str]]:
+        """The files with records, by their folders."""
+        disk = self.disk
+        folders = [COMMIT_LOG] if disk.exists(COMMIT_LOG) else [path for _, path in folder.partitions(disk, DATA)]
+        return {path: [name for name in disk.list(path) if name.endswith(LOG)] for path in folders}
+
     def mend_disk(self) -> None:
-        """Nothing fails any more, and a broker that has a log offline is started again."""
+        """Nothing fails any more, and a broker that has a log offline, or hears nothing, is started again."""
         self.disk.mend()
-        if self.participant is not None and any(each.offline for each in self.participant.store.logs()):
+        if self.disk.silent or (
+            self.participant is not None and any(each.offline for each in self.participant.store.logs())
+        ):
             self.kill()
 
     def _clear(self, *, silent: bool = False) -> None:

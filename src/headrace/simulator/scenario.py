@@ -42,6 +42,7 @@ class Scenario:
     follower_reads: float
     courses: tuple[str, ...] = ()
     syncs_fail: bool = False
+    bytes_flip: bool = False
 
 
 def draw(seed: int) -> Scenario:
@@ -86,6 +87,7 @@ def draw(seed: int) -> Scenario:
         follower_reads=chance.choice((0.0, 0.3)),
         courses=courses,
         syncs_fail=seed % 8 == 2,
+        bytes_flip=seed % 8 == 7,
     )
 
 
