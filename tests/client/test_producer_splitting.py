@@ -216,15 +216,17 @@ def test_a_batch_that_may_be_written_and_is_then_too_large_is_not_written_twice(
     with Producer(
         tap.address, client_id=f"unsure {ordered}", interval_ms=3_600_000, delivery_timeout_ms=30_000
     ) as producer:
-        send(b"first").result(20.0)
+        send(b"first")
+        producer.flush(20.0)
         tap.change = change
         deliveries = [send(b"%d" % nth * 60) for nth in range(40)]
         producer.flush(20.0)
         assert all(isinstance(delivery.exception(), DeliveryUnknown) for delivery in deliveries)
         tap.change = lambda seen, answer: None
-        after = send(b"after").result(20.0)
+        after = send(b"after")
+        producer.flush(20.0)
         assert producer.metrics()["queue_bytes"] == 0
     with Cluster(tap.address) as cluster:
         log = read_partition(cluster, name, 0)
     assert [record.value for record in log] == [b"first", *(b"%d" % nth * 60 for nth in range(40)), b"after"]
-    assert after.offset == 41
+    assert after.result().offset == 41
