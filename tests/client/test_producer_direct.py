@@ -23,6 +23,7 @@ from headrace.client.sending.form import Form
 from headrace.client.sending.producer import Producer
 from headrace.errors import Code
 from headrace.ports.network import Address
+from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
 from headrace.wire.codec import encode_response
 from headrace.wire.header import write_response
@@ -275,23 +276,26 @@ def test_a_broker_that_is_killed_while_records_are_sent_one_by_one(brokers: Brok
 def test_an_answer_is_read_without_its_codec_only_if_it_says_written(version: int) -> None:
     form = Form(version, "orders", bytes(range(16)), 7, -1, 1_000)
 
-    def frame(throttle_ms: int = 0, **changed: object) -> memoryview:
+    def frame(throttle_ms: int = 0, **changed: object) -> bytes:
         row = {"index": 7, "error_code": 0, "base_offset": 42, "log_append_time_ms": -1, "log_start_offset": 3}
         topic = Message(name="orders", topic_id=bytes(range(16)), partition_responses=[Message(**{**row, **changed})])
         body = encode_response(apis.PRODUCE, version, Message(responses=[topic], throttle_time_ms=throttle_ms))
-        return memoryview(write_response(apis.PRODUCE, version, 99, body))[4:]
+        return write_response(apis.PRODUCE, version, 99, body)
 
-    assert form.read(frame()) == ((42, -1) if version >= 5 else None)
-    assert form.read(frame(log_append_time_ms=123)) == ((42, 123) if version >= 5 else None)
+    assert form.read(frame(), 99) == ((42, -1) if version >= 5 else None)
+    assert form.read(frame(log_append_time_ms=123), 99) == ((42, 123) if version >= 5 else None)
+    assert form.read(frame(), 98) is None
     for other in (frame(5), frame(index=8), frame(error_code=6), frame(error_code=6, base_offset=-1), frame()[:-1]):
-        assert form.read(other) is None
+        assert form.read(other, 99) is None
+    for place in (3, len(frame()) - 1):
+        assert form.read(frame()[:place] + b"\x7f" + frame()[place + 1 :], 99) is None
 
 
-def test_what_is_not_one_whole_answer_is_left_to_the_reader() -> None:
+def test_what_somebody_else_has_received_is_left_to_the_reader() -> None:
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        reader = FrameReader(near, Address("test", 1))
+        reader = FrameReader(near, Address("test", 1), BufferPool(1 << 20))
         first, second = b"\0\0\0\5first", b"\0\0\0\6second"
 
         def read() -> list[bytes]:
@@ -299,28 +303,17 @@ def test_what_is_not_one_whole_answer_is_left_to_the_reader() -> None:
             reader.read(frames)
             return [bytes(frame) for frame in frames]
 
-        assert reader.read_alone() is None
-        far.sendall(first)
-        alone = reader.read_alone()
-        assert alone is not None
-        assert bytes(alone) == b"first"
-        far.sendall(first + second)
-        assert reader.read_alone() is None
+        reader.put_back(first + second)
         assert not reader.is_idle
         assert read() == [b"first", b"second"]
-        far.sendall(first[:6])
-        assert reader.read_alone() is None
+        assert reader.is_idle
+        reader.put_back(first[:6])
         far.sendall(first[6:] + second[:2])
         assert read() == [b"first"]
         far.sendall(second[2:])
         assert read() == [b"second"]
+        reader.put_back(b"")
         assert reader.is_idle
-        far.sendall(first)
-        alone = reader.read_alone()
-        assert alone is not None
-        reader.put_back(alone)
-        assert read() == [b"first"]
         far.close()
-        assert reader.read_alone() is None
         with pytest.raises(ConnectionResetError):
             read()

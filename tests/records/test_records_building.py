@@ -105,6 +105,27 @@ def test_a_sealed_batch_is_signed_again_in_place(building: ModuleType, new: list
     assert built.append(NOW_MS, None, b"late") == -1
 
 
+@given(RECORDS, RECORDS, CODECS)
+@both_forms
+def test_a_batch_used_again_is_as_one_that_is_new(
+    building: ModuleType, before: list[NewRecord], new: list[NewRecord], codec: Codec
+) -> None:
+    used, fresh = open_batch(building, codec, first_bytes=100), open_batch(building, codec)
+    for record in before:
+        used.append(*record)
+    used.seal(1, 2, 3)
+    used.pinned = True
+    used.sent.finish(5, 7)
+    used.reuse()
+    assert not used.sent.done
+    for record in new:
+        assert used.append(*record) == fresh.append(*record)
+    for name in ("count", "size", "record_bytes", "first_ms", "max_ms", "sealed", "pinned"):
+        assert getattr(used, name) == getattr(fresh, name), name
+    assert used.seal(4, 5, 6) == fresh.seal(4, 5, 6)
+    assert (used.sent.base_offset, used.sent.append_ms) == (-1, -1)
+
+
 def test_a_batch_takes_records_up_to_its_room_and_one_of_any_size(building: ModuleType) -> None:
     built = open_batch(building, room=1000, first_bytes=100)
     places = [built.append(NOW_MS, None, bytes(90)) for _ in range(12)]

@@ -5,6 +5,8 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 
 cdef Py_ssize_t HEADER_BYTES
 cdef Py_ssize_t LENGTH_END
+cdef Py_ssize_t CRC_AT
+cdef Py_ssize_t ATTRIBUTES_AT
 cdef long long MOST
 cdef Py_ssize_t MOST_BATCH_BYTES
 
@@ -16,6 +18,8 @@ cdef Py_ssize_t varint_size(long long value) noexcept
 
 @cython.locals(raw="unsigned long long")
 cdef Py_ssize_t put_varint(unsigned char* out, Py_ssize_t pos, long long value) noexcept
+
+cdef void put_number(unsigned char* out, Py_ssize_t pos, Py_ssize_t size, long long value) noexcept
 
 cdef Py_ssize_t put_bytes(unsigned char* out, Py_ssize_t pos, Py_ssize_t length, bytes content) noexcept
 
@@ -73,5 +77,9 @@ cdef class OpenBatch:
     )
     cdef int put(self, long long timestamp_ms, bytes key, bytes value, bytes tail) except -2
 
+    @cython.locals(buffer=bytearray, out="unsigned char*")
+    cpdef bytearray seal(self, long long producer_id=*, int epoch=*, int base_sequence=*, int attributes=*)
+
+    cpdef int reuse(self) except -1
     cdef int grow(self, Py_ssize_t needed) except -1
     cdef int pack(self) except -1

@@ -7,6 +7,7 @@
         .append(timestamp_ms, key, value, headers=()) -> place in the batch, -1 if there is no room or it is sealed
         .seal(producer_id=-1, epoch=-1, base_sequence=-1, attributes=0) -> bytearray, the signed batch.
             Called again it signs the same bytearray anew, in place, for another identity.
+        .reuse(): empty again, for one that nobody has a delivery of
         May be subclassed: the sender's state goes there.
     SentBatch(topic, partition, owner) .topic  .partition  .base_offset  .append_ms  .error  .done  .owner
         .finish(base_offset, append_ms=-1) -> bool     .fail(error) -> bool
@@ -40,7 +41,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from crc32c import crc32c
 
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut
-from headrace.records.batch import HEADER
 from headrace.records.codecs import compress
 from headrace.records.record import Header
 
@@ -58,6 +58,8 @@ ATTRIBUTES_AT: Final = 21
 MAGIC: Final = 2
 MOST: Final = 2**62
 MOST_BATCH_BYTES: Final = 2**31 - 1
+
+_make = tuple.__new__
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,14 @@ def put_varint(out: Any, pos: int, value: int) -> int:
         raw >>= 7
     out[pos] = raw
     return pos + 1
+
+
+def put_number(out: Any, pos: int, size: int, value: int) -> None:
+    """Big-endian, in `size` bytes."""
+    while size > 0:
+        size -= 1
+        out[pos + size] = value & 0xFF
+        value >>= 8
 
 
 def put_bytes(out: Any, pos: int, length: int, content: bytes | None) -> int:
@@ -252,7 +262,9 @@ class Delivery:
             raise sent.error.with_traceback(None)
         place = self.place if self.sent.parts is None else self.sent.part(self.place)[1]
         offset = sent.base_offset + place if sent.base_offset >= 0 else -1
-        return Report(sent.topic, sent.partition, offset, sent.append_ms if sent.append_ms >= 0 else self.timestamp_ms)
+        at_ms = sent.append_ms if sent.append_ms >= 0 else self.timestamp_ms
+        # As the class does, without running Python code for it.
+        return _make(Report, (sent.topic, sent.partition, offset, at_ms))
 
     def exception(self, timeout_s: float | None = None) -> HeadraceError | None:
         """What kept the record from getting there, or None if it did."""
@@ -375,25 +387,32 @@ class OpenBatch:
             self.sealed = True
             self.pack()
         buffer = self.buffer
-        HEADER.pack_into(
-            buffer,
-            0,
-            0,
-            self.size - LENGTH_END,
-            -1,
-            MAGIC,
-            0,
-            attributes | self.codec,
-            self.count - 1,
-            self.first_ms,
-            self.max_ms,
-            producer_id,
-            epoch,
-            base_sequence,
-            self.count,
-        )
-        buffer[CRC_AT:ATTRIBUTES_AT] = crc32c(memoryview(buffer)[ATTRIBUTES_AT:]).to_bytes(4, "big")
+        out = octets(buffer)
+        put_number(out, 0, 8, 0)
+        put_number(out, 8, 4, self.size - LENGTH_END)
+        put_number(out, 12, 4, -1)
+        put_number(out, 16, 1, MAGIC)
+        put_number(out, ATTRIBUTES_AT, 2, attributes | self.codec)
+        put_number(out, 23, 4, self.count - 1)
+        put_number(out, 27, 8, self.first_ms)
+        put_number(out, 35, 8, self.max_ms)
+        put_number(out, 43, 8, producer_id)
+        put_number(out, 51, 2, epoch)
+        put_number(out, 53, 4, base_sequence)
+        put_number(out, 57, 4, self.count)
+        put_number(out, CRC_AT, 4, crc32c(memoryview(buffer)[ATTRIBUTES_AT:]))
         return buffer
+
+    def reuse(self) -> None:
+        """Make it empty again; for one that nobody else has, nor any delivery of it."""
+        self.count = 0
+        self.size = HEADER_BYTES
+        self.record_bytes = 0
+        self.sealed = False
+        self.pinned = False
+        self.sent.base_offset = -1
+        self.sent.append_ms = -1
+        self.sent.done = False
 
     def pack(self) -> None:
         del self.buffer[self.size :]

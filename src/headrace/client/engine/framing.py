@@ -1,4 +1,7 @@
-"""Requests as a connection sends them: size int32, API key, version, correlation id, client id, the body's parts."""
+"""Requests as a connection sends them, and answers as it takes them.
+
+A request is its size int32, API key, version, correlation id, client id, and the parts of its body.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,20 @@ from typing import Any, Final, NamedTuple
 
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.ports.disk import Buffer
+from headrace.ports.network import Address
 from headrace.wire import api as apis
-from headrace.wire.codec import encode_request
-from headrace.wire.header import write_request
+from headrace.wire.codec import decode_response, encode_request
+from headrace.wire.header import read_response_header, write_request
 from headrace.wire.message import Message
 
 # Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
-_HEAD: Final = struct.Struct(">ihhi")
-_INT32: Final = struct.Struct(">i")
+HEAD: Final = struct.Struct(">ihhi")
+_size = struct.Struct(">i").pack
 
 Body = Message | Callable[[int], Sequence[Buffer]]
 OnAnswer = Callable[[Message | HeadraceError], None]
-Reads = Callable[[memoryview], Any]
+Reads = Callable[[bytes, int], Any]
+"""Given a frame, with its size, and the correlation id that it should have."""
 
 log = logging.getLogger(__name__)
 
@@ -77,20 +82,23 @@ class Framer:
         except Exception as error:
             log.exception("a %s request could not be encoded", apis.KNOWN[asked.api_key].name)
             raise ProtocolError(f"a {apis.KNOWN[asked.api_key].name} request could not be encoded: {error}") from error
-        return self.framed(asked.api_key, asked.version, asked.correlation_id, pieces)
+        head_end = self.head_end(asked.api_key, version)
+        size = HEAD.size + len(head_end) + sum(map(len, pieces))
+        return [HEAD.pack(size - 4, asked.api_key, version, asked.correlation_id) + head_end, *pieces], size
 
-    def framed(
-        self, api_key: int, version: int, correlation_id: int, pieces: Sequence[Buffer]
-    ) -> tuple[list[Buffer], int]:
-        head_end = self._head_ends.get((api_key, version))
-        if head_end is None:
+    def head_end(self, api_key: int, version: int) -> bytes:
+        """What is between HEAD and the body."""
+        found = self._head_ends.get((api_key, version))
+        if found is None:
             whole = write_request(api_key, version, 0, self._client_id, b"")
-            head_end = self._head_ends[api_key, version] = whole[_HEAD.size :]
-        size = _HEAD.size + len(head_end) + sum(map(len, pieces))
-        return [_HEAD.pack(size - 4, api_key, version, correlation_id) + head_end, *pieces], size
+            found = self._head_ends[api_key, version] = whole[HEAD.size :]
+        return found
 
 
-def correlation(frame: memoryview) -> int:
-    """Which request an answer is for."""
-    found: int = _INT32.unpack_from(frame)[0]
-    return found
+def decode(asked: Asked, frame: memoryview, peer: Address) -> Any:
+    """The answer to a request: what its `reads` makes of it, or else the message."""
+    correlation_id, body = read_response_header(asked.api_key, asked.version, frame)
+    if correlation_id != asked.correlation_id:
+        raise ProtocolError(f"{peer} answered request {correlation_id}, not {asked.correlation_id}")
+    answer = None if asked.reads is None else asked.reads(_size(len(frame)) + frame, correlation_id)
+    return decode_response(asked.api_key, asked.version, frame, body) if answer is None else answer

@@ -20,12 +20,12 @@ import math
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
 from headrace.client.engine.errors import NeverSent
-from headrace.client.engine.framing import Asked, Body, Framer, Reads, Written, correlation
+from headrace.client.engine.framing import Asked, Body, Framer, Reads, Written, decode
 from headrace.client.engine.opening import Opening
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.engine.stream import POOL_BYTES, FrameReader, PartWriter
@@ -36,8 +36,6 @@ from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response
-from headrace.wire.header import read_response_header
 from headrace.wire.message import Message
 
 IN_FLIGHT_MAX: Final = 1000
@@ -46,6 +44,7 @@ SETUP_TIMEOUT_S: Final = 5.0
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 THROTTLE_MAX_S: Final = 60.0
+ALONE_BYTES: Final = 4096
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
@@ -79,7 +78,7 @@ class Link:
         self.address = address
         self.opened_count = 0
         self._reactor = reactor
-        self._framer = Framer(client_id)
+        self.framer = Framer(client_id)
         self._tls = tls
         self._on_opened = on_opened
         self._on_failed = on_failed
@@ -156,9 +155,8 @@ class Link:
             elif self._state is _State.IDLE:
                 self._begin()
 
-    def send_alone(self, api_key: int, version: int, parts: Sequence[Buffer]) -> Written | None:
-        """Write a small request now, where nothing else is under way; None if that cannot be, and nothing was written.
-
+    def send_alone(self, version: int, frame: Callable[[int, Buffer], bytes], data: Buffer) -> Written | None:
+        """Write `frame(correlation_id, data)` if nothing else is under way; None if it cannot be and was not written.
         Before anybody else has the lock, the caller has read the answer, or it has given the request to `ask`.
         """
         sock, writer = self._socket, self._writer
@@ -166,26 +164,27 @@ class Link:
             return None
         if self._in_flight or self._waiting or self._unanswered or not writer.is_idle or not self._reader.is_idle:
             return None
-        correlation_id = self._framer.next_id
-        frame = b"".join(self._framer.framed(api_key, version, correlation_id, parts)[0])
+        correlation_id = self.framer.next_id
+        whole = frame(correlation_id, data)
         try:
-            taken = sock.send(frame)
+            taken = sock.send(whole)
         except OSError:
             return None
-        self._framer.used()
-        writer.took(frame, taken)
-        return Written(version, correlation_id, len(frame), sock.fileno(), taken == len(frame))
+        self.framer.used()
+        writer.took(whole, taken)
+        return Written(version, correlation_id, len(whole), sock.fileno(), taken == len(whole))
 
     def read_alone(self, written: Written, reads: Reads) -> Any:
         """The answer to what was sent alone; None if `reads` has none or it is not just this that came. That is then
-        left to `catch_up`, which the caller calls when it has given the request to `ask`.
+        left to `catch_up`, as errors are, which the caller calls when it has given the request to `ask`.
         """
-        frame = self._reader.read_alone()
-        if frame is None:
-            return None
-        answer = reads(frame) if correlation(frame) == written.correlation_id else None
+        try:
+            received = b"" if self._socket is None else self._socket.recv(ALONE_BYTES)
+        except OSError:
+            received = b""
+        answer = reads(received, written.correlation_id)
         if answer is None:
-            self._reader.put_back(frame)
+            self._reader.put_back(received)
         else:
             self._failures = 0
         return answer
@@ -292,7 +291,7 @@ class Link:
         for asked in chosen:
             try:
                 version = ASKED_IN if asked.api_key == apis.API_VERSIONS else self.version(asked.api_key)
-                parts, size = self._framer.encode(asked, version)
+                parts, size = self.framer.encode(asked, version)
             except HeadraceError as error:
                 self._answer(asked, error)
                 continue
@@ -360,12 +359,7 @@ class Link:
             return
         asked = self._in_flight[0]
         try:
-            correlation_id, body = read_response_header(asked.api_key, asked.version, frame)
-            if correlation_id != asked.correlation_id:
-                raise ProtocolError(f"{self.address} answered request {correlation_id}, not {asked.correlation_id}")
-            answer = None if asked.reads is None else asked.reads(frame)
-            if answer is None:
-                answer = decode_response(asked.api_key, asked.version, frame, body)
+            answer = decode(asked, frame, self.address)
         except ProtocolError as error:
             failure = self._no_broker() if self._state is _State.AGREEING else _placed(error, self.address)
             self._lose(failure, failed=True)

@@ -52,22 +52,10 @@ class FrameReader:
     def is_idle(self) -> bool:
         return self._frame is None and not self._held and not self._ahead
 
-    def read_alone(self) -> memoryview | None:
-        """On an idle reader: the one small frame that has come, good until the next read. None for anything else, which
-        `read` then meets.
-        """
-        try:
-            count = self._socket.recv_into(self._received)
-        except OSError:
-            return None
-        if count >= 8 and _size(self._received)[0] == count - 4:
-            return self._received[4:count]
-        self._ahead = count
-        return None
-
-    def put_back(self, frame: memoryview) -> None:
-        """Leave what `read_alone` gave to `read`."""
-        self._ahead = 4 + len(frame)
+    def put_back(self, received: bytes) -> None:
+        """Leave it to `read`, which was idle, that somebody else has received so much."""
+        self._ahead = len(received)
+        self._received[: self._ahead] = received
 
     def read(self, frames: list[memoryview]) -> None:
         """Add the frames that are whole now.

@@ -331,14 +331,11 @@ class ThreadReactor:
     def _ring(self) -> None:
         os.eventfd_write(self._bell, 1)
 
-    def _hand_over(self) -> None:
+    def leave(self) -> None:
+        """A caller goes: another that stands by drives from now on."""
         self._left_at = monotonic()
         if self._standing_by and self._driver is None:
             self._standing_by[0].call()
-
-    def leave(self) -> None:
-        """A caller goes: another that stands by drives from now on."""
-        self._hand_over()
         if self._rear_due - self._left_at > 2 * AWAY_S and not self._closed:
             self._rear_due = self._left_at
             os.eventfd_write(self._rear_bell, 1)

@@ -152,8 +152,11 @@ class Desk:
         """Let records without a key go to the next good partition."""
         count = len(lanes.lanes)
         if count > 1:
-            leader = partial(self.sender.network.routes.leader, lanes.topic)
-            lanes.sticky = lanes.lanes[next_partition(current, count, leader, self.sender.avoided())]
+            leader, avoided = partial(self.sender.network.routes.leader, lanes.topic), self.sender.avoided()
+            following = (current + 1) % count
+            if avoided or leader(following) is None:
+                following = next_partition(current, count, leader, avoided)
+            lanes.sticky = lanes.lanes[following]
         elif count:
             lanes.sticky = lanes.lanes[0]
 
@@ -177,7 +180,10 @@ class Desk:
         sender.driver.turn()
 
     def lone(self, lane: Track, needed_bytes: int) -> Load:
-        return Load(lane, 0, 0.0, 0.0, self.batch_bytes, HEADER_BYTES + needed_bytes)
+        try:
+            return lane.spares.pop()
+        except IndexError:
+            return Load(lane, 0, 0.0, 0.0, self.batch_bytes, HEADER_BYTES + needed_bytes)
 
     def when_full(self, topic: str, needed_bytes: int) -> Delivery | None:
         """None when there is room again; otherwise the delivery of a record that was dropped."""

@@ -15,6 +15,7 @@ So the rules for order, repeats and fates are the lane's alone, and an interrupt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -27,11 +28,14 @@ from headrace.client.sending.form import Acknowledged, Form
 from headrace.client.sending.requests import Request, Sending, form_of
 from headrace.client.sending.sender import Sender
 from headrace.client.sending.track import Load, Track
+from headrace.ports.disk import Buffer
 from headrace.records.building import Delivery, Report
 from headrace.wire import api as apis
 
 COPIED_BYTES: Final = 64 << 10
 """Larger batches are not joined with the rest of their request."""
+
+SPARE_BYTES: Final = 4096
 
 
 class Way(NamedTuple):
@@ -42,6 +46,7 @@ class Way(NamedTuple):
     link: Link
     opened_count: int
     form: Form
+    frame: Callable[[int, Buffer], bytes]
 
 
 class Direct:
@@ -63,7 +68,11 @@ class Direct:
                 self._sender.make_ready(load.track)
         finally:
             reactor.leave()
-        return Delivery(batch.sent, 0, batch.first_ms).result()
+        report = Delivery(batch.sent, 0, batch.first_ms).result()
+        if load.parcel is None and batch.size <= SPARE_BYTES and not load.track.spares:
+            batch.reuse()
+            load.track.spares.append(load)
+        return report
 
     def _left(self, load: Load) -> bool:
         """Whether the batch has left, and is in flight or done; if not, nothing was changed."""
@@ -82,7 +91,7 @@ class Direct:
             return False
         asked_at = reactor.now()
         link, form = way.link, way.form
-        written = link.send_alone(apis.PRODUCE, form.version, form.parts(data))
+        written = link.send_alone(form.version, way.frame, data)
         if written is None:
             return False
         # While the broker is at work.
@@ -113,7 +122,8 @@ class Direct:
             return None
         if link.is_open:
             form = form_of(track, link.version(apis.PRODUCE), topic.topic_id, self._timeout_ms)
-            track.way = Way(routes.image, leader, link, link.opened_count, form)
+            frame = partial(form.frame, link.framer.head_end(apis.PRODUCE, form.version))
+            track.way = Way(routes.image, leader, link, link.opened_count, form, frame)
         return track.way
 
     def _enter(self, load: Load) -> None:

@@ -161,7 +161,9 @@ class Lane:
 
     def stamp_alone(self, leader: int) -> tuple[int, int, int] | None:
         """The stamp under which a batch may go to this leader now, as the only one; None if it is not as simple."""
-        if self.waiting or self.flying or self.wants_identity or self._holed:
+        if self.waiting or self.flying or self.wants_identity:
+            return None
+        if self._sure_hole is not None or self._open_holes:
             return None
         if leader != self.leader or self._pause.until:
             return None

@@ -64,9 +64,9 @@ class Request:
         self.form = form = form_of(track, version, ids.get(track.topic), timeout_ms)
         return form.parts(data)
 
-    def read(self, frame: memoryview) -> Acknowledged | None:
+    def read(self, frame: bytes, correlation_id: int) -> Acknowledged | None:
         """What the answer says, if it can be told without decoding it."""
-        return None if self.form is None else self.form.read(frame)
+        return None if self.form is None else self.form.read(frame, correlation_id)
 
     def rows(self, answer: Message) -> dict[tuple[str, int], Message]:
         """The answer by topic and partition."""

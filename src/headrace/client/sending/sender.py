@@ -280,7 +280,7 @@ class Sender:
             heard(NeverSent(str(error)))
             return
         timeout_s = self.options.request_timeout_ms / 1000 + ANSWER_MARGIN_S
-        reads, answered = request.read, acks != 0
+        reads, answered = request.read if len(request.sendings) == 1 else None, acks != 0
         link.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=answered, reads=reads, written=written)
 
     # Answers.

@@ -114,6 +114,8 @@ class Track(routing.Lane):
         self.wakes_at = 0.0
         self.form: Form | None = None
         self.way: Way | None = None
+        self.spares: list[Load] = []
+        """Loads of one record that were never in the lane, to be used again."""
         self.moved_at: float | None = None
         """Since when batches are in flight to a broker that is not the leader any more."""
         self.room_bytes = desk.batch_bytes
