@@ -62,7 +62,15 @@ if ending == "at once":
 
 @proves("R6")
 @pytest.mark.parametrize(
-    ("ending", "code"), [("end", 0), ("exit", 3), ("error", 1), ("thread", 0), ("callback", 0), ("at once", 0)]
+    ("ending", "code"),
+    [
+        ("error", 1),
+        ("callback", 0),
+        pytest.param("end", 0, marks=pytest.mark.long),
+        pytest.param("exit", 3, marks=pytest.mark.long),
+        pytest.param("thread", 0, marks=pytest.mark.long),
+        pytest.param("at once", 0, marks=pytest.mark.long),
+    ],
 )
 def test_what_a_producer_holds_is_sent_when_its_program_ends(
     ending: str, code: int, broker: Broker, cluster: Cluster, topic: MakeTopic
@@ -109,7 +117,7 @@ sys.stdin.readline()
 
 
 @proves("R6")
-@pytest.mark.parametrize("timeout_ms", [0, 300])
+@pytest.mark.parametrize("timeout_ms", [pytest.param(0, marks=pytest.mark.long), 300])
 def test_what_cannot_be_sent_in_time_is_counted(fresh_broker: Callable[..., Broker], timeout_ms: int) -> None:
     broker = fresh_broker()
     with subprocess.Popen(
@@ -140,6 +148,7 @@ sys.exit(0)
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_leaves_what_its_parent_holds(broker: Broker, cluster: Cluster, topic: MakeTopic) -> None:
     name = topic()
     ended = run(FORKED, broker.bootstrap, name)
@@ -192,7 +201,7 @@ if way == "error":
 
 
 @proves("R9")
-@pytest.mark.parametrize("way", ["end", "error", "listen"])
+@pytest.mark.parametrize("way", ["end", pytest.param("error", marks=pytest.mark.long), "listen"])
 def test_a_consumer_leaves_its_group_and_saves_progress_when_its_program_ends(
     way: str, broker: Broker, cluster: Cluster, topic: MakeTopic
 ) -> None:
@@ -209,6 +218,7 @@ def test_a_consumer_leaves_its_group_and_saves_progress_when_its_program_ends(
     assert saved == 100 if way == "listen" else 40 <= saved < 100
 
 
+@pytest.mark.long
 def test_a_program_ends_when_its_group_cannot_be_left(fresh_broker: Callable[..., Broker]) -> None:
     broker = fresh_broker()
     with Producer(broker.bootstrap) as producer:
@@ -246,6 +256,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_a_consumer_whose_loop_has_ended_says_that_it_did_not_leave(broker: Broker, topic: MakeTopic) -> None:
     name = topic()
     with Producer(broker.bootstrap) as producer:
