@@ -7,12 +7,9 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from brokers import START_DEADLINE_S, Broker, free_port, wait_for
 from etcd_nodes import EtcdNodes
 from proving import proves
-from registries import Registry
 
 
 @proves("G1")
@@ -33,16 +30,14 @@ def test_a_broker_that_comes_before_etcd_waits_for_it(tmp_path: Path) -> None:
             etcd.close()
 
 
-@pytest.mark.parametrize(("kind", "number"), [(Broker, signal.SIGTERM), (Registry, signal.SIGINT)])
-def test_a_signal_ends_the_wait(tmp_path: Path, kind: type[Broker], number: signal.Signals) -> None:
-    uri = f"etcd://127.0.0.1:{free_port()}"
-    waiting = Registry(tmp_path / "r", uri) if kind is Registry else Broker(tmp_path / "b", {"coordination": uri})
+def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    waiting = Broker(tmp_path / "b", {"coordination": f"etcd://127.0.0.1:{free_port()}"})
     process = subprocess.Popen(waiting.command(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert any("waiting for" in line for line in lines)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=START_DEADLINE_S)
     finally:
         process.kill()
