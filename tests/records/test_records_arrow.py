@@ -252,6 +252,19 @@ def test_a_decoder_goes_on_after_an_error_and_after_a_reader_that_left(arrow: Mo
     assert [len(each) for each in decoder.decode(good)] == [2, 2]
 
 
+def test_a_reader_that_left_and_ends_late_takes_nothing_from_the_next(arrow: ModuleType) -> None:
+    data = theirs([(NOW_MS, None, b"%d" % nth, []) for nth in range(10)])
+    decoder = arrow.Decoder("t", 0, ["offset"], batch_rows=3)
+    late = decoder.decode(data)
+    next(late)
+    reader = decoder.decode(data)
+    found = next(reader)["offset"].to_pylist()
+    late.close()
+    for rows in reader:
+        found += rows["offset"].to_pylist()
+    assert found == list(range(10))
+
+
 def test_damage_names_topic_partition_and_offset(arrow: ModuleType) -> None:
     first, second = theirs([(NOW_MS, None, b"a", [])] * 3), theirs([(NOW_MS, None, b"b", [])] * 3, base_offset=3)
     flipped = bytearray(second)

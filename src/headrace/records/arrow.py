@@ -85,6 +85,7 @@ class Decoder:
         self._columns = tuple(columns)
         self._schema = schema(columns)
         asked = {*columns, *(("key", "value", "headers") if "digest" in columns else ())}
+        self._turn = 0
         self._pool = pool
         self._rows = decoding.Rows(asked, batch_rows, batch_bytes, pool)
         self._constants = {
@@ -101,6 +102,7 @@ class Decoder:
         CRCs are known to be right, and are not looked at.
         """
         rows = self._rows
+        self._turn = turn = self._turn + 1
         rows.begin(records, first_offset, next_offset, checked)
         try:
             while rows.advance():
@@ -112,10 +114,12 @@ class Decoder:
             self.at_offset = rows.at_offset
             raise type(error)(f"{self._where} at offset {self.at_offset}: {error}") from None
         finally:
-            if rows.count:
-                self._take()
-            # The record set may be a slice of a buffer that is to be used again.
-            rows.begin(b"", 0, 0)
+            # One that was left in the middle and ends late has nothing to say any more.
+            if turn == self._turn:
+                if rows.count:
+                    self._take()
+                # The record set may be a slice of a buffer that is to be used again.
+                rows.begin(b"", 0, 0)
 
     def _take(self) -> pa.RecordBatch:
         rows, count = self._rows, self._rows.count
