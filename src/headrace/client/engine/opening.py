@@ -18,6 +18,7 @@ from headrace.client.engine.reactor import Reactor
 from headrace.client.refusal import BrokerUnreachable
 from headrace.errors import HeadraceError
 from headrace.ports.network import Address
+from headrace.system.pacing import no_pacing_at_home
 
 Found = list[tuple[Any, ...]]  # as getaddrinfo gives them
 
@@ -167,6 +168,7 @@ class Opening:
         self._over = True
         self._socket = None
         self._reactor.unwatch(sock)
+        no_pacing_at_home(sock)
         self._on_open(sock)
 
 
