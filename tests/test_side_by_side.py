@@ -19,7 +19,7 @@ def test_what_an_earlier_run_has_proven_is_not_told_again(tmp_path: Path, monkey
     found.loader.exec_module(tool)
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(tool, "WORK", tmp_path)
-    (tmp_path / "proven-spark.json").write_text(json.dumps({"S1": {"test_old": "passed"}}))
+    (tmp_path / "proven-pipelines.json").write_text(json.dumps({"S1": {"test_old": "passed"}}))
     # There are no tests here: no part comes so far as to tell anything.
     assert tool.run(tmp_path / "proven.json", []) != 0
     assert json.loads((tmp_path / "proven.json").read_text()) == {}
