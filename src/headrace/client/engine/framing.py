@@ -28,6 +28,9 @@ OnAnswer = Callable[[Message | HeadraceError], None]
 Reads = Callable[[bytes, int], Any]
 """Given a frame, with its size, and the correlation id that it should have."""
 
+make = tuple.__new__
+"""Makes a named tuple as its class does, without running Python code for it."""
+
 log = logging.getLogger(__name__)
 
 

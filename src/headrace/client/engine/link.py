@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Any, Final
 
 from headrace.client.engine.errors import NeverSent
-from headrace.client.engine.framing import Asked, Body, Framer, Reads, Written, decode
+from headrace.client.engine.framing import Asked, Body, Framer, Reads, Written, decode, make
 from headrace.client.engine.opening import Opening
 from headrace.client.engine.reactor import Reactor, Timer
 from headrace.client.engine.stream import POOL_BYTES, FrameReader, PartWriter
@@ -162,17 +162,24 @@ class Link:
         sock, writer = self._socket, self._writer
         if self._state is not _State.OPEN or sock is None or self._tls is not None or self._held_until:
             return None
-        if self._in_flight or self._waiting or self._unanswered or not writer.is_idle or not self._reader.is_idle:
+        if self._in_flight or self._waiting or self._unanswered or writer.taken_bytes != writer.given_bytes:
             return None
-        correlation_id = self.framer.next_id
+        if not self._reader.is_idle:
+            return None
+        framer = self.framer
+        correlation_id = framer.next_id
         whole = frame(correlation_id, data)
         try:
             taken = sock.send(whole)
         except OSError:
             return None
-        self.framer.used()
-        writer.took(whole, taken)
-        return Written(version, correlation_id, len(whole), sock.fileno(), taken == len(whole))
+        size = len(whole)
+        framer.next_id = correlation_id + 1 & 0x7FFFFFFF
+        writer.given_bytes += size
+        writer.taken_bytes += taken
+        if taken < size:
+            writer.left_over(memoryview(whole)[taken:])
+        return make(Written, (version, correlation_id, size, sock.fileno(), taken == size))
 
     def read_alone(self, written: Written, reads: Reads) -> Any:
         """The answer to what was sent alone; None if `reads` has none or it is not just this that came. That is then

@@ -143,12 +143,9 @@ class PartWriter:
         self._parts.extend(parts)
         self.given_bytes += size
 
-    def took(self, frame: bytes, taken: int) -> None:
-        """So much of a frame was handed over past this writer, while it was idle; the rest is to be written."""
-        self.given_bytes += len(frame)
-        self.taken_bytes += taken
-        if taken < len(frame):
-            self._parts.append(memoryview(frame)[taken:])
+    def left_over(self, rest: memoryview) -> None:
+        """The rest of what was handed over past this writer, while it was idle, and is counted already."""
+        self._parts.append(rest)
 
     def write(self) -> bool:
         """Hand over what the kernel takes; True if that was all."""

@@ -152,10 +152,10 @@ class Desk:
         """Let records without a key go to the next good partition."""
         count = len(lanes.lanes)
         if count > 1:
-            leader, avoided = partial(self.sender.network.routes.leader, lanes.topic), self.sender.avoided()
+            routes, avoided = self.sender.network.routes, self.sender.avoided()
             following = (current + 1) % count
-            if avoided or leader(following) is None:
-                following = next_partition(current, count, leader, avoided)
+            if avoided or routes.leader(lanes.topic, following) is None:
+                following = next_partition(current, count, partial(routes.leader, lanes.topic), avoided)
             lanes.sticky = lanes.lanes[following]
         elif count:
             lanes.sticky = lanes.lanes[0]

@@ -54,6 +54,7 @@ class Direct:
         self._sender = sender
         self._reactor = reactor
         self._network = sender.network
+        self._routes = sender.network.routes
         self._timeout_ms = int(sender.options.request_timeout_ms)
 
     def deliver(self, load: Load) -> Report:
@@ -77,7 +78,9 @@ class Direct:
     def _left(self, load: Load) -> bool:
         """Whether the batch has left, and is in flight or done; if not, nothing was changed."""
         reactor, track, sent = self._reactor, load.track, load.batch.sent
-        way = self._way(track)
+        way = track.way
+        if way is None or way.image is not self._routes.image or way.opened_count != way.link.opened_count:
+            way = track.way = self._way(track)
         if way is None or track.batch is not None or not reactor.is_quiet or self._network.failing():
             return False
         stamp = track.lane.stamp_alone(way.leader)
@@ -109,10 +112,7 @@ class Direct:
         return True
 
     def _way(self, track: Track) -> Way | None:
-        way, routes = track.way, self._network.routes
-        if way is not None and way.image is routes.image and way.opened_count == way.link.opened_count:
-            return way
-        track.way = None
+        routes = self._routes
         leader, topic = routes.leader(track.topic, track.partition), routes.topic(track.topic)
         if leader is None or topic is None:
             return None
@@ -120,11 +120,11 @@ class Direct:
             link = self._network.broker(leader)
         except BrokerUnreachable:
             return None
-        if link.is_open:
-            form = form_of(track, link.version(apis.PRODUCE), topic.topic_id, self._timeout_ms)
-            frame = partial(form.frame, link.framer.head_end(apis.PRODUCE, form.version))
-            track.way = Way(routes.image, leader, link, link.opened_count, form, frame)
-        return track.way
+        if not link.is_open:
+            return None
+        form = form_of(track, link.version(apis.PRODUCE), topic.topic_id, self._timeout_ms)
+        frame = partial(form.frame, link.framer.head_end(apis.PRODUCE, form.version))
+        return Way(routes.image, leader, link, link.opened_count, form, frame)
 
     def _enter(self, load: Load) -> None:
         """Put the batch into its lane."""

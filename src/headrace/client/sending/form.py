@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from headrace.client.engine.framing import HEAD
+from headrace.client.engine.framing import HEAD, make
 from headrace.client.produce import Outgoing, encode_parts
 from headrace.ports.disk import Buffer
 from headrace.wire import api as apis
@@ -89,7 +89,9 @@ class Form:
 
     def frame(self, head_end: bytes, correlation_id: int, data: Buffer) -> bytes:
         """The whole request; `head_end` is what comes between the correlation id and the body."""
-        before, _, after = self.parts(data)
+        if len(data) != self._size:
+            self.parts(data)
+        before, after = self._before, self._tail
         size = HEAD.size - 4 + len(head_end) + len(before) + len(data) + len(after)
         return b"".join((HEAD.pack(size, apis.PRODUCE, self.version, correlation_id), head_end, before, data, after))
 
@@ -103,4 +105,4 @@ class Form:
             return None
         if head != self._answer_head or tail != self._answer_tail:
             return None
-        return Acknowledged(offset, append_ms)
+        return make(Acknowledged, (offset, append_ms))
