@@ -17,6 +17,7 @@ from client.reading_back import read_partition
 from client.wire_tap import Seen, WireTap
 from headrace.client.cluster import Cluster
 from headrace.client.engine import threads
+from headrace.client.engine.errors import ForkedEngine
 from headrace.client.engine.stream import FrameReader
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
 from headrace.client.sending.form import Form
@@ -221,6 +222,32 @@ def test_ctrl_c_leaves_a_record_in_flight_to_its_lane(
     assert producer.send(topic, b"after").offset == 2
     assert values(tap, topic) == [b"before", b"alone", b"after"]
     assert producer.metrics()["retries"] == 0
+
+
+def test_a_child_forked_while_a_record_is_in_flight_is_refused_and_its_parent_goes_on(
+    tap: WireTap, held: threading.Event, producer: Producer, patient: None
+) -> None:
+    producer.send("direct-forked", b"before")
+    asked = len(tap.of(apis.PRODUCE))
+    kept = producer._reactor.lock
+    held.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(producer.send, "direct-forked", b"alone")
+        on_the_wire(tap, asked + 1)
+        child = os.fork()
+        if child == 0:
+            refused = 1
+            try:
+                with kept:
+                    producer.send("direct-forked", b"in the child")
+            except ForkedEngine:
+                refused = 0
+            finally:
+                os._exit(refused)
+        assert os.waitpid(child, 0)[1] == 0
+        held.set()
+        assert waiting.result(20).offset == 1
+    assert producer.send("direct-forked", b"after").offset == 2
 
 
 def test_a_record_that_is_not_answered_in_time_fails(tap: WireTap, held: threading.Event) -> None:

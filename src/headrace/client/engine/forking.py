@@ -34,6 +34,7 @@ def _after_fork() -> None:
     for reactor in _left_behind:
         # Who kept the lock itself must get past it to be told; the thread that held it is not in this process.
         reactor.lock._at_fork_reinit()
+        reactor.lock.word = None
         vars(reactor).clear()
         reactor.__class__ = _Refusing
         reactor.lock = _Refusing()
