@@ -29,11 +29,12 @@ _Handler = Callable[[int, FrameType | None], Any]
 class _Shield:
     """Only the main thread touches it."""
 
-    __slots__ = ("depth", "main", "noted", "rouse")
+    __slots__ = ("depth", "last", "main", "noted", "rouse")
 
     def __init__(self) -> None:
         self.main = threading.main_thread().ident
         self.depth = 0
+        self.last: dict[int, _Noting] = {}
         self.noted: list[tuple[_Handler, int, FrameType | None]] = []
         self.rouse: Callable[[], object] | None = None
 
@@ -41,8 +42,11 @@ class _Shield:
         try:
             for signum in HELD_OFF:
                 handler = getsignal(signum)
-                if type(handler) is not _Noting and callable(handler):
-                    signal(signum, _Noting(handler))
+                if callable(handler) and type(handler) is not _Noting:
+                    noting = self.last.get(signum)
+                    if noting is None or noting.handler is not handler:
+                        noting = self.last[signum] = _Noting(handler)
+                    signal(signum, noting)
             self.depth = 1
         except ValueError:
             # An interpreter whose main thread handles no signals needs no shield.

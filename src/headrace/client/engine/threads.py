@@ -217,16 +217,18 @@ class ThreadReactor:
         if self._rear_polls:
             self._move_rear()
         now = monotonic()
-        until = min(now + DOZE_S, self._timers.next_at)
+        until = now + DOZE_S
+        until = min(until, self._timers.next_at)
         self._driver, self._asleep_until = done, until
         self._visits += 1
         just_this = False
-        self.lock.give_up(self._ring, word)
+        lock = self.lock
+        lock.give_up(self._ring, word)
         try:
-            events = self._epoll.poll(0 if self.lock.is_interrupted else max(0.0, until - now), EVENTS_MAX)
+            events = self._epoll.poll(0 if until < now or lock.is_interrupted else until - now, EVENTS_MAX)
             just_this = events == [(fd, _IN)]
         finally:
-            alone = self.lock.take_back()
+            alone = lock.take_back()
             self._driver, self._asleep_until = None, -math.inf
             if alone and not just_this:
                 word()
