@@ -1,8 +1,9 @@
 """Runs everything that `make test` is made of in three lanes side by side, each taking the next part when it is free.
 
-Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: the checks; tests of the
-commands, of Spark's pipelines and of its sources and sinks, each on a JVM of its own; tests of our client, with other
-clients, with brokers, with clusters, and all others; some of the broker's once more on the other layout of its data.
+Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: tests of
+Spark's pipelines and of its sources and sinks, each on a JVM of its own; the checks; tests of our client, with other
+clients, of the commands, with brokers, with clusters, and all others; some of the broker's once more on the other layout
+of its data.
 A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
 file, that alone is run. What all have proven is put together in one file.
 
@@ -53,8 +54,7 @@ TWICE_TESTED = (
 )
 """Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
 # A JVM of the tests lives for minutes at most: its optimising compiler takes more time than it gives.
-JVM = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:SharedArchiveFile={WORK / 'spark.jsa'}"
-ENVIRONMENT = {"SPARK_SUBMIT_OPTS": JVM}
+ENVIRONMENT = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 STOPPED = -1
@@ -127,13 +127,9 @@ def run(proven: Path, arguments: list[str]) -> int:
     for file in files.values():  # a part that does not come to its end would be spoken for by the last run's
         file.unlink(missing_ok=True)
     tests = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
-    first = {
-        "classes": [sys.executable, "tools/spark_classes.py"],
-        "checks": ["make", "--no-print-directory", "check"],
-        "cli": tests.pop("cli"),
-    }
-    # The longest early, so that the lanes end together, but when the classes are there; the checks, as they fail early.
-    lanes = Lanes({**first, **tests}, "checks")
+    # The longest first, so that the lanes end together; the checks early, because they fail early.
+    first = {name: tests.pop(name) for name in ("pipelines", "sources")}
+    lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
     lanes.run()
     print(f"all together: {time.monotonic() - began:.0f} s")
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))
