@@ -1,8 +1,9 @@
 """Runs everything that `make test` is made of in three lanes side by side, each taking the next part when it is free.
 
 Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: tests of Spark's
-pipelines and of its sources and sinks, each on a JVM of its own; the checks; tests of our client, with other clients, of
-the commands, with brokers, with clusters, and all others; some of the broker's once more on the other layout of its data.
+pipelines and of its sources and sinks, each on a JVM of its own; the checks; tests of our client, with other clients,
+of the commands, with brokers, with clusters, and all others; some of the broker's once more on the other layout of
+its data.
 A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
 file, that alone is run. What all have proven is put together in one file.
 
