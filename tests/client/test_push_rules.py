@@ -151,6 +151,21 @@ def test_partitions_that_are_gone_begin_nothing_and_say_nothing_of_what_is_still
     assert fresh.track is not running.track
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_dropped_is_held_no_longer_though_no_hand_is_free(ordered: bool) -> None:
+    load = Workload(ordered=ordered)
+    for not_before in (0.0, 9.0, 7.0):
+        load.put([*jobs(load, A, 0, 1, not_before=not_before), *jobs(load, B, 0, not_before=not_before + 1)])
+        load.drop([A])
+        assert {job.place for job in load._ready} | {job.place for _, _, job in load._waiting} == {B}
+    if ordered:
+        load.drop([B])
+        assert load.next_at() is None
+        return
+    assert load.next_at() == 1.0
+    assert [job.not_before for job in started(load, now=20.0)] == [1.0, 8.0, 10.0]
+
+
 def test_nothing_begins_while_it_is_held() -> None:
     load = Workload(ordered=False)
     load.put(jobs(load, A, 0))

@@ -184,6 +184,10 @@ class Workload:
         for place in places:
             self._tracks.pop(place, None)
             self._lines.pop(place, None)
+        # Now, not when a hand is free or they are due: whoever works on them next may hold as many.
+        self._ready = deque(job for job in self._ready if self.is_current(job))
+        self._waiting = [each for each in self._waiting if self.is_current(each[2])]
+        heapq.heapify(self._waiting)
 
     def positions(self) -> Offsets:
         """What may be saved of each partition that anything was taken in of."""
