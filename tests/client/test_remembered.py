@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -33,6 +35,36 @@ def test_nothing_runs_when_something_remembered_goes() -> None:
     thing = Thing()
     remembered.add(thing)
     assert [ref.__callback__ for ref in weakref.getweakrefs(thing)] == [None]
+
+
+def test_nothing_is_forgotten_when_threads_come_and_go_at_once() -> None:
+    remembered: Remembered[Thing] = Remembered()
+    kept = [Thing() for _ in range(20)]
+    for thing in kept:
+        remembered.add(thing)
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            thing = Thing()
+            remembered.add(thing)
+            remembered.discard(thing)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    coming = threading.Thread(target=come_and_go)
+    coming.start()
+    try:
+        for _ in range(40_000):
+            kept.append(Thing())
+            remembered.add(kept[-1])
+            if len(kept) > 70:
+                remembered.discard(kept.pop(20))
+    finally:
+        over.set()
+        coming.join()
+        sys.setswitchinterval(interval_s)
+    assert set(kept) == set(remembered)
 
 
 def test_no_part_of_the_engine_runs_code_when_something_is_collected() -> None:

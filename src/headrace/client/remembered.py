@@ -14,19 +14,23 @@ Kept = TypeVar("Kept")
 
 
 class Remembered(Generic[Kept]):
+    """Things that are equal to nothing but themselves. Any thread may use it: each change is a single step."""
+
     def __init__(self) -> None:
-        self._refs: list[weakref.ref[Kept]] = []
+        self._refs: dict[weakref.ref[Kept], None] = {}
         self._cleared_at = 16
 
     def add(self, thing: Kept) -> None:
         refs = self._refs
         if len(refs) >= self._cleared_at:
-            refs[:] = [ref for ref in refs if ref() is not None]
+            for ref in list(refs):
+                if ref() is None:
+                    refs.pop(ref, None)
             self._cleared_at = max(16, 2 * len(refs))
-        refs.append(weakref.ref(thing))
+        refs[weakref.ref(thing)] = None
 
     def discard(self, thing: Kept) -> None:
-        self._refs[:] = [ref for ref in self._refs if ref() is not thing]
+        self._refs.pop(weakref.ref(thing), None)
 
     def clear(self) -> None:
         self._refs.clear()
