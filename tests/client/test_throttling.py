@@ -8,6 +8,7 @@ from itertools import islice
 from brokers import wait_for
 from client.wire_tap import Seen, WireTap
 from headrace import Consumer, Producer
+from headrace.client.refusal import BrokerUnreachable
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -15,14 +16,14 @@ from proving import proves
 THROTTLE_MS = 300
 
 
-def throttling(api_key: int, only: int) -> Callable[[Seen, Message], None]:
+def throttling(api_key: int, only: int, throttle_ms: int = THROTTLE_MS) -> Callable[[Seen, Message], None]:
     """Throttle by the first answers of an API, as a broker does whose quota is used up."""
     told: list[Seen] = []
 
     def change(seen: Seen, answer: Message) -> None:
         if seen.api_key == api_key and len(told) < only:
             told.append(seen)
-            answer.throttle_time_ms = THROTTLE_MS
+            answer.throttle_time_ms = throttle_ms
 
     return change
 
@@ -51,6 +52,15 @@ def test_a_broker_that_throttles_a_producer_is_sent_nothing_for_so_long(tap: Wir
     pauses = pauses_ms(tap, apis.PRODUCE)
     assert len(pauses) == 2
     assert min(pauses) >= THROTTLE_MS - 1
+
+
+def test_a_new_connection_is_not_throttled_for_the_one_before(tap: WireTap) -> None:
+    with Producer(tap.address, client_id="throttled for long", delivery_timeout_ms=5_000) as producer:
+        tap.change = throttling(apis.PRODUCE, 1, throttle_ms=60_000)
+        producer.send("throttled-long", b"first")
+        for link in producer._network.links:
+            link.close(BrokerUnreachable("lost"))
+        assert producer.send("throttled-long", b"second").offset == 1
 
 
 @proves("R8")

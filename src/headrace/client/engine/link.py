@@ -248,7 +248,7 @@ class Link:
         self._socket = sock
         self._reader = FrameReader(sock, self.address, self._pool)
         self._writer = PartWriter(sock)
-        self._writes_blocked = False
+        self._writes_blocked, self._held_until = False, 0.0
         self._state = _State.AGREEING
         self._reactor.watch(sock, self.catch_up, None)
         asked = Asked(apis.API_VERSIONS, question(), self._agree, math.inf, SETUP_TIMEOUT_S, True)
