@@ -112,6 +112,25 @@ def test_steps_of_any_size_give_each_record_of_the_span_once(
 
 @given(sets=SETS, data=st.data())
 @both_forms
+def test_no_record_is_given_after_those_that_reach_the_bytes_asked_for(
+    received: ModuleType, sets: list[tuple[list[NewRecord], Codec]], data: st.DataObject
+) -> None:
+    raw, expected = record_set(sets)
+    found: list[Any] = []
+    records = received.RecordSet(raw, "orders", 3, 0)
+    while not records.finished:
+        most_bytes = data.draw(st.integers(1, 100))
+        taken: list[Any] = []
+        records.take(taken, MOST, most_bytes)
+        assert sum(record.size_bytes for record in taken[:-1]) < most_bytes
+        assert records.finished or sum(record.size_bytes for record in taken) >= most_bytes
+        found += taken
+        assert records.taken_bytes == sum(record.size_bytes for record in found)
+    assert plain(found) == [tuple(record) for record in expected]
+
+
+@given(sets=SETS, data=st.data())
+@both_forms
 def test_a_cut_batch_at_the_end_is_left(
     received: ModuleType, sets: list[tuple[list[NewRecord], Codec]], data: st.DataObject
 ) -> None:

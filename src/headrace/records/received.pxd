@@ -49,7 +49,7 @@ cdef class ReceivedRecord:
 cdef class RecordSet:
     cdef readonly object topic
     cdef readonly int partition
-    cdef readonly long long next_offset, end_offset
+    cdef readonly long long next_offset, end_offset, taken_bytes
     cdef readonly bint finished, check_crc
     cdef object view, failed
     cdef const unsigned char[::1] records, payload
@@ -58,8 +58,8 @@ cdef class RecordSet:
     cdef int leader_epoch
     cdef long long nth, record_count, previous_delta, last_delta, base_offset, after_batch, base_ms, append_ms
 
-    @cython.locals(before=cython.Py_ssize_t)
-    cpdef Py_ssize_t take(self, list into, Py_ssize_t max_records) except -1
+    @cython.locals(before=cython.Py_ssize_t, most_bytes="long long")
+    cpdef Py_ssize_t take(self, list into, Py_ssize_t max_records, long long max_bytes=*) except -1
 
     cdef object placed(self, object error)
 
@@ -88,7 +88,7 @@ cdef class RecordSet:
         offset="long long",
         record=ReceivedRecord,
     )
-    cdef int fill(self, list into, Py_ssize_t most) except -1
+    cdef int fill(self, list into, Py_ssize_t most, long long most_bytes) except -1
 
 @cython.locals(found=RecordSet)
 cpdef long long receive(

@@ -5,7 +5,9 @@
         attributes of the same names; `headers` is a list of (str, bytes | None), made when first asked for
         .size_bytes   of key, value and headers as they came
     RecordSet(records, topic, partition, from_offset, end_offset=2**62, check_crc=True)
-        .take(into: list, max_records) -> how many records were appended
+        .take(into: list, max_records, max_bytes=2**62) -> how many records were appended; none after those that reach
+                       max_bytes
+        .taken_bytes   of all records that were appended, as `size_bytes` has it
         .next_offset   where to go on: after the last record taken, after the last whole batch once all are
         .finished      nothing is left but, maybe, a batch that was cut
     receive(records, topic, partition, from_offset, end_offset, into, check_crc=True) -> next offset
@@ -238,23 +240,25 @@ class RecordSet:
         self.end_offset = end_offset
         self.check_crc = check_crc
         self.finished = False
+        self.taken_bytes = 0
         self.failed: HeadraceError | None = None
         self.batch_end = 0
         self.nth = 0
         self.record_count = 0
         self.after_batch = from_offset
 
-    def take(self, into: list[Any], max_records: int) -> int:
+    def take(self, into: list[Any], max_records: int, max_bytes: int = MOST) -> int:
         """Append up to `max_records` records to `into`, and tell how many they were."""
         if self.failed is not None:
             raise self.failed
         before = len(into)
+        most_bytes = self.taken_bytes + max_bytes
         try:
-            while len(into) - before < max_records:
+            while len(into) - before < max_records and self.taken_bytes < most_bytes:
                 if self.nth == self.record_count and not self.advance():
                     self.finished = True
                     break
-                self.fill(into, max_records - (len(into) - before))
+                self.fill(into, max_records - (len(into) - before), most_bytes)
         except HeadraceError as error:
             self.failed = self.placed(error)
             raise self.failed from None
@@ -334,14 +338,14 @@ class RecordSet:
             refuse_impossible(read_header(self.view, start), self.end - self.pos)
         self.record_count = count
 
-    def fill(self, into: list[Any], most: int) -> None:
-        """Records of the open batch, up to `most`."""
+    def fill(self, into: list[Any], most: int, most_bytes: int) -> None:
+        """Records of the open batch, up to `most`; none after `most_bytes` of all."""
         if cython.compiled:
             data = cython.address(self.payload[0])
         else:
             data = self.payload
         topic = self.topic
-        while self.nth < self.record_count and most > 0:
+        while self.nth < self.record_count and most > 0 and self.taken_bytes < most_bytes:
             length, pos = varint(data, self.pos, self.end)
             record_end = skip(pos, length, self.end)
             delta_ms, pos = varint(data, pos + 1, record_end)
@@ -372,6 +376,9 @@ class RecordSet:
                 record.leader_epoch = self.leader_epoch
                 into.append(record)
                 self.next_offset = offset + 1
+                self.taken_bytes += max(key_length, 0) + max(value_length, 0)
+                if header_count > 0:
+                    self.taken_bytes += record_end - headers_at
                 most -= 1
             self.pos = pos
             self.previous_delta = delta
