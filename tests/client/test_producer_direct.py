@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,16 @@ from client.reading_back import read_partition
 from client.wire_tap import Seen, WireTap
 from headrace.client.cluster import Cluster
 from headrace.client.engine import threads
-from headrace.client.engine.errors import ForkedEngine
+from headrace.client.engine.errors import CalledWithin, ForkedEngine
+from headrace.client.engine.link import Link
 from headrace.client.engine.stream import FrameReader
 from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
 from headrace.client.sending.form import Form
 from headrace.client.sending.producer import Producer
-from headrace.errors import Code
+from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
+from headrace.records.building import Delivery
 from headrace.wire import api as apis
 from headrace.wire.codec import encode_response
 from headrace.wire.header import write_response
@@ -91,6 +94,55 @@ def test_a_record_alone_takes_the_direct_way(
     for nth, record in enumerate(read_partition(cluster, name, 0)):
         assert (record.value, record.timestamp_ms) == (b"%d" % nth, 1_000 + nth)
         assert list(record.headers) == [("h", b"%d" % nth)]
+
+
+def test_a_producer_that_asks_for_no_answer_does_not_wait_for_one(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, patient: None
+) -> None:
+    name = topic()
+    with Producer(broker.bootstrap, acks=0, request_timeout_ms=60_000) as producer:
+        assert [producer.send(name, b"%d" % nth, partition=0).offset for nth in range(20)] == [-1] * 20
+        assert producer.metrics()["direct"] == 0
+    wait_for("all of them", lambda: len(read_partition(cluster, name, 0)) == 20)
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("waiting", [True, False])
+def test_code_that_interrupts_a_send_does_not_take_its_place(
+    waiting: bool, written: bool, broker: Broker, cluster: Cluster, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler of a signal that is not held off, just before or after the record is written."""
+    name, said = topic(), list[object]()
+    send_alone = Link.send_alone
+    with Producer(broker.bootstrap, interval_ms=0) as producer:
+
+        def handle(*_: object) -> None:
+            try:
+                send = producer.send if waiting else producer.send_async
+                said.append(send(name, b"inner", partition=0))
+            except HeadraceError as error:
+                said.append(error)
+
+        def interrupted(link: Link, *arguments: Any) -> Any:
+            found = send_alone(link, *arguments) if written else None
+            if not said:
+                signal.raise_signal(signal.SIGUSR1)
+            return found if written else send_alone(link, *arguments)
+
+        producer.send(name, b"first", partition=0)
+        before = signal.signal(signal.SIGUSR1, handle)
+        monkeypatch.setattr(Link, "send_alone", interrupted)
+        try:
+            assert producer.send(name, b"outer", partition=0).offset == 1
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    if waiting:
+        assert isinstance(said[0], CalledWithin)
+    else:
+        assert isinstance(said[0], Delivery)
+        assert said[0].result().offset == 2
+    found = [record.value for record in read_partition(cluster, name, 0)]
+    assert found == [b"first", b"outer", *([] if waiting else [b"inner"])]
 
 
 @proves("J10")

@@ -105,6 +105,21 @@ def test_a_sealed_batch_is_signed_again_in_place(building: ModuleType, new: list
     assert built.append(NOW_MS, None, b"late") == -1
 
 
+def test_a_batch_that_could_not_be_packed_is_packed_when_it_is_sealed_again(
+    building: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_memory(*_: object) -> bytes:
+        raise MemoryError
+
+    built = open_batch(building, Codec.ZSTD)
+    built.append(NOW_MS, None, b"value")
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "compress", without_memory)
+        with pytest.raises(MemoryError):
+            built.seal(1, 0, 0)
+    assert [record.value for record in kernel.records(built.seal(1, 0, 0))] == [b"value"]
+
+
 @given(RECORDS, RECORDS, CODECS)
 @both_forms
 def test_a_batch_used_again_is_as_one_that_is_new(

@@ -384,8 +384,8 @@ class OpenBatch:
         if self.count == 0:
             raise InvalidRecord(f"a batch for {self.sent.topic} needs at least one record")
         if not self.sealed:
-            self.sealed = True
             self.pack()
+            self.sealed = True
         buffer = self.buffer
         out = octets(buffer)
         put_number(out, 0, 8, 0)

@@ -14,6 +14,16 @@ class EngineClosed(HeadraceError):
     """The client was closed while this was under way, or before it was asked."""
 
 
+class CalledWithin(HeadraceError):
+    """A call that waits was made by code that runs in the middle of another call of the same thread."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this was called in the middle of another call of the same client, by a signal's handler or a finalizer: "
+            "use send_async there, or set a flag and send outside of it"
+        )
+
+
 class ForkedEngine(HeadraceError):
     """A client made before a fork was used in the child."""
 

@@ -107,7 +107,11 @@ class EngineLock(RLock):  # type: ignore[misc]
         self.acquire()
         if self.word is not None:
             word, self.word = self.word, None
-            word()
+            try:
+                word()
+            except BaseException:
+                self.__exit__()
+                raise
         return True
 
     def __exit__(self, *_: object) -> None:

@@ -30,7 +30,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from headrace.client.engine.errors import EngineClosed
+from headrace.client.engine.errors import CalledWithin, EngineClosed
 from headrace.client.engine.forking import stays_with_parent
 from headrace.client.engine.interrupts import EngineLock
 from headrace.client.engine.reactor import Callback
@@ -84,7 +84,7 @@ class ThreadReactor:
         self._timers = Timers()
         self._soon: deque[Callback] = deque()
         self._teller = Teller()
-        self._running = False  # callbacks run now, in the thread that has the lock
+        self.running = False  # the thread that has the lock is at work: code that comes in between leaves things to it
         self._driver: Callable[[], bool] | None = None  # what the caller that drives waits for
         self._asleep_until = -math.inf  # of the caller that drives, while it polls
         self._standing_by: list[_StandBy] = []
@@ -156,7 +156,7 @@ class ThreadReactor:
         """Drive one turn if nobody else does; what is ready to be written is written in any case. True if it drove."""
         self.lock.__enter__()
         try:
-            if self._running:
+            if self.running:
                 return False
             self._check_open()
             if self._driver is not None:
@@ -180,7 +180,7 @@ class ThreadReactor:
 
         `done` is cheap, does not raise, and is asked under the lock by any thread.
         """
-        assert not self._owned(), "wait is for threads that do not hold the lock"
+        self.check_outside()
         lock = self.lock
         while True:
             lock.__enter__()
@@ -204,10 +204,15 @@ class ThreadReactor:
                 # A signal's handler runs here, and may raise; otherwise the wait goes on.
                 self.leave()
 
+    def check_outside(self) -> None:
+        """A signal's handler or a finalizer runs in the thread that it interrupts, and cannot wait for that one."""
+        if self._owned():
+            raise CalledWithin
+
     @property
     def is_quiet(self) -> bool:
         """Nobody drives, nobody stands by, and nothing is to be done."""
-        return not (self._driver or self._running or self._soon or self._standing_by or self._closed)
+        return not (self._driver or self.running or self._soon or self._standing_by or self._closed)
 
     def doze(self, fd: int, done: Callable[[], bool], word: Callback) -> bool:
         """For a caller that found it quiet, and has the lock once: sleep. True if just `fd` is readable, and
@@ -223,6 +228,7 @@ class ThreadReactor:
         self._visits += 1
         just_this = False
         lock = self.lock
+        self.running = False
         lock.give_up(self._ring, word)
         try:
             events = self._epoll.poll(0 if until < now or lock.is_interrupted else until - now, EVENTS_MAX)
@@ -233,6 +239,7 @@ class ThreadReactor:
             if alone and not just_this:
                 word()
         if alone and just_this:
+            self.running = True
             return True
         self._work(events)
         return False
@@ -245,7 +252,7 @@ class ThreadReactor:
         with self.lock:
             if self._closed:
                 return
-            if self._soon and not self._running:
+            if self._soon and not self.running:
                 self._work(())
             self.wake()
             os.eventfd_write(self._rear_bell, 1)
@@ -278,7 +285,7 @@ class ThreadReactor:
 
     def _stir(self) -> None:
         """See to it that somebody will do what was just left for later. The caller holds the lock."""
-        if self._rear_polls and not self._running:
+        if self._rear_polls and not self.running:
             # A caller is here, and will most likely make a turn itself before the background thread looks again.
             self._left_at = monotonic()
             self._move_rear()
@@ -347,7 +354,7 @@ class ThreadReactor:
 
     def _work(self, events: Iterable[tuple[int, int]]) -> None:
         """Handle what is ready and due, then let those go who have what they wait for."""
-        self._running = True
+        self.running = True
         try:
             for fd, mask in events:
                 if fd == self._bell:
@@ -363,7 +370,7 @@ class ThreadReactor:
             if self._soon:
                 self._run_soon()
         finally:
-            self._running = False
+            self.running = False
             for waiter in self._standing_by:
                 if waiter.done():
                     waiter.call()
@@ -371,12 +378,12 @@ class ThreadReactor:
                 self.wake()
 
     def _run_soon(self) -> None:
-        outer, self._running = self._running, True
+        outer, self.running = self.running, True
         try:
             while self._soon:
                 self._run(self._soon.popleft())
         finally:
-            self._running = outer
+            self.running = outer
 
     def _run(self, fn: Callback) -> None:
         try:

@@ -60,14 +60,19 @@ class Direct:
     def deliver(self, load: Load) -> Report:
         """Send what `Router.send_lone` gave, and wait for it."""
         batch, reactor = load.batch, self._reactor
+        reactor.check_outside()
         reactor.lock.__enter__()
         try:
             if self._sender.refusal is not None:
                 raise self._sender.refusal.with_traceback(None)
             if not self._left(load):
+                reactor.running = False
+                if load.track.load is not None:
+                    self._sender.seal(load.track)
                 self._enter(load)
                 self._sender.make_ready(load.track)
         finally:
+            reactor.running = False
             reactor.leave()
         report = Delivery(batch.sent, 0, batch.first_ms).result()
         if load.parcel is None and batch.size <= SPARE_BYTES and not load.track.spares:
@@ -83,6 +88,8 @@ class Direct:
             way = track.way = self._way(track)
         if way is None or track.batch is not None or not reactor.is_quiet or self._network.failing():
             return False
+        # From here on nothing may be given the same stamp, not even by code that interrupts this.
+        reactor.running = True
         stamp = track.lane.stamp_alone(way.leader)
         if stamp is None:
             return False
@@ -129,16 +136,18 @@ class Direct:
     def _enter(self, load: Load) -> None:
         """Put the batch into its lane."""
         sender, track = self._sender, load.track
-        if track.load is not None:
-            sender.seal(track)
         sender.quota.take(load.batch)
         sender.open(track, load)
         sender.seal(track)
 
     def _show(self, load: Load, way: Way, written: Written, asked_at: float) -> None:
         """Make the batch one that is in flight, for everyone to see."""
+        track = load.track
+        # One that was opened meanwhile, by code that interrupts this, comes after it.
+        opened, batch, due = track.load, track.batch, track.due
         self._enter(load)
-        track, parcel = load.track, load.track.lane.next(asked_at, way.leader)
+        track.load, track.batch, track.due = opened, batch, due
+        parcel = track.lane.next(asked_at, way.leader)
         assert parcel is not None
         assert parcel is load.parcel
         request = Request()

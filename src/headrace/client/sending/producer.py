@@ -104,6 +104,7 @@ class Producer:
         self._direct = Direct(self._sender, reactor)
         self._ordered = Ordered(self._sender)
         self._acks = acks
+        self._waits = acks != ONE_WAY
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # The router's own method, so that a record takes one call.
@@ -129,7 +130,7 @@ class Producer:
         acks: int | None = None,
     ) -> Report:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
-        if acks is None or acks == self._acks:
+        if self._waits and (acks is None or acks == self._acks):
             found = self._router.send_lone(topic, value, key, headers, partition, timestamp_ms)
             if type(found) is Load:
                 return self._direct.deliver(found)
@@ -263,4 +264,6 @@ class Producer:
         if isinstance(sent, Sent) and not sent.done:
             with self._reactor.lock:
                 if sent.load is not None:
-                    self._sender.leave_now(sent.load)
+                    # In the middle of a send, which a signal's handler interrupts, it is that one's turn.
+                    leave = self._sender.leave if self._reactor.running else self._sender.leave_now
+                    leave(sent.load)
