@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
@@ -85,23 +86,78 @@ def test_what_a_producer_holds_is_sent_when_its_program_ends(
         assert list(map(int, ended.stdout.split())) == list(range(500))
 
 
-def test_callbacks_are_told_where_an_interpreter_that_ends_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Python 3.12 does."""
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No thread is started, as in a Python 3.12 that ends."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    teller, told = Teller(), list[int]()
     with monkeypatch.context() as ending:
         ending.setattr(threading.Thread, "start", refuse)
-        teller.tell(lambda: told.append(1))
-        assert teller.wait(monotonic() + WITHIN_S)
+        yield ending
+
+
+def test_callbacks_are_told_where_an_interpreter_that_ends_starts_no_thread(no_threads: pytest.MonkeyPatch) -> None:
+    teller, told = Teller(), list[int]()
+    teller.tell(lambda: told.append(1))
+    assert told == []  # who tells may have the engine's lock
+    assert teller.wait(monotonic() + WITHIN_S)
     assert told == [1]
     teller.tell(lambda: told.append(2))
+    no_threads.undo()
+    teller.tell(lambda: told.append(3))
     assert teller.wait(monotonic() + WITHIN_S)
-    assert told == [1, 2]
+    assert told == [1, 2, 3]
     teller.end()
     teller.join(WITHIN_S)
+
+
+def test_callbacks_left_without_a_thread_are_told_by_who_closes(no_threads: pytest.MonkeyPatch) -> None:
+    teller, told = Teller(), list[bool]()
+    teller.tell(lambda: told.append(teller.is_here and teller.wait(0.0)))
+    teller.end()
+    teller.join(WITHIN_S)
+    assert told == [True]
+    assert not teller.is_here
+
+
+def test_ctrl_c_ends_a_callback_that_runs_in_the_main_thread(no_threads: pytest.MonkeyPatch) -> None:
+    teller, told = Teller(), list[int]()
+    teller.tell(lambda: signal.raise_signal(signal.SIGINT))
+    teller.tell(lambda: told.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        teller.wait(monotonic() + WITHIN_S)
+    assert teller.wait(monotonic() + WITHIN_S)
+    assert told == [1]
+
+
+LOCKED = """
+import atexit, sys, threading
+from headrace import Producer
+bootstrap, topic = sys.argv[1:]
+producer = Producer(bootstrap, interval_ms=200)
+producer.send(topic, b"first")
+guard = threading.Lock()
+def told(delivery):
+    with guard:
+        print(delivery.result().offset >= 0, flush=True)
+def keep_sending():
+    while True:
+        with guard:
+            producer.send(topic, b"of a daemon")
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+atexit.register(lambda: setattr(threading.Thread, "start", refuse))
+producer.send_async(topic, b"last", callback=told)
+threading.Thread(target=keep_sending, daemon=True).start()
+"""
+
+
+@proves("R6")
+def test_a_callback_at_the_end_may_take_a_lock_that_is_held_while_sending(broker: Broker, topic: MakeTopic) -> None:
+    ended = run(LOCKED, broker.bootstrap, topic())
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
 
 
 STRANDED = """
