@@ -494,6 +494,15 @@ async def aiokafka_receive_each(turn: Turn, clock: Clock) -> None:
     check(turn, records, size)
 
 
+# -- no client
+
+
+def bare_receive(turn: Turn, clock: Clock) -> None:
+    import bare_socket
+
+    bare_socket.receive(turn, clock, FETCH_BYTES)
+
+
 Way = Callable[[Turn, Clock], Any]
 WAYS: dict[str, dict[str, Way]] = {
     "headrace": {
@@ -515,6 +524,7 @@ WAYS: dict[str, dict[str, Way]] = {
         "send": aiokafka_send, "send each": aiokafka_send_each, "receive": aiokafka_receive,
         "receive each": aiokafka_receive_each,
     },
+    "bare socket": {"receive": bare_receive, "arrow": bare_receive},
 }  # fmt: skip
 
 
