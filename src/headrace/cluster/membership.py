@@ -90,6 +90,8 @@ class Membership:
         self._failed = failed
         self._deadline = float("-inf")
         self._revision = 0
+        self._unanswered: set[int] = set()
+        """Leases of registrations that may have been made: the answer did not come."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -98,7 +100,9 @@ class Membership:
         return self._clock.now() < self._deadline
 
     async def start(self) -> None:
-        """Registered when this returns. Another live broker of the same number is an OperatorError."""
+        """Registered when this returns. Another live broker of the same number is an OperatorError. After any error,
+        and when cancelled, `close` takes back what was done.
+        """
         give_up = self._clock.now() + 2 * self.lease_seconds
         while True:
             try:
@@ -108,7 +112,6 @@ class Membership:
                 if rival is not None and self._clock.now() >= give_up:
                     raise OperatorError(_taken(self.broker.id, self._key, rival))
             except CoordinationError:
-                # It may have been made all the same: whoever gives up now leaves a registration that lapses.
                 if self._clock.now() >= give_up:
                     raise
             await pause(self._clock, REGISTER_PAUSE_SECONDS)
@@ -130,7 +133,8 @@ class Membership:
         await self.stop_renewing()
         self._deadline = float("-inf")
         with suppress(CoordinationError):
-            await self._coordination.revoke_lease(self.lease)
+            for lease in sorted(self._unanswered | {self.lease} - {0}):
+                await self._coordination.revoke_lease(lease)
 
     async def stop_renewing(self) -> None:
         if self._task is not None:
@@ -162,8 +166,11 @@ class Membership:
             ]
             if rival is not None:
                 actions.append(Delete(keys.election_key(self._prefix, rival.lease)))
+            self._unanswered.add(lease)
             result = await self._coordination.transact([same], actions)
+            self._unanswered.discard(lease)
             if result.succeeded:
+                self._unanswered.clear()  # what they may have made is replaced
                 self.lease, self._revision = lease, result.revision
                 self._deadline = asked + self.lease_seconds
                 self._answered()

@@ -8,6 +8,7 @@ one goes the same road: it elects itself and carries itself over.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,7 +31,7 @@ from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Compute, at_once
-from headrace.errors import CoordinationError, OperatorError, RequestTimedOut, StorageFailed
+from headrace.errors import CoordinationError, RequestTimedOut, StorageFailed
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.coordination import Coordination
@@ -245,8 +246,9 @@ class Participant:
         self._record.write(Previous(self.incarnation, self._boot, clean=False, lost=self._offline()))
         try:
             await member.start()
-        except OperatorError:
-            if previous is not None:  # never registered: what ran here before is still what others know
+        except (Exception, asyncio.CancelledError):  # a signal cancels it
+            await member.close()
+            if previous is not None:  # logs are as they were: what ran here before still says what they hold
                 self._record.write(replace(previous, lost=previous.lost | self._offline()))
             raise
         self._joined = True
