@@ -64,10 +64,9 @@ async def _serve(make: Callable[[asyncio.AbstractEventLoop, Failed], Server]) ->
         loop.add_signal_handler(number, stop)
     server = make(loop, stop)
     try:
-        if not await _started(server, stopping):
-            return 0
-        _quieten_collector()
-        _say_ready(server)
+        if await _started(server, stopping):
+            _quieten_collector()
+            _say_ready(server)
         error = await stopping
         if error is not None:
             log.error("stopping: a part of the server failed: %r", error, exc_info=error)
@@ -77,11 +76,10 @@ async def _serve(make: Callable[[asyncio.AbstractEventLoop, Failed], Server]) ->
 
 
 async def _started(server: Server, stopping: asyncio.Future[BaseException | None]) -> bool:
-    """False when a signal ended it before it stood: a start may wait for others for long."""
+    """False when a signal, or a part that failed, ended it before it stood: a start may wait for others for long."""
     starting = asyncio.ensure_future(server.start())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done() and stopping.result() is None:
-        starting.cancel()
+    starting.cancel()  # nothing, once it is done
     await asyncio.wait((starting,))
     if starting.cancelled():
         log.info("stopped while it started")
