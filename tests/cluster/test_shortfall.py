@@ -10,6 +10,8 @@ import pytest
 from cluster.participants import Cluster, Machine, run
 from headrace.cluster.image import NO_LEADER
 from headrace.cluster.incarnation import read_incarnation
+from headrace.records.batch import batches
+from headrace.storage.shared.frames import APPEND
 from proving import proves
 
 LOG = f"/data/t/t-0/{0:020d}.log"
@@ -136,6 +138,40 @@ def test_what_was_synced_after_the_checkpoint_and_damaged_since_is_not_taken_for
         flip(leader, log)
         await all_again(cluster, leader)
         await whole_again(cluster)
+
+    run(3, body)
+
+
+def begin_a_write(machine: Machine, log: str) -> None:
+    """What a process that is killed in the middle of a write leaves: the next batch, or frame, but for its end."""
+    file = machine.disk.open(log, writable=True)
+    size = file.size()
+    content = file.pread(size, 0)
+    if log == LOG:
+        at = [each.tobytes() for _, each in batches(memoryview(content))][-1]
+        begun = len(VALUES).to_bytes(8, "big") + at[8:]
+    else:
+        begun = content[content.rindex(APPEND) :]
+    file.pwritev([begun[:-7]], size)
+    file.close()
+
+
+@proves("G14", "F5")
+@pytest.mark.parametrize("log", [LOG, f"/data/@commitlog/{0:020d}.log"])
+def test_the_last_in_sync_replica_leads_again_after_it_was_killed_inside_a_write(log: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        layout = "shared" if log != LOG else "partitioned"
+        leader = await filled(cluster, layout, durability="disk", **{"min.insync.replicas": 1})
+        for machine in cluster.machines.values():
+            if machine is not leader:
+                machine.kill()
+        await cluster.until(lambda: set(cluster.state().isr) == {leader.number})
+        leader.kill()
+        begin_a_write(leader, log)
+        await asyncio.sleep(10)
+        await leader.start()
+        await cluster.until(lambda: cluster.leader() is leader)
+        assert leader.held() == VALUES
 
     run(3, body)
 

@@ -34,9 +34,13 @@ class Tail(IntEnum):
     """What a start found at the end of a log, above all that is known to have been synced."""
 
     WHOLE = 0
-    TORN = 1
-    """Bytes that are not whole, which were cut. A loss of power leaves such, the death of a process does not."""
-    HOLED = 2
+    CUT_SHORT = 1
+    """The file ends inside a batch, and its bytes are right as far as they go. A process that is killed while it writes
+    leaves that: the kernel looks for a deadly signal between the pages. Nobody was told that it had been written."""
+    TORN = 2
+    """Bytes that are all there and not what was written, which were cut. A loss of power leaves such, the death of a
+    process does not."""
+    HOLED = 3
     """The same, and something whole came behind them. That is rare after a loss of power, and what damage to bytes
     that had been synced looks like."""
 

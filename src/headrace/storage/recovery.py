@@ -29,7 +29,7 @@ from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.scan import Broken, Chain, scan
+from headrace.storage.scan import Broken, Chain, is_cut_short, scan
 from headrace.storage.segment import DELETED, GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
 from headrace.storage.segments import Segments
 from headrace.storage.surroundings import Found, Surroundings
@@ -308,8 +308,7 @@ class _Recovery:
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
             short = False
         if torn is not None:
-            followed = torn.next_offset is not None or not only_empty_follow
-            self._found.tail = Tail.HOLED if followed else Tail.TORN
+            self._found.tail = self._judge(segment, torn, only_empty_follow)
             self._cut(segment, torn)
         over = expected > limit and only_empty_follow
         if is_last or torn or short or over:
@@ -320,6 +319,13 @@ class _Recovery:
         segment.end_indexes()
         segment.trust_all()
         return torn is not None or short or over
+
+    def _judge(self, segment: Segment, torn: Broken, only_empty_follow: bool) -> Tail:
+        if torn.next_offset is not None or not only_empty_follow:
+            return Tail.HOLED
+        at, expected_offset = torn.position, torn.expected_offset
+        short = is_cut_short(segment.file, at, segment.size, expected_offset, dense=not segment.sparse)
+        return Tail.CUT_SHORT if short else Tail.TORN
 
     def _drop_tail(self, segment: Segment, position: int) -> None:
         """What a truncation has left in the file."""

@@ -180,6 +180,32 @@ def scan(
         position, expected_offset = after.position, after.header.base_offset
 
 
+def is_cut_short(file: File, position: int, size: int, expected_offset: int, *, dense: bool) -> bool:
+    """Whether the batch at that place is right as far as it goes, but the file ends before it does. A wrong length can
+    look like that; then the batch agrees with its CRC if it ends where another begins, or with the file.
+    """
+    head = file.pread(min(HEADER_BYTES, size - position), position)
+    if len(head) < HEADER_BYTES:
+        return True
+    base, length, _, magic, crc, _, _ = _CHECKED_FIELDS(head, 0)
+    if magic != MAGIC or base < expected_offset or (dense and base != expected_offset):
+        return False
+    if position + length + LENGTH_END <= size:
+        return False
+    at, checked = position + ATTRIBUTES_AT, 0
+    while at < size:
+        window = file.pread(min(SCAN_WINDOW_BYTES, size - at), at)
+        view, upto = memoryview(window), 0
+        for end in _candidates(window, expected_offset):
+            checked, upto = crc32c(view[upto:end], checked), end
+            if checked == crc:
+                return False
+        rest = len(window) if at + len(window) == size else max(upto, len(window) - SEARCH_TAIL_BYTES)
+        checked = crc32c(view[upto:rest], checked)
+        at += rest
+    return bool(checked != crc)
+
+
 def _check(window: bytes, at: int, position: int, expected_offset: int, chain: Chain, epoch: int) -> BatchHeader | str:
     try:
         header = check(window, at)

@@ -58,8 +58,10 @@ def short(logs: Iterable[Log], held: Mapping[Key, Held], watermarks: Mapping[Key
 
 
 def doubtful(logs: Iterable[Log], same_boot: bool) -> frozenset[Key]:
-    """The logs whose end was cut at this start and may have been synced: what a process wrote is whole as long as the
-    kernel runs, and what a loss of power leaves has seldom anything whole behind it.
+    """The logs whose end was cut at this start and may have been synced. As long as the kernel runs, what is in a file
+    is what a process wrote, if not to its end; and what a loss of power leaves has seldom anything whole behind it.
+
+    A log whose last bytes are gone, not wrong, looks like one whose writer was killed: only `short` can tell.
     """
     return frozenset(key_of(log) for log in logs if log.tail >= (Tail.TORN if same_boot else Tail.HOLED))
 

@@ -246,7 +246,10 @@ class Replay:
 
     def _cut(self, found: BrokenBytes) -> None:
         behind = Scanner(self._commit_log).frames(frames.position(found.number, found.end))
-        self.tail = Tail.HOLED if any(isinstance(each, Frame) for each in behind) else Tail.TORN
+        if any(isinstance(each, Frame) for each in behind):
+            self.tail = Tail.HOLED
+        else:
+            self.tail = Tail.CUT_SHORT if found.cut_short else Tail.TORN
         lost = sum(size for number, size in self._commit_log.sizes.items() if number >= found.number) - found.byte
         synced = frames.position(found.number, found.byte) < self._synced
         say = log.error if synced else log.warning

@@ -30,6 +30,9 @@ class BrokenBytes:
     byte: int
     end: int
     reason: str
+    cut_short: bool = False
+    """Whether they are the beginning of a frame, and the file ends before it does. A header has a CRC: its size is
+    right."""
 
 
 class Scanner:
@@ -58,7 +61,8 @@ class Scanner:
                 "no frame begins here" if frame is None else f"a frame of {frame.size} bytes is cut by the file's end"
             )
             end = self._search(file, number, byte + 1, size)
-            yield BrokenBytes(number, byte, end, reason)
+            cut_short = end == size and (frame is not None or size - byte < FRAME_BYTES)
+            yield BrokenBytes(number, byte, end, reason, cut_short)
             byte = end
 
     def _frame_at(self, file: File, number: int, byte: int, size: int) -> Frame | None:

@@ -1,0 +1,78 @@
+"""What a killed writer leaves at the end of a file is told from bytes that have changed since, in both layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.sim.disk import SimDisk
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.log import Tail
+from proving import proves
+from storage.harness import Harness, append, batch, sim_harness, values
+
+WHOLE = 3
+LAYOUTS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+
+
+def written(layout: str) -> tuple[Harness, str, list[int]]:
+    """A killed process's folder, the file with its records, and where in it each write ended."""
+    harness = sim_harness(layout)
+    log, sizes = harness.log(), []
+    folder = f"{harness.data}/@commitlog" if layout == SHARED else f"{harness.data}/orders/orders-0"
+    path = f"{folder}/{0:020d}.log"
+    for nth in range(WHOLE + 1):
+        append(log, batch(b"value %d" % nth))
+        assert not harness.write()
+        sizes.append(harness.disk.size(path))
+    assert harness.store is not None
+    harness.store.abandon()
+    return harness, path, sizes
+
+
+def cut(harness: Harness, path: str, size: int) -> None:
+    file = harness.disk.open(path, writable=True)
+    file.truncate(size)
+    file.close()
+
+
+def flip(harness: Harness, path: str, position: int, bit: int) -> None:
+    assert isinstance(harness.disk, SimDisk)
+    harness.disk.flip(path, position, 1 << bit)
+
+
+def tail(harness: Harness) -> Tail:
+    harness.open()
+    return harness.log().tail
+
+
+@proves("G14", "F7")
+@LAYOUTS
+def test_a_file_that_ends_at_any_byte_of_its_last_write_is_cut_short(layout: str) -> None:
+    begin, end = written(layout)[2][-2:]
+    for size in range(begin + 1, end):
+        harness, path, _ = written(layout)
+        cut(harness, path, size)
+        assert tail(harness) is Tail.CUT_SHORT, f"{size - begin} bytes of {end - begin}"
+        assert values(harness.log()) == [b"value %d" % nth for nth in range(WHOLE)]
+
+
+@proves("G14", "J3")
+@LAYOUTS
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_byte_of_the_last_write_that_has_changed_is_no_cut(layout: str, bit: int) -> None:
+    begin, end = written(layout)[2][-2:]
+    for position in range(begin, end):
+        harness, path, _ = written(layout)
+        flip(harness, path, position, bit)
+        assert tail(harness) is not Tail.CUT_SHORT, f"byte {position - begin}"
+
+
+@proves("G14", "J3")
+@LAYOUTS
+def test_a_wrong_length_before_a_write_that_was_cut_is_no_cut(layout: str) -> None:
+    length_at = 4 if layout == SHARED else 8
+    for bit in range(32):
+        harness, path, (*_, begin, cut_from, _) = written(layout)
+        cut(harness, path, cut_from + 30)
+        flip(harness, path, begin + length_at + bit // 8, bit % 8)
+        assert tail(harness) in (Tail.TORN, Tail.HOLED), f"bit {bit}"
