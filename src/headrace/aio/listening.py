@@ -28,7 +28,6 @@ from headrace.client.consuming.conduct import (
     retry_jobs,
     retry_options,
     share_of,
-    take_within,
     tell_failures,
 )
 from headrace.client.consuming.progress import Offsets
@@ -184,7 +183,8 @@ class Listening:
 
     async def _take(self, reading: Reading, has_room: Callable[[], bool], most_bytes: int) -> None:
         def taken() -> bool:
-            records = take_within(reading.hand, CHUNK, most_bytes)
+            records: list[ReceivedRecord] = []
+            reading.hand.take(records, CHUNK, most_bytes)
             if records:
                 retried = reading is self._retries
                 self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))

@@ -12,7 +12,6 @@ from typing import Any, Final
 from headrace.client import admin
 from headrace.client.assignment import Place
 from headrace.client.cluster import Cluster
-from headrace.client.consuming.handing import HandOut, within_bytes
 from headrace.client.consuming.options import Options
 from headrace.client.consuming.reading import Keeper, Reading
 from headrace.client.consuming.retrying import MAX_TRIES, Parcel, RetryRules, returned
@@ -178,13 +177,6 @@ def share_of(hands: int, reading: Reading, *, retried: bool) -> Share:
     places = max(1, len(reading.assigned))
     most = 1 if retried else max(QUEUED_LEAST, hands * QUEUED_PER_HAND // places)
     return Share(most, max(1, reading.options.buffer_bytes // places))
-
-
-def take_within(hand: HandOut, most: int, most_bytes: int) -> list[ReceivedRecord]:
-    """Up to `most` records that are there now; none after those that reach `most_bytes`."""
-    records: list[ReceivedRecord] = []
-    within_bytes(records, lambda count: hand.take(records, min(len(records) + count, most)), most_bytes)
-    return records
 
 
 def jobs(load: Workload, records: Sequence[ReceivedRecord]) -> list[Job]:

@@ -7,9 +7,8 @@ was made into records already, and waits to be yielded or for its priority, is f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from headrace.client.assignment import Place
 from headrace.client.consuming.feed import Feed, RawSet
 from headrace.client.consuming.fetching import Fetcher
 from headrace.client.consuming.options import Options
-from headrace.client.consuming.priority import PriorityOrder
+from headrace.client.consuming.priority import UNBOUNDED, PriorityOrder
 from headrace.client.consuming.progress import Offsets
 from headrace.errors import HeadraceError, InvalidRecord
 from headrace.records.buffers import BufferPool
@@ -77,27 +76,30 @@ class HandOut:
             feed.done = min(feed.done, offset)
             moved.append(feed)
 
-    def take(self, into: list[ReceivedRecord], most: int) -> None:
-        """Append records that are there now, up to `most` in all, or those of record sets of TAKEN_BYTES."""
+    def take(self, into: list[ReceivedRecord], most: int, most_bytes: int = UNBOUNDED) -> None:
+        """Append records that are there now, up to `most` in all, or those of record sets of TAKEN_BYTES; none after
+        those that reach `most_bytes`.
+        """
         if self._raw is not None and not self._raw.counts:
             self._shut()
         if self._chunk:
             self._take_unread(into, most)
         if self._order is not None:
-            self._take_in_order(into, most - len(into))
+            self._take_in_order(into, most - len(into), most_bytes)
             return
         taken_bytes = 0
-        while len(into) < most and (taken_bytes < TAKEN_BYTES or not into):
+        while len(into) < most and most_bytes > 0 and (taken_bytes < TAKEN_BYTES or not into):
             cursor = self._cursor or self._open()
             if cursor is None:
                 return
             assert self._raw is not None
-            raw, feed, before = self._raw, self._raw.feed, len(into)
+            raw, feed, before, before_bytes = self._raw, self._raw.feed, len(into), cursor.taken_bytes
             self._moved.append(feed)
             try:
                 try:
-                    cursor.take(into, most - before)
+                    cursor.take(into, most - before, most_bytes)
                 finally:
+                    most_bytes -= cursor.taken_bytes - before_bytes
                     # Of a damaged set too: what stands before the damage is handed out.
                     if self._decode is not None:
                         self._decode_values(feed, into, before)
@@ -206,30 +208,29 @@ class HandOut:
             self._put_back()
         self._decoders.clear()
 
-    def _take_in_order(self, into: list[ReceivedRecord], most: int) -> None:
+    def _take_in_order(self, into: list[ReceivedRecord], most: int, most_bytes: int) -> None:
         order = self._order
         assert order is not None
         while order.has_room and (raw := self._fetcher.take(hold=True)) is not None:
             records: list[ReceivedRecord] = []
             cursor = self._cursor_of(raw)
-            size_bytes = 0
             try:
                 try:
-                    size_bytes = within_bytes(records, partial(_take_some, cursor, records), order.room_bytes)
+                    cursor.take(records, UNBOUNDED, order.room_bytes)
                 finally:
                     if self._decode is not None:
                         self._decode_values(raw.feed, records, 0)
             except HeadraceError as error:
                 end = records[-1].offset + 1 if records else raw.first_offset
-                order.put(replace(raw, next_offset=end), records, size_bytes)
+                order.put(replace(raw, next_offset=end), records, cursor.taken_bytes)
                 self._fetcher.stop(raw.feed, error)
                 continue
             if not cursor.finished:
                 # The rest when there is room for it again, however far the set was compressed.
                 self._fetcher.put_back(replace(raw, first_offset=cursor.next_offset))
                 raw = replace(raw, next_offset=cursor.next_offset)
-            order.put(raw, records, size_bytes)
-        self._moved += order.take(into, most)
+            order.put(raw, records, cursor.taken_bytes)
+        self._moved += order.take(into, most, most_bytes)
         self._free()
 
     def _free(self) -> None:
@@ -304,24 +305,3 @@ class HandOut:
         self._moved = [feed for feed in self._moved if feed.place not in gone]
         for place in gone - self._fetcher.feeds.keys():
             self._decoders.pop(place, None)
-
-
-def _take_some(cursor: RecordSet, records: list[ReceivedRecord], count: int) -> None:
-    before = len(records)
-    while not cursor.finished and len(records) == before:
-        cursor.take(records, count)
-
-
-def within_bytes(records: list[ReceivedRecord], take: Callable[[int], object], most_bytes: int) -> int:
-    """Let `take` append some records at a time, until it appends none; none after those that reach `most_bytes`. Gives
-    the size of all.
-    """
-    size_bytes, count = 0, 1
-    while size_bytes < most_bytes:
-        before = len(records)
-        take(count)
-        if len(records) == before:
-            break
-        size_bytes += sum(record.size_bytes for record in records[before:])
-        count = max(1, (most_bytes - size_bytes) * len(records) // max(1, size_bytes))
-    return size_bytes

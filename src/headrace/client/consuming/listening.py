@@ -33,7 +33,6 @@ from headrace.client.consuming.conduct import (
     retry_jobs,
     retry_options,
     share_of,
-    take_within,
     tell_failures,
 )
 from headrace.client.consuming.progress import Offsets
@@ -76,7 +75,8 @@ class Source:
 
         def taken() -> bool:
             # In one go with putting, so that no partition can go in between.
-            records = take_within(reading.hand, most, self.share.size_bytes)
+            records: list[ReceivedRecord] = []
+            reading.hand.take(records, most, self.share.size_bytes)
             if records:
                 put(records)
                 reading.end()
@@ -140,7 +140,8 @@ class Listening:
         self.error: Exception | None = None
         """What ended it, other than `close`."""
         self._producer: Producer | None = None
-        self._retries: Reading | None = None
+        self.retries: Reading | None = None
+        """Of the retry topic."""
         rules = self._conduct.rules
         if rules is not None:
             make_topics(options, rules, retry=self._conduct.retries_elsewhere)
@@ -150,9 +151,9 @@ class Listening:
         self._sources = [Source(reactor, reading, self)]
         if rules is not None and self._conduct.retries_elsewhere:
             with reactor.lock:
-                self._retries = Reading(reading.network, retry_options(options, rules), lambda: None)
-                self._retries.start()
-            self._sources.append(Source(reactor, self._retries, self))
+                self.retries = Reading(reading.network, retry_options(options, rules), lambda: None)
+                self.retries.start()
+            self._sources.append(Source(reactor, self.retries, self))
         work = [*(partial(self._feed, source) for source in self._sources), *(self._work for _ in range(threads))]
         self._threads = [threading.Thread(target=self._run, args=(part,), daemon=True) for part in work]
         for thread in self._threads:
@@ -184,18 +185,28 @@ class Listening:
         """
         self._close_consumer()
 
-    def halt(self, within_s: float | None = None) -> None:
-        """All but the consumer itself, which is closed next. Without a time of its own, each part may take long."""
-        self._stop()
-        deadline = monotonic() + (JOIN_S if within_s is None else within_s)
+    def halt(self) -> None:
+        """All but the consumer itself, which is closed next."""
+        self.stop()
+        self.join(monotonic() + JOIN_S)
+        if self.retries is not None:
+            self._leave(self.retries, JOIN_S)
+        if self._producer is not None:
+            self._producer.close()
+        self._ended.set()
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._reactor.wake()
+
+    def join(self, deadline: float) -> None:
+        """After `stop`: until what is running has ended."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
-        if self._retries is not None:
-            self._leave(self._retries, JOIN_S if within_s is None else max(0.0, deadline - monotonic()))
-        if self._producer is not None:
-            self._producer.close(None if within_s is None else max(0.0, deadline - monotonic()))
-        self._ended.set()
 
     # What the consumers ask, under the reactor's lock.
 
@@ -221,7 +232,7 @@ class Listening:
         except Exception as error:
             log.error("listening has ended: %s", error, exc_info=not isinstance(error, HeadraceError))
             self.error = self.error or error
-            self._stop()
+            self.stop()
             for source in self._sources:
                 # A member that reads nothing would keep its partitions from the others.
                 if source.reading.options.mode == "cluster" and source.reading.options.group:
@@ -241,7 +252,7 @@ class Listening:
                 self._step_aside(source)
             else:
                 reading = source.reading
-                source.share = share_of(self._hands, reading, retried=reading is self._retries)
+                source.share = share_of(self._hands, reading, retried=reading is self.retries)
                 source.hold(partial(self._is_held, source))
                 self._take(source)
 
@@ -252,7 +263,7 @@ class Listening:
 
     def _take(self, source: Source) -> None:
         def put(records: list[ReceivedRecord]) -> None:
-            retried = source.reading is self._retries
+            retried = source.reading is self.retries
             with self._changed:
                 self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))
                 self._changed.notify_all()
@@ -325,9 +336,3 @@ class Listening:
         except HeadraceError as error:
             return self._conduct.after_refusal(job, parcel, error)
         return None
-
-    def _stop(self) -> None:
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._reactor.wake()

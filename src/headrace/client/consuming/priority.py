@@ -19,6 +19,7 @@ LOWEST: Final = 0
 RECORDS_MAX: Final = 100_000
 """How many records may wait in order; what is above stays in its record sets."""
 BYTES_MAX: Final = 16 << 20
+UNBOUNDED: Final = 1 << 62
 
 
 class _Waiting:
@@ -112,12 +113,14 @@ class PriorityOrder:
         self._by_priority, self._highest_first, self._aside, self.count, self._bytes = {}, [], [], 0, 0
         return {each.raw.feed for each in waiting | aside if each.raw.counts}
 
-    def take(self, into: list[Any], most: int) -> list[Feed]:
-        """Append up to `most` records, highest first; the feeds whose `position` moved or may have."""
+    def take(self, into: list[Any], most: int, most_bytes: int = UNBOUNDED) -> list[Feed]:
+        """Append up to `most` records, highest first, none after those that reach `most_bytes`; the feeds whose
+        `position` moved or may have.
+        """
         moved: list[Feed] = []
         for priority in self._highest_first:
             line = self._by_priority[priority]
-            while line and most > 0:
+            while line and most > 0 and most_bytes > 0:
                 record, waiting = line.popleft()
                 raw = waiting.raw
                 self.count -= 1
@@ -129,10 +132,11 @@ class PriorityOrder:
                     continue
                 into.append(record)
                 most -= 1
+                most_bytes -= record.size_bytes
                 waiting.progress.done(record.offset)
                 raw.feed.position = waiting.progress.position
                 moved.append(raw.feed)
-            if most == 0:
+            if most == 0 or most_bytes <= 0:
                 break
         return moved
 
