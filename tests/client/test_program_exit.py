@@ -15,8 +15,8 @@ import pytest
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition
-from headrace import Producer
-from headrace.client import groups
+from headrace import Consumer, Producer
+from headrace.client import exits, groups
 from headrace.client.cluster import Cluster
 from headrace.client.engine.telling import Teller
 from proving import proves
@@ -272,6 +272,98 @@ def test_a_consumer_leaves_its_group_and_saves_progress_when_its_program_ends(
     # What the last call gave may not be done: it comes again.
     saved = groups.fetch_offsets(cluster, group)[name, 0]
     assert saved == 100 if way == "listen" else 40 <= saved < 100
+
+
+BUSY = """
+import logging, sys, threading
+from headrace import Consumer, Producer
+bootstrap, topic, group, other, timeout_ms = sys.argv[1:]
+begun = threading.Event()
+def listener(record):
+    begun.set()
+    threading.Event().wait()
+consumer = Consumer(topic, bootstrap=bootstrap, group=group, exit_timeout_ms=int(timeout_ms))
+listening = consumer.listen(listener, threads=1)
+begun.wait()
+producer = Producer(bootstrap, client_id="waits", interval_ms=3_600_000, exit_timeout_ms=int(timeout_ms))
+for nth in range(100):
+    producer.send_async(other, b"%d" % nth)
+"""
+
+
+@proves("R6")
+@pytest.mark.parametrize("timeout_ms", [1000, pytest.param(5000, marks=pytest.mark.long)])
+def test_a_listener_that_does_not_end_leaves_producers_their_time(
+    timeout_ms: int, broker: Broker, cluster: Cluster, topic: MakeTopic
+) -> None:
+    name, other, group = topic(), topic(), f"exit-{uuid.uuid4().hex[:8]}"
+    with Producer(broker.bootstrap) as producer:
+        producer.send(name, b"v")
+    ended = run(BUSY, broker.bootstrap, name, group, other, str(timeout_ms))
+    assert ended.returncode == 0
+    assert "of a producer" not in ended.stderr
+    assert len(read_partition(cluster, other, 0)) == 100
+    if timeout_ms == 5000:
+        assert "could not be left" not in ended.stderr
+        assert groups.describe_group(cluster, group).members == ()
+
+
+def test_no_part_of_the_exit_waits_beyond_its_end(
+    broker: Broker, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, begun, release = topic(), threading.Event(), threading.Event()
+    with Producer(broker.bootstrap) as producer:
+        producer.send(name, b"v")
+
+    def listener(record: object) -> None:
+        begun.set()
+        release.wait()
+
+    timeout_ms, group = 300, f"exit-{uuid.uuid4().hex[:8]}"
+    consumer = Consumer(name, bootstrap=broker.bootstrap, group=group, exit_timeout_ms=timeout_ms)
+    consumer.listen(listener, threads=1)
+    assert begun.wait(WITHIN_S)
+    deadlines, wait, here = list[float](), consumer._reactor.wait, threading.current_thread()
+
+    def noting(done: Callable[[], bool], deadline: float) -> bool:
+        if threading.current_thread() is here:
+            deadlines.append(deadline)
+        return wait(done, deadline)
+
+    monkeypatch.setattr(consumer._reactor, "wait", noting)
+    since = monotonic()
+    for _ in consumer.at_exit(since):
+        pass
+    assert deadlines
+    assert max(deadlines) <= since + timeout_ms / 1000 + 0.001
+    release.set()
+    consumer._network.release()
+
+
+class Leaving:
+    """Notes its steps; may fail in one of them."""
+
+    def __init__(self, steps: list[str], name: str, failing: int | None = None, error: BaseException | None = None):
+        self._steps, self._name, self._failing, self._error = steps, name, failing, error
+
+    def at_exit(self, since: float) -> Iterator[None]:
+        for step in range(3):
+            if step == self._failing and self._error is not None:
+                raise self._error
+            self._steps.append(f"{self._name}{step}")
+            yield
+
+
+def test_all_begin_before_any_is_waited_for_and_none_that_fails_keeps_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = list[str]()
+    errors = (RuntimeError("broken"), SystemExit(1), KeyboardInterrupt())
+    leaving = [Leaving(steps, "a"), *(Leaving(steps, "f", nth, error) for nth, error in enumerate(errors))]
+    monkeypatch.setattr(exits, "_others", leaving)
+    monkeypatch.setattr(exits, "_consumers", [Leaving(steps, "z")])
+    exits._at_exit()
+    assert steps == ["a0", "f0", "f0", "z0", "a1", "f1", "z1", "a2", "z2"]
 
 
 @pytest.mark.long

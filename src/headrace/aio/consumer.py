@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -215,12 +215,13 @@ class Consumer:
         """Save what was handed out, leave the group, and let the connections go."""
         await self._close(handed_out=True)
 
-    def at_exit(self, since: float) -> None:
+    def at_exit(self, since: float) -> Iterator[None]:
         log.warning(
             "a consumer of group %s was not closed, and its loop has ended: others get its partitions when its session "
             "is over, and what it did since it last saved progress comes again; `await consumer.close()`",
             self._options.group,
         )
+        yield from ()
 
     async def _close(self, *, handed_out: bool) -> None:
         exits.closed(self)

@@ -1,26 +1,37 @@
 """A program that ends and leaves producers and consumers open: what is done for them, for a bounded time.
 
-Consumers leave their groups, then producers send what they hold. On asyncio neither can be done without the loop: it is
-only told. This runs at the interpreter's end, when all threads
-that are no daemons have ended: after the last line, after `sys.exit`, after an error that nobody caught. It does not
-run after `os._exit` or a kill, nor in a forked child for what its parent made.
+All of them begin before any is waited for, so that one that is stuck does not use up the others' time: listeners take
+nothing new, consumers leave their groups, producers send what they hold, also what listeners sent at the last. On
+asyncio nothing can be done without the loop: it is only told.
+
+This runs at the interpreter's end, when all threads that are no daemons have ended: after the last line, after
+`sys.exit`, after an error that nobody caught. It does not run after `os._exit` or a kill, nor in a forked child for
+what its parent made.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+from collections.abc import Iterator
 from time import monotonic
 from typing import Protocol
 
 from headrace.client.remembered import Remembered
 
 EXIT_TIMEOUT_MS = 5000
+LISTENERS_PART = 0.8
+"""Of that time, for listeners to end; what is left is for leaving the groups and for what they sent."""
+
+log = logging.getLogger(__name__)
 
 
 class Leaver(Protocol):
-    def at_exit(self, since: float) -> None:
-        """End what is open. It raises nothing, and waits no longer than its own time after `since`."""
+    def at_exit(self, since: float) -> Iterator[None]:
+        """End what is open, within its own time after `since`. In four steps, each made by all before the next one:
+        begin; wait for listeners; begin what had to wait for them; wait for the rest.
+        """
         ...
 
 
@@ -45,8 +56,21 @@ def closed(leaver: Leaver) -> None:
 
 def _at_exit() -> None:
     since = monotonic()
-    for leaver in (*_consumers, *_others):
-        leaver.at_exit(since)
+    leaving = [leaver.at_exit(since) for leaver in (*_others, *_consumers)]
+    while leaving:
+        leaving = [steps for steps in leaving if _goes_on(steps)]
+
+
+def _goes_on(steps: Iterator[None]) -> bool:
+    try:
+        next(steps)
+    except StopIteration:
+        return False
+    except BaseException:
+        # Whatever it is, the others are still to be ended; a signal's handler may raise SystemExit here.
+        log.exception("a producer or consumer could not be ended with the program")
+        return False
+    return True
 
 
 def _after_fork() -> None:

@@ -39,6 +39,7 @@ CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 IDLE_S: Final = 3600.0
+LEAVING: Final = "the progress to be saved and the group to be left"
 TURN_S: Final = 0.0005
 """While records are there, the network is looked after no more often than this."""
 
@@ -239,35 +240,64 @@ class Consumer:
         """Save what was handed out, leave the group, and let the connections go."""
         self._close(handed_out=True)
 
-    def at_exit(self, since: float) -> None:
-        """The program ends without a close: as after an error in a `with` block, the last call's records come again."""
-        left_s = since + self._options.exit_timeout_ms / 1000 - self._reactor.now()
+    def at_exit(self, since: float) -> Iterator[None]:
+        """The program ends without a close: as after an error in a `with` block, the last call's records come again.
+
+        Connections are not let go, as that may wait for callbacks: they end with the process.
+        """
+        exits.closed(self)
+        if self._closed:
+            return
+        within_s = self._options.exit_timeout_ms / 1000
+        listening, readings, results = self._listening, [self._reading], list[HeadraceError | None]()
+        failure: BaseException | None
         try:
-            self._close(handed_out=False, within_s=max(0.0, left_s))
-        except (HeadraceError, KeyboardInterrupt) as failure:
+            if listening is None:
+                self._begin_to_leave(readings, results, handed_out=False)
+            else:
+                listening.stop()
+            yield
+            if listening is not None:
+                listening.join(since + exits.LISTENERS_PART * within_s)
+            yield
+            if listening is not None:
+                readings += [] if listening.retries is None else [listening.retries]
+                self._begin_to_leave(readings, results, handed_out=False)
+            yield
+            left_s = since + within_s - self._reactor.now()
+            self._wait_until(lambda: len(results) == len(readings), LEAVING, max(0.0, left_s))
+            failure = next((result for result in results if result is not None), None)
+        except (HeadraceError, KeyboardInterrupt, SystemExit) as error:
+            failure = error
+        if failure is not None:
             log.warning("group %s could not be left at the end of the program: %r", self._options.group, failure)
 
-    def _close(self, *, handed_out: bool, within_s: float | None = None) -> None:
+    def _close(self, *, handed_out: bool) -> None:
         exits.closed(self)
         if self._closed:
             return
         if self._listening is not None:
-            self._listening.halt(within_s)
+            self._listening.halt()
         results: list[HeadraceError | None] = []
         try:
-            with self._reactor.lock:
-                self._closed = True
-                # A thread that waits for records hears of it.
-                self._reactor.wake()
-                self._reading.close(handed_out=handed_out, on_done=results.append)
-            what = "the progress to be saved and the group to be left"
-            self._wait_until(lambda: bool(results), what, within_s)
+            self._begin_to_leave([self._reading], results, handed_out=handed_out)
+            self._wait_until(lambda: bool(results), LEAVING)
         finally:
             with self._reactor.lock:
                 self._reading.drop()
             self._network.release()
         if results[0] is not None:
             raise results[0]
+
+    def _begin_to_leave(
+        self, readings: Iterable[Reading], results: list[HeadraceError | None], *, handed_out: bool
+    ) -> None:
+        with self._reactor.lock:
+            self._closed = True
+            # A thread that waits for records hears of it.
+            self._reactor.wake()
+            for reading in readings:
+                reading.close(handed_out=handed_out, on_done=results.append)
 
     # Waiting
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.client.engine.threads import ThreadReactor
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def at_exit(sender: Sender, since: float) -> None:
-    """Until `exit_timeout_ms` after `since`."""
+def at_exit(sender: Sender, since: float) -> Iterator[None]:
+    """Until `exit_timeout_ms` after `since`; see `exits.Leaver`."""
     reactor = sender.reactor
     if not isinstance(reactor, ThreadReactor):
         _tell(sender, "its loop has ended; `await producer.close()` in it, or use `async with`")
@@ -24,8 +25,15 @@ def at_exit(sender: Sender, since: float) -> None:
     failed = sender.count.failed + sender.count.unknown
     try:
         if within_ms > 0:
-            _flush(sender, reactor, since + within_ms / 1000)
-    except KeyboardInterrupt:
+            _hurry(sender)
+            yield
+            yield
+            mark = _hurry(sender)
+            yield
+            deadline = since + within_ms / 1000
+            reactor.wait(lambda: sender.settled(mark), deadline)
+            reactor.wait_told(deadline)
+    except (KeyboardInterrupt, SystemExit):
         _tell(sender, "interrupted")
         return
     except HeadraceError as error:
@@ -36,12 +44,10 @@ def at_exit(sender: Sender, since: float) -> None:
     _tell(sender, f"the program ended, and {within_ms:g} ms (exit_timeout_ms) were not enough; close the producer")
 
 
-def _flush(sender: Sender, reactor: ThreadReactor, deadline: float) -> None:
-    with reactor.lock:
-        mark = sender.mark()
+def _hurry(sender: Sender) -> int:
+    with sender.reactor.lock:
         sender.hurry()
-    reactor.wait(lambda: sender.settled(mark), deadline)
-    reactor.wait_told(deadline)
+        return sender.mark()
 
 
 def _tell(sender: Sender, why: str) -> None:

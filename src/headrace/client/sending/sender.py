@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -203,8 +203,8 @@ class Sender:
         if self._watch is not None:
             self._watch.cancel()
 
-    def at_exit(self, since: float) -> None:
-        exiting.at_exit(self, since)
+    def at_exit(self, since: float) -> Iterator[None]:
+        return exiting.at_exit(self, since)
 
     def metrics(self) -> dict[str, int]:
         with self.reactor.lock:
