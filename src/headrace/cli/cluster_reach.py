@@ -1,13 +1,15 @@
 """A cluster with the brokers of it that answer: what commands use that ask every broker.
 
 A broker that died a moment ago is named by the others until its lease ends. So each is first asked for a sign of life,
-all at once, with a bound of its own; one that gives none is told on standard error and not asked again. What it alone
-knows is missing then; orders that would go to it as controller go to another broker, which all take them.
+all at once, with a bound of its own; one that gives none while another does is told on standard error and not asked
+again. What it alone knows is missing then; orders that would go to it as controller go to another broker, which all
+take them.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -17,7 +19,7 @@ import click
 from headrace.cli.options import with_connect
 from headrace.client.cluster import Cluster
 from headrace.client.connection import Connection
-from headrace.client.refusal import BrokerUnreachable
+from headrace.client.refusal import BrokerUnreachable, NoBroker
 from headrace.client.topology import Broker
 from headrace.errors import HeadraceError, Mapping
 
@@ -66,25 +68,52 @@ def with_reached(command: F) -> F:
 
 
 def reach(connect: Callable[..., Any]) -> ReachedCluster:
-    with connect(answer_ms=ANSWER_MS) as any_one:
-        brokers: dict[int, Broker] = any_one.topology([]).brokers
+    brokers, silent = _signs_of_life(connect)
+    answering = ",".join(str(brokers[each].address) for each in sorted(brokers.keys() - silent.keys()))
+    for broker_id, why in silent.items():
+        click.echo(f"headrace: broker {broker_id} does not answer: {why}", err=True)
+    cluster: ReachedCluster = connect(answering or None, kind=ReachedCluster)
+    cluster.silent = silent
+    return cluster
 
-    def trouble(broker: Broker) -> str | None:
+
+def _signs_of_life(connect: Callable[..., Any]) -> tuple[dict[int, Broker], dict[int, str]]:
+    """The brokers, and of each that is silent why. While all are, they are asked again, with more time to answer, until
+    --timeout; what is refused at once, such as a wrong address, is told at once.
+    """
+    deadline = time.monotonic() + connect().timeout_ms / 1000
+    answer_ms = ANSWER_MS
+    while True:
+        began = time.monotonic()
+        answer_ms = max(1, min(answer_ms, int((deadline - began) * 1000)))
+        failure: HeadraceError | None = None
+        brokers: dict[int, Broker] = {}
+        silent: dict[int, str] = {}
         try:
-            with connect(str(broker.address), ANSWER_MS) as alone:
+            with connect(answer_ms=answer_ms) as any_one:
+                brokers = any_one.topology([]).brokers
+        except (BrokerUnreachable, NoBroker) as error:
+            failure = error
+        else:
+            silent = _silent(connect, brokers, answer_ms)
+            if len(silent) < len(brokers):
+                return brokers, silent
+        if not began + answer_ms / 1000 <= time.monotonic() < deadline:
+            if failure is not None:
+                raise failure
+            return brokers, silent
+        answer_ms *= 2
+
+
+def _silent(connect: Callable[..., Any], brokers: dict[int, Broker], answer_ms: int) -> dict[int, str]:
+    def trouble(broker_id: int) -> str | None:
+        try:
+            with connect(str(brokers[broker_id].address), answer_ms) as alone:
                 alone.any_connection()
         except HeadraceError as error:
             return str(error)
         return None
 
     with ThreadPoolExecutor(ASKED_AT_ONCE_MAX) as asking:
-        found = dict(
-            zip(sorted(brokers), asking.map(trouble, (brokers[each] for each in sorted(brokers))), strict=True)
-        )
-    silent = {broker_id: why for broker_id, why in found.items() if why is not None}
-    answering = ",".join(str(brokers[each].address) for each in found if each not in silent)
-    for broker_id, why in silent.items():
-        click.echo(f"headrace: broker {broker_id} does not answer: {why}", err=True)
-    cluster: ReachedCluster = connect(answering or None, kind=ReachedCluster)
-    cluster.silent = silent
-    return cluster
+        found = zip(sorted(brokers), asking.map(trouble, sorted(brokers)), strict=True)
+        return {broker_id: why for broker_id, why in found if why is not None}

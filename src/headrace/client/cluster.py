@@ -69,6 +69,11 @@ class Cluster:
     ) -> None:
         self.close()
 
+    @property
+    def timeout_ms(self) -> int:
+        """How long one answer is waited for."""
+        return self._timeout_ms
+
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
