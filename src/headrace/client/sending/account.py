@@ -33,6 +33,12 @@ class Account:
             quota.records < quota.max_records and quota.bytes + needed_bytes <= quota.max_bytes
         )
 
+    @property
+    def untold_records(self) -> int:
+        """Records whose fate is known and that count until their callbacks have run."""
+        with self._reactor.lock:
+            return sum(counted.count for counted in self._untold.values())
+
     def settle(self, sent: SentBatch, counted: OpenBatch, tells: bool) -> None:
         """Give back what a batch counts; `tells` says whether callbacks hear of it. With the lock."""
         if tells and not self._teller_waits:

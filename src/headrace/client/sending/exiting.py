@@ -51,6 +51,10 @@ def _hurry(sender: Sender) -> int:
 
 
 def _tell(sender: Sender, why: str) -> None:
-    lost = sender.quota.records + sender.aside
+    untold = sender.account.untold_records
+    lost = sender.quota.records - untold + sender.aside
+    client_id = sender.network.client_id
     if lost:
-        log.warning("%d records of a producer (%s) were not delivered: %s", lost, sender.network.client_id, why)
+        log.warning("%d records of a producer (%s) are not known to be delivered: %s", lost, client_id, why)
+    if untold:
+        log.warning("callbacks of up to %d records of a producer (%s) have not ended: %s", untold, client_id, why)
