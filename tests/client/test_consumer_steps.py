@@ -213,6 +213,25 @@ class TestPriority:
         order.take([], 1)
         assert order.has_room
 
+    def test_what_is_set_aside_leaves_room_for_others_and_is_bounded_itself(self) -> None:
+        order, feeds = PriorityOrder("priority", 100_000), [feed(n) for n in range(100)]
+        held_bytes = 0
+        for nth, one in enumerate(feeds):
+            assert order.has_room, "whatever is aside"
+            while order.has_room:
+                at = max(one.offset, 0)
+                order.put(raw(one, at, at + 1), [ReceivedRecord("t", nth, at, NOW_MS, None, bytes(100))], 100)
+                one.offset = at + 1
+                held_bytes += 100
+            one.paused = True
+            order.set_aside()
+            assert order.count == 0
+        assert 100_000 <= held_bytes <= 6 * 100_000
+        for one in feeds:
+            one.seek(0)
+        order.bring_back()
+        assert order.room_bytes == 100_000
+
     def test_so_many_bytes_may_wait_however_small_their_sets_were(self) -> None:
         order, one, two = PriorityOrder("priority", 1_000), feed(0), feed(1)
         large = [ReceivedRecord("t", 0, n, NOW_MS, None, bytes(400)) for n in range(3)]

@@ -303,5 +303,8 @@ class HandOut:
         rest = [record for record in self.unread if (record.topic, record.partition) not in gone]
         self._chunk, self.unread = rest, iter(rest)
         self._moved = [feed for feed in self._moved if feed.place not in gone]
+        if self._order is not None:
+            # What no longer counts takes no room beside the others.
+            self._order.bring_back()
         for place in gone - self._fetcher.feeds.keys():
             self._decoders.pop(place, None)

@@ -25,20 +25,30 @@ UNBOUNDED: Final = 1 << 62
 class _Waiting:
     """The records of one set that were not handed out yet."""
 
-    __slots__ = ("left", "progress", "raw", "size_bytes")
+    __slots__ = ("feed", "held_bytes", "left", "progress", "size_bytes", "turn")
 
     def __init__(self, raw: RawSet, progress: Contiguous, left: int, size_bytes: int) -> None:
-        self.raw = raw
+        self.feed = raw.feed
+        self.turn = raw.turn
+        self.held_bytes = len(raw.records)
+        """What the set was when it came; its records are copies, so its memory is not kept."""
         self.progress = progress
         self.left = left
         self.size_bytes = size_bytes
         """Of the set's records, which may be far more than the set was when it came compressed."""
+
+    @property
+    def counts(self) -> bool:
+        return self.feed.turn == self.turn
 
 
 class PriorityOrder:
     """Takes whole record sets, gives single records; `freed_bytes` grows by a set's size when its last one went, and
     while it is set aside, so that what is of paused partitions does not hold up the others. No record
     is taken in beyond `most_bytes`.
+
+    What is aside counts, but never takes all: beside `n` partitions that are, an `n+1`-th part may be taken in. So with
+    all of 100 partitions paused one by one, five times `most_bytes` are there, not a hundred times.
     """
 
     def __init__(self, header: str, most_bytes: int = BYTES_MAX) -> None:
@@ -48,6 +58,7 @@ class PriorityOrder:
         self._by_priority: dict[int, deque[tuple[Any, _Waiting]]] = {}
         self._highest_first: list[int] = []
         self._aside: list[tuple[int, Any, _Waiting]] = []
+        self._aside_bytes = self._aside_feeds = 0
         self._progress: WeakKeyDictionary[Feed, tuple[int, Contiguous]] = WeakKeyDictionary()
         self.count = 0
         """Records that may be taken."""
@@ -55,11 +66,19 @@ class PriorityOrder:
 
     @property
     def has_room(self) -> bool:
-        return self.count < RECORDS_MAX and self._bytes < self._most_bytes
+        return self.count < self._beside(len(self._aside), RECORDS_MAX) and self._bytes < self._may_have_bytes
 
     @property
     def room_bytes(self) -> int:
-        return max(1, self._most_bytes - self._bytes)
+        return max(1, self._may_have_bytes - self._bytes)
+
+    @property
+    def _may_have_bytes(self) -> int:
+        return self._beside(self._aside_bytes, self._most_bytes)
+
+    def _beside(self, aside: int, most: int) -> int:
+        """Of `most`, what may be there to be taken."""
+        return max(1, most - aside, most // (self._aside_feeds + 1))
 
     def put(self, raw: RawSet, records: Sequence[Any], size_bytes: int = 0) -> None:
         """All records of a set, in their order, with what they take of `most_bytes`."""
@@ -86,32 +105,39 @@ class PriorityOrder:
         """What is of paused feeds is not to be taken."""
         paused: list[tuple[int, Any, _Waiting]] = []
         for priority, line in self._by_priority.items():
-            found = [(priority, *each) for each in line if each[1].raw.feed.paused]
+            found = [(priority, *each) for each in line if each[1].feed.paused]
             if found:
                 paused += found
-                self._by_priority[priority] = deque(each for each in line if not each[1].raw.feed.paused)
-        self._aside += paused
+                self._by_priority[priority] = deque(each for each in line if not each[1].feed.paused)
+        self._keep_aside(self._aside + paused)
         self.count -= len(paused)
         self._bytes -= sum(waiting.size_bytes for waiting in _sets_of(paused))
         self.freed_bytes += _bytes_of(paused)
 
     def bring_back(self) -> None:
         """What is of feeds that go on; nothing of them was put meanwhile, so their order is kept."""
-        aside = [each for each in self._aside if each[2].raw.counts]
-        self._aside = [each for each in aside if each[2].raw.feed.paused]
-        back = [each for each in aside if not each[2].raw.feed.paused]
+        aside = [each for each in self._aside if each[2].counts]
+        self._keep_aside([each for each in aside if each[2].feed.paused])
+        back = [each for each in aside if not each[2].feed.paused]
         self.freed_bytes -= _bytes_of(back)
         self._bytes += sum(waiting.size_bytes for waiting in _sets_of(back))
         for each in back:
             self._put(*each)
 
+    def _keep_aside(self, records: list[tuple[int, Any, _Waiting]]) -> None:
+        sets = _sets_of(records)
+        self._aside = records
+        self._aside_bytes = sum(waiting.size_bytes for waiting in sets)
+        self._aside_feeds = len({waiting.feed for waiting in sets})
+
     def clear(self) -> set[Feed]:
         """Keep nothing; the feeds, still to be read, of which there was anything."""
         waiting = {each for line in self._by_priority.values() for _, each in line}
         aside = {each for _, _, each in self._aside}
-        self.freed_bytes += sum(len(each.raw.records) for each in waiting)
-        self._by_priority, self._highest_first, self._aside, self.count, self._bytes = {}, [], [], 0, 0
-        return {each.raw.feed for each in waiting | aside if each.raw.counts}
+        self.freed_bytes += sum(each.held_bytes for each in waiting)
+        self._by_priority, self._highest_first, self.count, self._bytes = {}, [], 0, 0
+        self._keep_aside([])
+        return {each.feed for each in waiting | aside if each.counts}
 
     def take(self, into: list[Any], most: int, most_bytes: int = UNBOUNDED) -> list[Feed]:
         """Append up to `most` records, highest first, none after those that reach `most_bytes`; the feeds whose
@@ -122,20 +148,19 @@ class PriorityOrder:
             line = self._by_priority[priority]
             while line and most > 0 and most_bytes > 0:
                 record, waiting = line.popleft()
-                raw = waiting.raw
                 self.count -= 1
                 waiting.left -= 1
                 if waiting.left == 0:
-                    self.freed_bytes += len(raw.records)
+                    self.freed_bytes += waiting.held_bytes
                     self._bytes -= waiting.size_bytes
-                if not raw.counts:
+                if not waiting.counts:
                     continue
                 into.append(record)
                 most -= 1
                 most_bytes -= record.size_bytes
                 waiting.progress.done(record.offset)
-                raw.feed.position = waiting.progress.position
-                moved.append(raw.feed)
+                waiting.feed.position = waiting.progress.position
+                moved.append(waiting.feed)
             if most == 0 or most_bytes <= 0:
                 break
         return moved
@@ -150,7 +175,7 @@ class PriorityOrder:
 
 def _bytes_of(records: Sequence[tuple[int, Any, _Waiting]]) -> int:
     """Of the sets that these records are of; each is wholly among them, or what is left of it."""
-    return sum(len(waiting.raw.records) for waiting in _sets_of(records))
+    return sum(waiting.held_bytes for waiting in _sets_of(records))
 
 
 def _sets_of(records: Sequence[tuple[int, Any, _Waiting]]) -> set[_Waiting]:
