@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import pytest
 
@@ -37,10 +38,10 @@ def damaged(layout: str) -> tuple[Scene, Broker]:
     return scene, scene.alive[2]
 
 
-def flip(disk: SimDisk, folder: str) -> None:
-    """A wrong byte in the record with offset 20."""
+def flip(disk: SimDisk, folder: str, value: bytes = b"20") -> None:
+    """A wrong byte in the record with offset 20, or with another value."""
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
-        position = read_whole(disk, path).find(b"20" * 50)
+        position = read_whole(disk, path).find(value * 50)
         if position >= 0:
             disk.flip(path, position)
 
@@ -64,7 +65,7 @@ def read_all(broker: Broker) -> None:
 
 @proves("J3")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
-def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_all_again(layout: str) -> None:
+def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again(layout: str) -> None:
     """An append looks for the producers of the log, and what tells of them behind the last snapshot is broken."""
     scene = Scene(layout=layout)
     scene.elect(1, (1, 2, 3))
@@ -112,6 +113,43 @@ def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow() ->
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
     scene.settle()
     assert len(scene.alive[2].values()) == 41
+
+
+def readable(broker: Broker) -> set[int]:
+    log, found = broker.partition().log, set()
+    for offset in range(log.start_offset, log.end_offset):
+        with suppress(CorruptBatch):
+            log.read(offset, 1, log.end_offset)
+            found.add(offset)
+    return found
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_what_lies_before_the_damage_is_not_dropped_for_a_leader_that_is_damaged_there(layout: str) -> None:
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50, producer=(7, 0, nth)))
+    scene.settle()
+    folder = "/data/orders/orders-0"
+    logs = "/data/@commitlog" if layout == "shared" else folder
+    for number in (1, 2, 3):
+        scene.alive[number].store.close()
+        scene.kill(number)
+    for name in scene.disks[2].list(folder):
+        if name.endswith(".snapshot"):
+            scene.disks[2].remove(f"{folder}/{name}")
+    flip_header(scene.disks[2], logs)
+    flip(scene.disks[1], logs, b"5")
+    scene.start(1)
+    scene.start(2)
+    scene.elect(2, (2, 1))
+    assert scene.produce(b"more", producer=(7, 0, 40)).error is not None
+    scene.elect(1, (1, 2))
+    scene.until("mending", lambda: not scene.alive[2].partitions.damaged)
+    scene.until("the copy", lambda: scene.alive[2].partition().log.end_offset == 40)
+    assert readable(scene.alive[2]) == set(range(40))
 
 
 @proves("J3")

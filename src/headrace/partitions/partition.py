@@ -33,6 +33,7 @@ from headrace.partitions.core import LeaderCore
 from headrace.records import kernel
 from headrace.records.batch import check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.storage.producers import UnreadableProducers
 
 NOTHING_READ = ReadResult((), 0)
 TIDY_FETCHES_LEAST: Final = 64
@@ -157,9 +158,9 @@ class Partition:
         if header.producer_id >= 0:
             try:
                 duplicate_at = log.producers.check(header)
-            except CorruptBatch as error:
+            except UnreadableProducers as error:
                 # Not the producer's batch is damaged, but what our log says of its producers: another must lead.
-                self.found_damage(log.start_offset)
+                self.found_damage(error.offset)
                 raise StorageFailed(f"{self.topic_partition}: {error}") from None
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1

@@ -33,6 +33,7 @@ class Following:
     """One partition that is copied from its leader in one epoch."""
 
     __slots__ = (
+        "_back",
         "asked_end",
         "epoch",
         "failed_at",
@@ -59,6 +60,8 @@ class Following:
         self.asked_end = 0
         self.mend_from: int | None = None
         """From here on the log is to be copied again, because something there is damaged."""
+        self._back = 1
+        """How far to go back from there if the log cannot be cut there."""
         self.told: tuple[int, int, int] | None = None
 
     def ask(self, subscription: int) -> Subscribe:
@@ -97,7 +100,9 @@ class Following:
         return True
 
     def _cut_damage(self, from_offset: int) -> None:
-        """Drop what is to be copied again. A cut needs to find its place: if that is damaged too, everything goes."""
+        """Drop what is to be copied again. A cut needs to find its place: if that is damaged too, a lower one is tried,
+        which the leader must be able to read as well.
+        """
         held, where = self.partition.log, self.partition.topic_partition
         log.warning(
             "%s: damaged at offset %d: copied again from offset %d on, up to %d",
@@ -106,10 +111,11 @@ class Following:
         try:
             held.truncate(from_offset)
         except CorruptBatch as error:
-            log.warning("%s: copied again as a whole: %s", where, error)
-            self.mend_from = held.start_offset
+            self.mend_from = max(held.start_offset, from_offset - self._back)
+            self._back *= 2
+            log.warning("%s: copied again from offset %d on: %s", where, self.mend_from, error)
             return
-        self.mend_from = None
+        self.mend_from, self._back = None, 1
         self.partition.truncated()
         self.partition.mended()
 

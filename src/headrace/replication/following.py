@@ -21,6 +21,7 @@ from headrace.replication import frames
 from headrace.replication.follower import Following, Stage
 from headrace.replication.frames import Frame, Hello, Kind, Position, Start
 from headrace.replication.link import Link
+from headrace.storage.producers import UnreadableProducers
 
 log = logging.getLogger(__name__)
 
@@ -270,8 +271,9 @@ class FollowingEnd:
         try:
             partition.log.append_copied(data[frame.body + frames.APPEND_BYTES : frame.end])
         except (CorruptBatch, InvalidRecord) as error:
-            if _is_damaged(partition):
-                partition.found_damage(partition.log.start_offset)
+            damaged_at = _own_damage(partition)
+            if damaged_at is not None:
+                partition.found_damage(damaged_at)
                 self._give_up(following, error)
                 return
             if following.failed_at != end:  # damaged on its way, for all that is known: another link may bring it whole
@@ -334,15 +336,15 @@ class FollowingEnd:
             self.link.send([frames.positions(entries)])
 
 
-def _is_damaged(partition: Partition) -> bool:
-    """Whether it is our own log that cannot be read: an append needs what it says of its producers."""
+def _own_damage(partition: Partition) -> int | None:
+    """Where our own log cannot be read, if that is it: an append needs what it says of its producers."""
     try:
         partition.log.producers.load()
-    except CorruptBatch:
-        return True
+    except UnreadableProducers as error:
+        return error.offset
     except (HeadraceError, OSError):
         pass  # for another reason
-    return False
+    return None
 
 
 def _let_go(error: BaseException) -> None:

@@ -89,7 +89,7 @@ class ProducerStates(Protocol):
         ...
 
     def load(self) -> None:
-        """Read now what would be read at first use. Raises CorruptBatch if the log is damaged there."""
+        """Read now what would be read at first use. Raises UnreadableProducers if the log is damaged there."""
         ...
 
     def refused(self, header: BatchHeader) -> None:

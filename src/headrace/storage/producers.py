@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from headrace.errors import DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.errors import CorruptBatch, DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
 from headrace.records.batch import BatchHeader
 
 KEPT_BATCHES: Final = 5
@@ -50,6 +50,14 @@ class ProducerState(NamedTuple):
 class RefusedBatch(NamedTuple):
     epoch: int
     first: int
+
+
+class UnreadableProducers(CorruptBatch):
+    """The log is damaged, from this offset on, where it tells of its producers."""
+
+    def __init__(self, text: str, offset: int) -> None:
+        super().__init__(text)
+        self.offset = offset
 
 
 class ProducerTable:
@@ -171,12 +179,17 @@ class ProducerTable:
                 del self._states[producer_id]
 
 
-def replay(states: dict[int, ProducerState], headers: Iterable[BatchHeader], now_ms: int) -> None:
-    """Take what the headers of a log say; the log is right, so nothing is checked."""
-    for header in headers:
-        if header.producer_id >= 0:
-            old = states.get(header.producer_id)
-            states[header.producer_id] = _after(old, header, header.base_offset, now_ms)
+def replay(states: dict[int, ProducerState], from_offset: int, headers: Iterable[BatchHeader], now_ms: int) -> None:
+    """Take what the headers of a log say from the offset on; the log is right, so nothing is checked."""
+    reached = from_offset
+    try:
+        for header in headers:
+            if header.producer_id >= 0:
+                old = states.get(header.producer_id)
+                states[header.producer_id] = _after(old, header, header.base_offset, now_ms)
+            reached = header.next_offset
+    except CorruptBatch as error:
+        raise UnreadableProducers(str(error), reached) from None
 
 
 def _older(header: BatchHeader, state: ProducerState) -> DuplicateSequence | OutOfOrderSequence:

@@ -129,7 +129,8 @@ class SegmentedLog(ReplicatedLog):
             from_offset, states = self.snapshots.newest(self.written_offset) or (self.start_offset, {})
             if from_offset < self.written_offset:
                 now_ms = self._around.clock.wall_ms()
-                producers.replay(states, (header for header, _ in self.segments.sound_headers(from_offset)), now_ms)
+                headers = (header for header, _ in self.segments.sound_headers(from_offset))
+                producers.replay(states, from_offset, headers, now_ms)
         return states
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
