@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -26,8 +27,16 @@ WITHIN_S = 60
 
 def run(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A program of its own, to its end."""
+    return _run("-c", source, *arguments)
+
+
+def run_file(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _run(str(program), *arguments)
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DIES_WITH_PARENT, sys.executable, "-c", source, *arguments],
+        [*DIES_WITH_PARENT, sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
@@ -231,6 +240,47 @@ def test_a_forked_child_leaves_what_its_parent_holds(broker: Broker, cluster: Cl
     ended = run(FORKED, broker.bootstrap, name)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(read_partition(cluster, name, 0)) == 50
+
+
+CHILDREN = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+def send(bootstrap, topic):
+    from headrace import Producer
+    producer = Producer(bootstrap, interval_ms=3_600_000)
+    for nth in range(100):
+        producer.send_async(topic, b"%d" % nth)
+if __name__ == "__main__":
+    bootstrap, topic, way = sys.argv[1:]
+    if way == "pool":
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            pool.submit(send, bootstrap, topic).result()
+    else:
+        child = multiprocessing.get_context(way).Process(target=send, args=(bootstrap, topic))
+        child.start()
+        child.join()
+        sys.exit(child.exitcode)
+"""
+
+
+@proves("R6")
+@pytest.mark.parametrize(
+    "way",
+    [
+        "fork",
+        pytest.param("pool", marks=pytest.mark.long),
+        pytest.param("forkserver", marks=pytest.mark.long),
+        pytest.param("spawn", marks=pytest.mark.long),
+    ],
+)
+def test_what_a_child_of_multiprocessing_holds_is_sent_when_its_function_returns(
+    way: str, broker: Broker, cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name, program = topic(), tmp_path / "children.py"
+    program.write_text(CHILDREN)
+    ended = run_file(program, broker.bootstrap, name, way)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(read_partition(cluster, name, 0)) == 100
 
 
 LOOP_ENDED = """

@@ -6,7 +6,8 @@ asyncio nothing can be done without the loop: it is only told.
 
 This runs at the interpreter's end, when all threads that are no daemons have ended: after the last line, after
 `sys.exit`, after an error that nobody caught. It does not run after `os._exit` or a kill, nor in a forked child for
-what its parent made.
+what its parent made. Children of `multiprocessing` that end by `os._exit` (fork, forkserver) have its finalizers
+instead, which run when their function has returned and before their threads are waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from time import monotonic
 from typing import Protocol
@@ -23,6 +25,9 @@ from headrace.client.remembered import Remembered
 EXIT_TIMEOUT_MS = 5000
 LISTENERS_PART = 0.8
 """Of that time, for listeners to end; what is left is for leaving the groups and for what they sent."""
+
+FINALIZER_PRIORITY = -100
+"""After all others: the children of this child have ended then."""
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +45,19 @@ _consumers: set[Leaver] = set()
 _others: Remembered[Leaver] = Remembered()
 
 
+_finalizers: list[object] = []
+"""At most one, of this process."""
+
+
 def consumer_opened(consumer: Leaver) -> None:
     _consumers.add(consumer)
+    _finalize()
 
 
 def opened(leaver: Leaver) -> None:
     """A producer, or whatever else its network holds for as long as it is open."""
     _others.add(leaver)
+    _finalize()
 
 
 def closed(leaver: Leaver) -> None:
@@ -73,9 +84,25 @@ def _goes_on(steps: Iterator[None]) -> bool:
     return True
 
 
+def _finalize() -> None:
+    """In a child of `multiprocessing` that runs nothing of `atexit`."""
+    if "multiprocessing.process" not in sys.modules or _finalizers:
+        return
+    import multiprocessing
+    from multiprocessing.util import Finalize
+
+    if multiprocessing.parent_process() is None:
+        return
+    process = multiprocessing.current_process()
+    # Which way this child was started is in its class; where that has none, it was the usual one.
+    if (getattr(process, "_start_method", None) or multiprocessing.get_start_method()) != "spawn":
+        _finalizers.append(Finalize(None, _at_exit, exitpriority=FINALIZER_PRIORITY))
+
+
 def _after_fork() -> None:
     _consumers.clear()
     _others.clear()
+    _finalizers.clear()
 
 
 atexit.register(_at_exit)
