@@ -402,6 +402,40 @@ def test_parts_of_a_batch_that_may_be_written_are_not_written_again(world: World
     assert world.fates[parcel.content[0][0]] is Fate.UNKNOWN  # type: ignore[index]
 
 
+def test_once_a_part_is_written_no_other_is_in_doubt_for_the_whole(world: World) -> None:
+    proven(world)
+    parcel = world.add(count=8)
+    world.add(count=2)
+    world.send()
+    world.work(TIMED_OUT)
+    world.answer()
+    world.large.add(parcel.content[0][7])  # type: ignore[index]
+    world.settle()
+    world.check()
+    assert {uid: fate for uid, fate in world.fates.items() if fate is not Fate.DELIVERED} == {
+        parcel.content[0][7]: Fate.FAILED  # type: ignore[index]
+    }
+
+
+@pytest.mark.parametrize("first", [Outcome.WRITTEN, Outcome.KNOWN])
+def test_a_part_stays_in_doubt_for_its_own_try_or_if_the_log_may_have_the_whole(world: World, first: Outcome) -> None:
+    lane = proven(world).lane
+    whole = world.add(count=2)
+    world.send()
+    world.work(TIMED_OUT)
+    world.answer()
+    world.wait(1.0)
+    world.send()
+    parts = [Parcel(1, whole.deadline), Parcel(1, whole.deadline)]
+    lane.split(whole, parts)
+    lane._proven_at = world.now
+    assert [lane.next(world.now, world.leader) for _ in parts] == parts
+    if first is Outcome.WRITTEN:
+        lane.answered(parts[1], 1, Outcome.UNSURE, world.now)
+    lane.answered(parts[0], 1, first, world.now)
+    assert parts[1].unsure
+
+
 def test_the_checker_finds_parts_that_forget_that_they_may_be_written(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -50,6 +50,15 @@ class Fate(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Whole:
+    """A batch that goes on in parts, itself maybe a part."""
+
+    unsure: bool
+    """An attempt at it may have been written; not once a part was, as they have its sequences."""
+    within: Whole | None
+
+
+@dataclass(slots=True, eq=False)
 class Parcel:
     """One batch. `content` is the sender's; the lane looks at the numbers only."""
 
@@ -65,13 +74,40 @@ class Parcel:
     sequence: int = -1
     attempt: int = 0
     """Counts attempts: an answer to an older one says nothing any more."""
-    unsure: bool = False
-    """An attempt may have been written."""
+    whole: Whole | None = None
+    """What it is a part of."""
     told: bool = False
     """Its fate was told before an attempt at it ended."""
     sent_at: float = 0.0
     reason: HeadraceError | None = None
     """What went wrong last; the sender's."""
+    _unsure: bool = False
+
+    @property
+    def unsure(self) -> bool:
+        """An attempt may have been written, at it or at what it is a part of."""
+        return self._unsure or any(whole.unsure for whole in self._wholes())
+
+    @unsure.setter
+    def unsure(self, unsure: bool) -> None:
+        self._unsure = unsure
+        if not unsure:
+            self.whole = None
+
+    def divide(self) -> Whole:
+        """What its parts are parts of."""
+        return Whole(self._unsure, self.whole)
+
+    def outdo_wholes(self) -> None:
+        """It was written under its own sequence: what it is a part of was not, and will not be."""
+        for whole in self._wholes():
+            whole.unsure = False
+
+    def _wholes(self) -> Iterator[Whole]:
+        whole = self.whole
+        while whole is not None:
+            yield whole
+            whole = whole.within
 
     @property
     def stamped(self) -> bool:
@@ -208,6 +244,8 @@ class Lane:
             # The log claims to have a sequence under which nothing of ours can be: to believe it would lose the batch.
             outcome = Outcome.GAP
         if outcome in (Outcome.WRITTEN, Outcome.KNOWN):
+            if outcome is Outcome.WRITTEN and parcel.stamped:
+                parcel.outdo_wholes()
             self._written(parcel, now)
             return [] if parcel.told else [(parcel, Fate.DELIVERED)]
         self._proven_at = None
@@ -237,9 +275,9 @@ class Lane:
         keep = parcel.stamped and (followed or parcel.unsure)
         if parcel.stamped and not keep:
             self._next_sequence = parcel.sequence
-        first = 0
+        first, whole = 0, parcel.divide()
         for part in parts:
-            part.place, part.unsure = parcel.place + first, parcel.unsure
+            part.place, part.whole = parcel.place + first, whole
             if keep:
                 part.producer_id, part.epoch = parcel.producer_id, parcel.epoch
                 part.sequence = (parcel.sequence + first) % SEQUENCES
