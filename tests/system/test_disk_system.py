@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ports.disk import SYNC_FAILED, SyncFailed
+from headrace.ports.disk import SYNC_FAILED, File, SyncFailed
 from headrace.system import sync_helper
 from headrace.system.disk import SystemDisk, SystemFile
 from storage.small_disk import small_disk
@@ -322,4 +322,23 @@ def test_a_sync_that_failed_in_a_helper_that_died_has_failed(loop: asyncio.Abstr
     wait(loop, lambda: bool(answers))
     assert isinstance(answers[0], SyncFailed)
     assert answers[0].files == (files[1],)
+    disk.close()
+
+
+def test_a_file_system_whose_sync_was_not_answered_by_a_helper_that_died_is_not_asked_again(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    """The kernel tells of a failure once for each open file: the files themselves are asked instead."""
+    disk = SystemDisk(loop)
+    assert disk.helper_pid is not None
+    files: list[File] = [disk.open(str(tmp_path / f"{n}"), create=True, writable=True) for n in range(20)]
+    (tmp_path / "lost").touch()
+    files.append(SystemFile(str(tmp_path / "lost"), os.open(tmp_path / "lost", os.O_PATH)))  # cannot be synced
+    os.kill(disk.helper_pid, signal.SIGSTOP)
+    answers: list[OSError | None] = []
+    disk.request_sync(files, answers.append)
+    os.kill(disk.helper_pid, signal.SIGKILL)
+    wait(loop, lambda: bool(answers))
+    assert isinstance(answers[0], SyncFailed)
+    assert answers[0].files == (files[-1],)
     disk.close()

@@ -284,10 +284,15 @@ class SystemDisk:
         done(error)
 
     def _helper_died(self, unanswered: Sequence[SyncRequest]) -> None:
-        """Requests without an answer go to the thread: a sync that was not answered has not failed."""
+        """Requests without an answer go to the thread: a sync that was not answered has not failed. Only a syncfs may
+        have without leaving a mark: it is answered as failed, so that its files are synced one by one.
+        """
         log.error("the sync helper process has ended; syncs go on in a thread, slower, until the broker is restarted")
         self._helper = None
         for request in unanswered:
+            if request.kind == sync_helper.SYNC_FILE_SYSTEM:
+                self._soon(request.done, OSError(errno.EIO, os.strerror(errno.EIO)))
+                continue
             request.done = unless_marked(request)
             self._to_thread(request)
 

@@ -1,7 +1,8 @@
 """Who waits for the disk in the loop's place: the helper process, or a thread where there is none.
 
 A request holds its files until it is answered, on the loop. When the helper dies, the requests that it has not answered
-go to the thread; but a sync that failed is told once only, so those whose files bear its mark have failed.
+go to the thread; but a sync that failed is told once only, so those whose files bear its mark have failed. A syncfs
+leaves no mark, and is not tried again.
 """
 
 from __future__ import annotations
