@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import StorageFailed
 from headrace.sim.disk import SimDisk
+from headrace.storage.log import TopicPartition
 from headrace.storage.rewritten import MARKER
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
@@ -85,3 +86,42 @@ def test_a_broker_killed_before_it_hears_that_its_sync_failed_takes_nothing_for_
     harness.settle()
     assert log.durable_offset == 3
     assert values(harness.kill(seed)) == [b"first", b"second", b"third"]
+
+
+@proves("L4")
+@pytest.mark.parametrize("layout", FOLDERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_clean_stop_that_has_not_heard_of_a_failed_sync_is_none(layout: str, seed: int) -> None:
+    """A sync under way fails, and those that the stop asks for say nothing of it."""
+    harness = sim_harness(layout)
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    log = harness.log(durability="disk")
+    append(log, batch(b"first"))
+    disk.fail_sync(f"{FOLDERS[layout]}/{0:020d}.log")
+    disk.answer_no_sync()
+    harness.write()
+    harness.clock.advance(1.0)
+    log = harness.reopen()
+    assert harness.store is not None
+    assert not harness.store.was_clean
+    assert not disk.exists(f"{FOLDERS[layout]}/{MARKER}")
+    assert values(log) == [b"first"]
+    assert values(harness.kill(seed)) == [b"first"]
+
+
+@pytest.mark.parametrize("layout", FOLDERS)
+@pytest.mark.parametrize("clean", [True, False])
+def test_no_start_leaves_a_mark_behind(layout: str, clean: bool) -> None:
+    harness = sim_harness(layout)
+    append(harness.log(), batch(b"first"))
+    harness.log(TopicPartition("empty", 0))
+    harness.write()
+    harness.settle()
+    folders = ["/data", "/data/orders", "/data/orders/orders-0", "/data/empty/empty-0"]
+    folders += ["/data/@commitlog"] if layout == "shared" else []
+    for folder in folders:
+        harness.disk.open(f"{folder}/{MARKER}", create=True, writable=True).close()
+    log = harness.reopen() if clean else harness.kill()
+    assert values(log) == [b"first"]
+    assert [folder for folder in folders if harness.disk.exists(f"{folder}/{MARKER}")] == []

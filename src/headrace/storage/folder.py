@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -111,6 +111,11 @@ def _make(disk: Disk, folder: str) -> None:
 
 def partition_folder(data: str, topic_partition: TopicPartition) -> str:
     return f"{data}/{topic_partition.topic}/{topic_partition}"
+
+
+def above(data: str, partitions: Iterable[TopicPartition]) -> list[str]:
+    """The data folder, and those of the topics."""
+    return [data, *dict.fromkeys(f"{data}/{each.topic}" for each in partitions)]
 
 
 def partitions(disk: Disk, data: str) -> Iterator[tuple[TopicPartition, str]]:

@@ -1,8 +1,8 @@
 """Opening a partition's folder.
 
-After a clean stop the checkpoint says where the log ends and how large its active segment is; if the file agrees,
-nothing is read. Otherwise every batch from the segment that holds the recovery point on is read and checked, and
-indexes are built anew. What is broken is judged by where it lies:
+After a clean stop the checkpoint says where the log ends and how large its active segment is; if the file agrees, and
+no sync has failed (`rewritten`), nothing is read. Otherwise every batch from the segment that holds the recovery point
+on is read and checked, and indexes are built anew. What is broken is judged by where it lies:
 
 - at or above the recovery point it is a torn tail: nothing there was synced, so everything from it on is cut, even if
   whole batches follow, because a hole in the offsets must not be served;
@@ -65,6 +65,7 @@ def open_log(
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
     if not bases:
         _nothing_there(around, folder, settings, found, point, untold)
+        rewritten.forget(around.disk, [folder])
     else:
         cleaned, sparse = set(_offsets(names, SUM)), set(_offsets(names, GAPS))
         ends = [*bases[1:], point.end_offset if point else bases[-1]]
@@ -76,7 +77,7 @@ def open_log(
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
-        if point is None or not point.clean or not same:
+        if point is None or not point.clean or not same or rewritten.MARKER in names:
             _Recovery(around, folder, topic_partition, found, point, untold).run()
     told = point is not None and point.active_base == found.segments[-1].base_offset and point.began_ms
     found.began_ms = point.began_ms if point and told else around.clock.wall_ms()

@@ -16,7 +16,7 @@ from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings import FOREVER_MS, LogSettings
-from headrace.storage import checkpoint, compaction, folder, recovery, retention
+from headrace.storage import checkpoint, compaction, folder, recovery, retention, rewritten
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.checkpointing import CheckpointWriter
@@ -107,6 +107,7 @@ class PartitionedStore:
         for topic_partition, (topic_id, settings) in expected.items():
             if topic_partition not in self._logs:
                 self._create(topic_partition, topic_id, settings, found.get(topic_partition))
+        rewritten.forget(self._disk, folder.above(self.data, self._logs))
         self._sync_now([each for each in self._logs.values() if each.recovered])
         # From here on the folder is in use: a crash must not look like a clean stop.
         self._checkpoints.write_now()

@@ -71,6 +71,7 @@ class Opening:
         for where in self._expected:
             self._states[where] = self._state(where, believed=whole)
         opened.was_clean = commit_log.end == point.position and (point.clean or commit_log.end == 0)
+        opened.was_clean = opened.was_clean and not rewritten.is_noted(self._disk, commit_log.folder)
         if opened.was_clean:
             self._begin_anew_without_files()
         if self._rebuilt or not opened.was_clean:
@@ -78,6 +79,8 @@ class Opening:
         self._clean = opened.was_clean and point.clean
         for where, state in self._states.items():
             opened.logs[where] = self._open(where, state)
+        rewritten.forget(self._disk, [each.folder for each in opened.logs.values()])
+        rewritten.forget(self._disk, folder.above(self._data, opened.logs))
         return opened
 
     # Folders.
