@@ -2,23 +2,30 @@
 
 All of them, unless the environment's RECORD_KERNELS names some ("kernel routing") or none (""). A kernel that is newer
 than its source is kept. Everything else about the package is in pyproject.toml.
+
+They know each other's C types, so beside their sources they are of one build, or not there: if one is older than a
+source, all go before anything is compiled. A build that fails or is interrupted leaves the others, or Python.
 """
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = ("kernel", "building", "key_hashing", "routing", "received", "decoding", "encoding")
+# Each uses none that comes after it.
+KERNELS = ("kernel", "key_hashing", "building", "routing", "received", "decoding", "encoding")
 # What Cython otherwise writes into every module with typed memory views, and that is more than the module itself.
 SUPPORT = "headrace.records.cython_support"
+RECORDS = Path("src/headrace/records")
 
 
 def extensions() -> list[Extension]:
@@ -33,17 +40,42 @@ def extension(name: str, suffix: str, *flags: str) -> Extension:
     return Extension(name, [source], depends=["setup.py"], extra_compile_args=[*flags])
 
 
+def compiled_beside_sources() -> list[Path]:
+    """In the order in which they can go, one by one: what is left can be imported."""
+    names = (*reversed(KERNELS), SUPPORT.rpartition(".")[2])
+    return [file for name in names for file in RECORDS.glob(f"{name}.*.so")]
+
+
+def remove_compiled() -> None:
+    for file in compiled_beside_sources():
+        file.unlink()
+
+
+def remove_stale() -> None:
+    for cut_short in RECORDS.glob("*.so.new"):
+        cut_short.unlink()
+    sources = [RECORDS / f"{name}{suffix}" for name in KERNELS for suffix in (".py", ".pxd")]
+    newest = max(source.stat().st_mtime for source in sources)
+    if any(file.stat().st_mtime < newest for file in compiled_beside_sources()):
+        remove_compiled()
+
+
 class BuildKernels(build_ext):
-    """All or none, since they use each other. A compiler that is missing or fails costs one line, not the install."""
+    """A compiler that is missing or fails costs one line, not the install."""
+
+    def run(self) -> None:
+        if self.inplace:
+            remove_stale()
+        super().run()
 
     def build_extensions(self) -> None:
         try:
             self.compile_side_by_side()
         except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own
-            print(f"headrace: the record kernels stay uncompiled (same answers, slower): {error}", file=sys.stderr)
-            for file in self.files():
+            print(f"headrace: record kernels stay uncompiled (same answers, slower): {error}", file=sys.stderr)
+            for file in self.files():  # a wheel would take those that were compiled
                 with suppress(FileNotFoundError):
-                    os.unlink(f"src/{file}")
+                    os.unlink(f"{self.build_lib}/{file}")
             # What is still listed is expected as a file by the steps that follow.
             self.extensions = []
 
@@ -68,13 +100,24 @@ class BuildKernels(build_ext):
                 each.result()
 
     def copy_extensions_to_source(self) -> None:
-        """Whoever imports a kernel meanwhile finds all of it or its source."""
-        for file in self.files():
+        """Whoever imports a kernel meanwhile finds all of it or its source, and none of another build."""
+        files = [file for file in self.files() if not is_same(f"{self.build_lib}/{file}", f"src/{file}")]
+        of_another = any(os.path.exists(f"src/{file}") for file in files)
+        if of_another:
+            files = self.files()
+        for file in files:
             shutil.copy(f"{self.build_lib}/{file}", f"src/{file}.new")
+        if of_another:
+            remove_compiled()
+        for file in files:
             os.replace(f"src/{file}.new", f"src/{file}")
 
     def files(self) -> list[str]:
         return [self.get_ext_filename(extension.name) for extension in self.extensions]  # type: ignore[no-untyped-call]
+
+
+def is_same(built: str, placed: str) -> bool:
+    return os.path.exists(placed) and filecmp.cmp(built, placed, shallow=False)
 
 
 setup(

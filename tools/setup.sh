@@ -59,11 +59,6 @@ compile() {
     shift
     say "compiling the record kernels${*:+ $*}"
     if [ $# -gt 0 ]; then export RECORD_KERNELS="$*"; fi
-    for source in src/headrace/records/*.py; do
-        for compiled in "${source%.py}".*.so; do
-            if [ "$source" -nt "$compiled" ]; then rm -f "$compiled"; fi
-        done
-    done
     # Another make may be at it, such as the one that `make serve` leaves behind.
     flock $venv/.made $venv/bin/python setup.py --quiet build_ext --inplace
     if ! ls src/headrace/records/kernel.*.so >/dev/null 2>&1; then
