@@ -39,7 +39,6 @@ CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 IDLE_S: Final = 3600.0
-LEAVING: Final = "the progress to be saved and the group to be left"
 TURN_S: Final = 0.0005
 """While records are there, the network is looked after no more often than this."""
 
@@ -264,8 +263,8 @@ class Consumer:
                 readings += [] if listening.retries is None else [listening.retries]
                 self._begin_to_leave(readings, results, handed_out=False)
             yield
-            left_s = since + within_s - self._reactor.now()
-            self._wait_until(lambda: len(results) == len(readings), LEAVING, max(0.0, left_s))
+            if not self._reactor.wait(lambda: len(results) == len(readings), since + within_s):
+                raise RequestTimedOut(f"not within {within_s * 1000:g} ms (exit_timeout_ms); close the consumer")
             failure = next((result for result in results if result is not None), None)
         except (HeadraceError, KeyboardInterrupt, SystemExit) as error:
             failure = error
@@ -281,7 +280,7 @@ class Consumer:
         results: list[HeadraceError | None] = []
         try:
             self._begin_to_leave([self._reading], results, handed_out=handed_out)
-            self._wait_until(lambda: bool(results), LEAVING)
+            self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
         finally:
             with self._reactor.lock:
                 self._reading.drop()
@@ -348,8 +347,8 @@ class Consumer:
             if deadline is not None and (not came or reactor.now() >= deadline):
                 return False
 
-    def _wait_until(self, done: Callable[[], bool], what: str, within_s: float | None = None) -> None:
-        timeout_s = self._options.timeout_ms / 1000 if within_s is None else within_s
+    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
+        timeout_s = self._options.timeout_ms / 1000
         if not self._reactor.wait(done, self._reactor.now() + timeout_s):
             raise RequestTimedOut(f"waited {timeout_s * 1000:.0f} ms for {what}; are the brokers reachable?")
 
