@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pyarrow as pa
 
+from headrace.records import kernel
+from headrace.records.arrow import Decoder
 from headrace.records.buffers import GRAIN_BYTES, MOST_BUFFERS, BufferPool
 
 SIZE = 4 * GRAIN_BYTES
@@ -81,3 +84,18 @@ def test_small_ones_and_those_above_the_bound_are_left_to_the_allocator() -> Non
         pool_view = lent(pool, size)
         assert view.obj is not pool_view.obj
         assert pool._known == []
+
+
+def test_decoders_of_many_partitions_keep_no_buffers_beside_the_pool() -> None:
+    pool = BufferPool(4 << 20)
+    values_bytes = 1 << 20
+    data = bytes(kernel.build([(1, None, bytes(values_bytes // 64), [])] * 64))
+    tracemalloc.start()
+    try:
+        decoders = [Decoder("t", partition, ("value", "offset"), batch_rows=64, pool=pool) for partition in range(20)]
+        for decoder in decoders * 2:
+            assert sum(map(len, decoder.decode(data))) == 64
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < (4 << 20) + values_bytes

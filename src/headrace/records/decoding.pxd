@@ -53,7 +53,7 @@ cdef void fill_longs(bytearray buffer, Py_ssize_t start, Py_ssize_t end, long lo
 
 @cython.final
 cdef class Cells:
-    cdef Py_ssize_t rows, count, nulls, used, room
+    cdef Py_ssize_t rows, count, nulls, used, room, first_room
     cdef bytearray data_buffer, end_buffer, valid
     cdef unsigned char* data
     cdef unsigned char* bits

@@ -167,8 +167,11 @@ class Cells:
         self.start(LEAST_ROOM_BYTES)
 
     def start(self, room: int) -> None:
-        self.count = self.nulls = self.used = 0
-        self.make_room(room)
+        """A buffer comes with the first cell: who has nothing to put, such as one of many partitions, keeps none."""
+        self.count = self.nulls = self.used = self.room = 0
+        self.first_room = room
+        self.data_buffer = fresh(0)
+        self.data = octets(self.data_buffer)
         self.end_buffer = fresh(4 * (self.rows + 1))
         self.ends = ints(self.end_buffer)
         self.ends[0] = 0
@@ -216,7 +219,7 @@ class Cells:
 
     def more_room(self, length: int) -> None:
         before = self.data_buffer
-        self.make_room(max(2 * self.room, self.used + length))
+        self.make_room(max(self.first_room, 2 * self.room, self.used + length))
         copy(self.data, 0, octets(before), 0, self.used)
 
     def take(self) -> Taken:
