@@ -113,6 +113,12 @@ def test_a_topic_that_lost_its_partitions_is_looked_for_again(sender: Sender, fi
     assert asked == [("orders", fields.get("partition", -1))]
 
 
+@pytest.mark.parametrize("fields", [{"timestamp_ms": 2**70}, {"partition": 2**70}], ids=str)
+def test_numbers_that_no_record_can_have_are_refused(sender: Sender, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecord, match=r"timestamp_ms|partition"):
+        sender.router(-1).send_async("orders", b"v", **fields)
+
+
 @proves("G17")
 def test_records_without_a_key_fill_one_batch_after_the_other(sender: Sender) -> None:
     send = sender.router(-1).send_async

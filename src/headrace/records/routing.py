@@ -78,6 +78,8 @@ def whole(given: Any, what: str, topic: str) -> int:
     """A number of a record, as far as the format reaches."""
     try:
         number: int = given
+        if not cython.compiled and not -(2**63) <= number < 2**63:
+            raise OverflowError
     except OverflowError:
         raise InvalidRecord(f"a record for {topic} has {what}={given}, out of range") from None
     return number
