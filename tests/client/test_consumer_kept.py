@@ -133,3 +133,19 @@ def test_a_list_ends_where_it_would_be_large(broker: Broker, filled: tuple[str, 
         mine = [record.offset for record in found if record.partition == partition]
         assert mine == list(range(len(mine)))
     assert {(record.partition, record.offset): record.value for record in found} == values
+
+
+def test_a_closed_consumer_keeps_no_buffers(broker: Broker, filled: tuple[str, dict[tuple[int, int], bytes]]) -> None:
+    name, values = filled
+    own: ConsumerOptions = {**options(broker), "client_id": "closed-consumer"}  # shares its connections with nobody
+    with Consumer(name, **own) as consumer:
+        consumer.seek_to_start()
+        rows = 0
+        for batch in consumer.batches(timeout_ms=10_000):
+            rows += len(batch)
+            if rows == len(values):
+                break
+        pools = consumer._hand._pool, consumer._network._pool
+        assert all(pool._known for pool in pools)
+    assert [pool._known for pool in pools] == [[], []]
+    assert [pool._bytes for pool in pools] == [0, 0]

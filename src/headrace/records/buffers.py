@@ -53,6 +53,11 @@ class BufferPool:
         while self._bytes > self._most_bytes or len(known) > MOST_BUFFERS:
             self._bytes -= len(known.pop(0))
 
+    def clear(self) -> None:
+        """Forget all: what is free goes back at once, what is lent is its keeper's alone."""
+        self._known.clear()
+        self._bytes = 0
+
 
 def _is_free(buffer: bytearray) -> bool:
     try:

@@ -208,6 +208,12 @@ class HandOut:
             self._put_back()
         self._decoders.clear()
 
+    def close(self) -> None:
+        """Give back what was kept for rows to come."""
+        self._shut()
+        self._decoders.clear()
+        self._pool.clear()
+
     def _take_in_order(self, into: list[ReceivedRecord], most: int, most_bytes: int) -> None:
         order = self._order
         assert order is not None

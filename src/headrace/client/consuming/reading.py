@@ -288,6 +288,7 @@ class Reading:
     def drop(self) -> None:
         """End it without a word, or after all was said."""
         self._fetcher.close()
+        self.hand.close()
         if self._progress is not None:
             self._progress.close()
 

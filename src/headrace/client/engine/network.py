@@ -174,6 +174,7 @@ class Network:
             for link in self.links:
                 link.end(error)
             self._links.clear()
+            self._pool.clear()
         if self._owns_reactor:
             self.reactor.close()
 
