@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 19)
 FOUND = (51, 181, 187, 1257, 9166)
 """Seeds that have found something."""
-FOUND_BY_FLIPS = (4317,)
+FOUND_BY_FLIPS = (431, 4317)
 """Seeds that have found something when bytes flipped in them."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"

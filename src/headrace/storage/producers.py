@@ -53,7 +53,7 @@ class RefusedBatch(NamedTuple):
 
 
 class UnreadableProducers(CorruptBatch):
-    """The log is damaged, from this offset on, where it tells of its producers."""
+    """The log is damaged where it tells of its producers: in the batch with this offset, or in the one behind it."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -181,15 +181,17 @@ class ProducerTable:
 
 def replay(states: dict[int, ProducerState], from_offset: int, headers: Iterable[BatchHeader], now_ms: int) -> None:
     """Take what the headers of a log say from the offset on; the log is right, so nothing is checked."""
-    reached = from_offset
+    sure = reached = from_offset
     try:
         for header in headers:
+            sure = reached
             if header.producer_id >= 0:
                 old = states.get(header.producer_id)
                 states[header.producer_id] = _after(old, header, header.base_offset, now_ms)
             reached = header.next_offset
     except CorruptBatch as error:
-        raise UnreadableProducers(str(error), reached) from None
+        # The last header may be what is wrong: its offsets are checked by what follows only.
+        raise UnreadableProducers(str(error), sure) from None
 
 
 def _older(header: BatchHeader, state: ProducerState) -> DuplicateSequence | OutOfOrderSequence:
