@@ -12,6 +12,7 @@ from typing import Final
 
 from headrace.cluster.participant import Participant
 from headrace.errors import HeadraceError
+from headrace.records import kernel
 from headrace.sim.coordination import CoordinationStore
 from headrace.sim.disk import SimDisk
 from headrace.sim.loop import VirtualLoop
@@ -20,9 +21,13 @@ from headrace.sim.process import Process
 from headrace.simulator.history import Trace
 from headrace.storage import folder
 from headrace.storage.segment import LOG
+from headrace.storage.shared import frames
 
 RESTART_SECONDS: Final = 0.5
 PERHAPS_TORN_BYTES: Final = 1024
+TORN_SHARE: Final = 0.5
+"""Of kills, those that come in the middle of a write."""
+A_BATCH: Final = bytes(kernel.build([(0, None, b"nobody was told of it", [])]))
 DATA: Final = "/data"
 COMMIT_LOG: Final = "/data/@commitlog"
 
@@ -45,6 +50,7 @@ class Machine:
         self.network = network
         self.store = store
         self.random = random.Random(seed)
+        self._tears = random.Random(f"tears {seed}")
         self.disk = SimDisk(loop.clock)
         self.disk.make_folder(DATA)
         self.disk.sync_folder("/")
@@ -141,10 +147,29 @@ class Machine:
         self._ended(process)
 
     def kill(self) -> None:
-        """kill -9: what was written stays in the page cache; peers hear that the connections end."""
+        """kill -9: what was written stays in the page cache, perhaps with the beginning of what was being written; peers
+        hear that the connections end."""
         if self.process is not None:
             self.note("is killed")
+            if self._tears.random() < TORN_SHARE:
+                self._begin_write()
             self._clear()
+
+    def _begin_write(self) -> None:
+        logs = [each for each in self.participant.store.logs() if not each.offline] if self.participant else []
+        if not logs:
+            return
+        log = self._tears.choice(logs)
+        key, first = (log.topic_id, log.topic_partition.partition), log.written_offset
+        begun = first.to_bytes(8, "big") + A_BATCH[8:]
+        shared = self.disk.exists(COMMIT_LOG)
+        if shared:
+            begun = frames.pack(frames.APPEND, len(begun), *key, first, first + 1) + begun
+        path = COMMIT_LOG if shared else folder.partition_folder(DATA, log.topic_partition)
+        names = self._logs().get(path)
+        if names:
+            file = self.disk.open(f"{path}/{max(names)}", writable=True)
+            file.pwritev([begun[: self._tears.randrange(1, len(begun))]], file.size())
 
     def cut_power(self) -> None:
         """What was not synced is lost in part; peers hear nothing."""
