@@ -147,8 +147,8 @@ class Machine:
         self._ended(process)
 
     def kill(self) -> None:
-        """kill -9: what was written stays in the page cache, perhaps with the beginning of what was being written; peers
-        hear that the connections end."""
+        """kill -9: what was written stays in the page cache, perhaps with the beginning of what was under way;
+        peers hear that the connections end."""
         if self.process is not None:
             self.note("is killed")
             if self._tears.random() < TORN_SHARE:
