@@ -239,4 +239,4 @@ def _tell(decisions: Sequence[Decision]) -> None:
                 where, after.leader, after.lost.start, upto,
             )  # fmt: skip
         elif after.leader == NO_LEADER != decision.before.leader:
-            log.error("%s: no leader; of the in-sync set %s none is there", where, list(after.isr))
+            log.error("%s: no leader; of the in-sync set %s none is there with all it had", where, list(after.isr))
