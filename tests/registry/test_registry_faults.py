@@ -42,6 +42,7 @@ class Traffic:
         self.consumed: set[bytes | None] = set()
         self._topic = topic
         self._ending = threading.Event()
+        self._all_sent = threading.Event()
         common = {
             "bootstrap.servers": ",".join(registry.bootstrap for registry in registries),
             "topic.metadata.refresh.interval.ms": 100,
@@ -68,6 +69,7 @@ class Traffic:
             self._producer.poll(0.001)
         if self._producer.flush(60):
             self.errors.append("records were not delivered")
+        self._all_sent.set()
 
     def _delivered(self, error: KafkaError | None, message: object) -> None:
         if error is not None:
@@ -76,7 +78,7 @@ class Traffic:
             self.acknowledged.append(message.value())  # type: ignore[attr-defined]
 
     def _consume(self) -> None:
-        while not self._ending.is_set() or not self.consumed.issuperset(self.acknowledged):
+        while not self._all_sent.is_set() or not self.consumed.issuperset(self.acknowledged):
             for message in self._consumer.consume(500, 0.1):
                 if (error := message.error()) is not None:
                     self.errors.append(f"consume: {error}")
