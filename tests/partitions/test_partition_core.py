@@ -341,7 +341,7 @@ def test_a_member_that_begins_again_below_the_watermark_leaves_at_once() -> None
     change = group.wanted()
     assert change is not None
     assert change.removed == (3,)
-    assert "holds less than the watermark, 10" in change.reason
+    assert "what may be committed (watermark 10)" in change.reason
     group.moved(3, 10)
     assert group.wanted() is None
 

@@ -53,7 +53,7 @@ class Peer:
 
 
 def subscription(number: int, end: int, last_epoch: int = 0, epoch: int = 0) -> bytes:
-    return frames.subscribe(Subscribe(number, bytes(16), 0, epoch, last_epoch, end))
+    return frames.subscribe(Subscribe(number, bytes(16), 0, epoch, last_epoch, end, end))
 
 
 def with_peer() -> tuple[Scene, Peer]:
@@ -77,7 +77,7 @@ def with_leading_peer(layout: str = "") -> tuple[Scene, Peer, int]:
     scene.run(0.1)
     kind, body = peer.frames[-1]
     asked = frames.read_subscribe(memoryview(body), Frame(kind, 0, len(body)))
-    assert asked == Subscribe(asked.subscription, bytes(16), 0, 3, -1, 0)
+    assert asked == Subscribe(asked.subscription, bytes(16), 0, 3, -1, 0, 0)
     peer.send(frames.answer(Start(asked.subscription, 3, 0, 0, 0)))
     return scene, peer, asked.subscription
 

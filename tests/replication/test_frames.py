@@ -26,7 +26,7 @@ def head(data: bytes) -> tuple[memoryview, Frame]:
 def test_every_frame_comes_back_as_it_was() -> None:
     hello = Hello("clüster", 7, "run")
     assert frames.read_hello(*head(frames.hello(hello))) == hello
-    asked = Subscribe((1 << 32) - 1, bytes(range(16)), 12, 5, -1, BIG)
+    asked = Subscribe((1 << 32) - 1, bytes(range(16)), 12, 5, -1, BIG, BIG)
     assert frames.read_subscribe(*head(frames.subscribe(asked))) == asked
     assert frames.read_unsubscribe(*head(frames.unsubscribe(3, 4))) == (3, 4)
     assert frames.read_start(*head(frames.answer(Start(1, 2, BIG, 4, 5)))) == Start(1, 2, BIG, 4, 5)
@@ -76,7 +76,7 @@ def test_no_frame_makes_a_leader_fail(seed: int, caplog: pytest.LogCaptureFixtur
     scene, peer = with_peer()
     scene.produce(b"a")
     sent = [
-        frames.subscribe(Subscribe(1, bytes(16), 0, 0, -1, 0)),
+        frames.subscribe(Subscribe(1, bytes(16), 0, 0, -1, 0, 0)),
         frames.positions([(1, 0, 0, 0, 0)]),
         frames.unsubscribe(1, 0),
         frames.PING,

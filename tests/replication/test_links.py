@@ -76,10 +76,10 @@ def test_a_peer_of_another_cluster_or_with_our_number_is_refused() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (Subscribe(1, bytes(16), 0, 1, -1, 0), frames.Reason.NEW_EPOCH),
-        (Subscribe(1, bytes(16), 0, -1, -1, 0), frames.Reason.OLD_EPOCH),
-        (Subscribe(1, bytes(16), 5, 0, -1, 0), frames.Reason.NOT_LEADER),
-        (Subscribe(1, b"x" * 16, 0, 0, -1, 0), frames.Reason.NOT_LEADER),
+        (Subscribe(1, bytes(16), 0, 1, -1, 0, 0), frames.Reason.NEW_EPOCH),
+        (Subscribe(1, bytes(16), 0, -1, -1, 0, 0), frames.Reason.OLD_EPOCH),
+        (Subscribe(1, bytes(16), 5, 0, -1, 0, 0), frames.Reason.NOT_LEADER),
+        (Subscribe(1, b"x" * 16, 0, 0, -1, 0, 0), frames.Reason.NOT_LEADER),
     ],
 )
 def test_a_subscription_that_is_not_served_is_told_why(asked: Subscribe, reason: int) -> None:

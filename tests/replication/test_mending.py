@@ -244,3 +244,62 @@ def test_a_cut_that_fails_holds_up_its_partition_alone() -> None:
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
     scene.settle()
     assert link.connects == before
+
+
+def restarted_without_watermarks(layout: str) -> tuple[Scene, Broker]:
+    """All three hold 40 committed records and were started again. The leader does not know how far is committed, and a
+    second member, which has a wrong byte, reaches it before the third does."""
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50))
+    for number in (1, 2, 3):
+        scene.alive[number].store.close()
+        scene.kill(number)
+        if scene.disks[number].exists("/data/@watermarks"):
+            scene.disks[number].remove("/data/@watermarks")
+    flip(scene.disks[2], "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0")
+    for number in (1, 2, 3):
+        scene.start(number)
+    scene.network.cut("b1", "b3")
+    leader = scene.elect(1, (1, 2, 3))
+    assert leader.core is not None
+    assert (leader.high_watermark, leader.core.epoch_start) == (0, 40)
+    return scene, scene.alive[2]
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_what_the_epoch_began_with_is_not_cut_by_a_member_while_the_watermark_is_an_old_one(layout: str) -> None:
+    scene, broker = restarted_without_watermarks(layout)
+    scene.held = []  # its leaving is not answered
+    broker.partition().found_damage(20)
+    scene.run(5)
+    assert broker.log().end_offset == 40, "cut while it could be elected"
+    assert [change.removed for change in scene.changes] == [(2,)]
+    scene.release_answers()
+    scene.until("the return", lambda: 2 in scene.keys[0].members)
+    scene.kill(1)
+    scene.network.heal("b1", "b3")
+    scene.elect(2, (2, 3))
+    scene.settle()
+    assert len(broker.values()) == len(scene.alive[3].values()) == 40
+
+
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_member_that_never_held_all_that_the_epoch_began_with_stays_one(layout: str) -> None:
+    """Then that is not committed; nothing that is would be lost with it."""
+    scene = Scene(layout=layout)
+    scene.elect(1, (1, 2, 3))
+    scene.until_answered(scene.produce(b"committed"))
+    scene.settle()
+    scene.network.cut("b1", "b3")
+    waiting = scene.produce(b"on two of three")
+    scene.until("the copy", lambda: scene.alive[2].log().end_offset == 2)
+    assert waiting.waiting
+    scene.kill(1)
+    leader = scene.elect(2, (2, 3))
+    assert leader.core is not None
+    assert scene.alive[3].log().end_offset == 1 < leader.core.epoch_start
+    scene.settle()
+    assert scene.changes == []

@@ -66,7 +66,7 @@ class Progress:
         self.end_then = NEVER_REACHED
         """Where the leader's log ended when it last told its position."""
         self.has_lost = False
-        """It began below the watermark, which no member of the set may."""
+        """It began below what may be committed, which no member of the set may."""
         self.strikes = 0
 
 
@@ -163,6 +163,16 @@ class LeaderCore:
         progress.has_lost = from_offset < self.high_watermark
         self._recount()
         return progress
+
+    def committed_before(self, *, mends: bool) -> int:
+        """No member may lack anything below this offset. After a restart of all replicas the watermark is an old one:
+        until it has reached what the epoch began with, all of that may be committed. A member that never held so much
+        shows that it is not; one that drops what it held, to mend it, shows nothing."""
+        return max(self.high_watermark, self.epoch_start) if mends else self.high_watermark
+
+    def must_leave(self, broker: int, incarnation: str, from_offset: int, now: float) -> None:
+        """A member asks for what may be committed: it goes out of the set before it gets it."""
+        self.subscribed(broker, incarnation, from_offset, now).has_lost = True
 
     def unsubscribed(self, broker: int, progress: Progress) -> None:
         """Its link is gone; a member holds what it last told until it leaves the set or tells otherwise."""
@@ -265,7 +275,7 @@ class LeaderCore:
         if progress is not None and progress.incarnation != incarnation:
             progress = None
         if progress is not None and progress.has_lost:
-            return f"holds less than the watermark, {self.high_watermark}"
+            return f"lacks, or has to copy anew, what may be committed (watermark {self.high_watermark})"
         silent = self._silent(broker, now, heard_at)
         if silent > limits.lag_seconds:
             return f"was not heard from in {silent:.1f} s"

@@ -70,7 +70,7 @@ class Following:
         self.stage = Stage.ASKING
         self.subscription = subscription
         self.told = None
-        end = log.end_offset
+        end = held = log.end_offset
         if self.mend_from is not None:
             end = max(log.start_offset, min(end, self.mend_from))
         self.asked_end = end
@@ -78,7 +78,7 @@ class Following:
         if end > log.start_offset:
             last_epoch = max((epoch for epoch, start in log.epoch_starts() if start < end), default=-1)
         where = self.partition.topic_partition
-        return Subscribe(subscription, log.topic_id, where.partition, self.epoch, last_epoch, end)
+        return Subscribe(subscription, log.topic_id, where.partition, self.epoch, last_epoch, end, held)
 
     def wait(self, now: float) -> None:
         """It is not served now: ask again later, and then ever later."""

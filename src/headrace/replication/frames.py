@@ -5,7 +5,8 @@ numbers are big-endian. A frame is the length of what follows (uint32), its kind
 
     1 HELLO        magic 4 bytes "hrln", version uint16, broker int32, then cluster id and incarnation,
                    each a uint8 length and UTF-8
-    2 SUBSCRIBE    subscription uint32, topic id 16 bytes, partition int32, epoch int32, last epoch int32, end int64
+    2 SUBSCRIBE    subscription uint32, topic id 16 bytes, partition int32, epoch int32, last epoch int32, end int64,
+                   held int64: where the follower's log ends, which is behind `end` when it wants to copy anew
     3 START        subscription, epoch, from int64, watermark int64, log start int64
     4 TRUNCATE     subscription, epoch, epoch to be cut int32, end int64
     5 RESET        subscription, epoch, log start int64
@@ -32,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from headrace.errors import ProtocolError
 
 MAGIC: Final = b"hrln"
-VERSION: Final = 1
+VERSION: Final = 2
 HEAD: Final = struct.Struct(">IB")
 HEAD_BYTES: Final = HEAD.size
 LENGTH_BYTES: Final = 4
@@ -43,7 +44,7 @@ ENTRIES_MAX: Final = 100_000
 TEXT_MAX_BYTES: Final = 1000
 
 _HELLO = struct.Struct(">4sHi")
-_SUBSCRIBE = struct.Struct(">I16siiiq")
+_SUBSCRIBE = struct.Struct(">I16siiiqq")
 _START = struct.Struct(">Iiqqq")
 _TRUNCATE = struct.Struct(">Iiiq")
 _RESET = struct.Struct(">Iiq")
@@ -95,6 +96,12 @@ class Subscribe(NamedTuple):
     epoch: int
     last_epoch: int
     end: int
+    held: int
+
+    @property
+    def mends(self) -> bool:
+        """It is about to drop what it holds from `end` on, to copy it anew."""
+        return self.end < self.held
 
 
 class Start(NamedTuple):

@@ -49,13 +49,12 @@ def refusal(asked: Subscribe, partition: Partition | None, broker: int) -> Stop 
 
 
 def must_leave(asked: Subscribe, core: LeaderCore, broker: int, incarnation: str) -> Stop | None:
-    """A member that holds less than the watermark could be elected, and what is committed would be lost: it gets
-    nothing, and cuts nothing, before it has left the set."""
-    if asked.end >= core.high_watermark:
+    """A member that holds less than what is committed could be elected, and that would be lost: it gets nothing, and
+    cuts nothing, before it has left the set."""
+    committed = core.committed_before(mends=asked.mends)
+    if asked.end >= committed or not core.counts(broker, incarnation):
         return None
-    if not core.counts(broker, incarnation):
-        return None
-    text = f"broker {broker} is in sync below {core.high_watermark} and asks for {asked.end}: it leaves the set first"
+    text = f"broker {broker} is in sync below {committed} and asks for {asked.end}: it leaves the set first"
     return Stop(asked.subscription, asked.epoch, Reason.IN_SYNC, text)
 
 

@@ -124,7 +124,7 @@ class LeadingEnd:
         core = partition.core
         stop = leader.must_leave(asked, core, self.broker, self.incarnation)
         if stop is not None:
-            core.subscribed(self.broker, self.incarnation, asked.end, self._shared.clock.now())
+            core.must_leave(self.broker, self.incarnation, asked.end, self._shared.clock.now())
             self._shared.caught_up(partition)
             self._answers.append(frames.answer(stop))
             return
