@@ -14,33 +14,22 @@ import os
 import secrets
 import uuid
 from collections.abc import Callable
-from typing import Final
 
 from headrace import serving
 from headrace.archived import ArchivedOffsets
 from headrace.cluster.coordination import on_etcd, open_coordination
 from headrace.cluster.image import Endpoint, Image
 from headrace.cluster.participant import Participant
-from headrace.cluster.waiting import pause
-from headrace.groups.coordinator import GroupCoordinator
-from headrace.groups.limits import limits_from
-from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
-from headrace.kafka.group_loading import GroupPartitions
-from headrace.kafka.group_log import GroupLog
-from headrace.kafka.producer_ids import ProducerIds
-from headrace.kafka.server import KafkaServer, Listening
-from headrace.kafka.services import Services
-from headrace.kafka.topic_creation import TopicCreation
+from headrace.kafka.front_end import FrontEnd
+from headrace.kafka.server import Listening
 from headrace.metrics import Metrics
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
 from headrace.serving import OwnedTasks
 from headrace.settings import BrokerSettings
-from headrace.storage.keys.builder import KeyIndexes
-from headrace.storage.keys.index import KeyLimits
 from headrace.storage.log import TICK_SECONDS, TopicPartition
 from headrace.system import descriptors
 from headrace.system.boot import boot_id
@@ -49,8 +38,6 @@ from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
 
 log = logging.getLogger(__name__)
-
-LOAD_SECONDS: Final = 10.0
 
 
 class Node:
@@ -101,53 +88,33 @@ class Node:
         built, participant = self._built, self.participant
         await participant.open()
         self.settings = participant.settings
-        self._open_key_indexes()
-        self._open_groups()
-        built.callback(self.groups.close)
         built.callback(self._background.cancel)
-        self.services = self._services()
+        self.front_end = FrontEnd(
+            participant,
+            self.network,
+            self.metrics,
+            connections_max=self._connections_max(),
+            draw_id=lambda: str(uuid.uuid4()),
+            spawn=self._background.spawn,
+            failed=self._failed,
+        )
+        built.callback(self.front_end.close)
+        participant.view.listen(self._follow_log_level)
         endpoints = self._listen()
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
         self._open_archived()
         await participant.join(endpoints, http)
-        await self._load_groups()
+        await self.front_end.load_groups()
         self._tick()
         built.callback(lambda: self._ticker.cancel())
-
-    def _services(self) -> Services:
-        participant = self.participant
-        creation = TopicCreation(participant.view, participant.topics, participant.effective_settings)
-        return Services(
-            settings=self.settings,
-            clock=self.clock,
-            disk=self.disk,
-            data_folder=participant.folder,
-            metrics=self.metrics,
-            broker_id=participant.broker_id,
-            cluster_id=participant.cluster_id,
-            view=participant.view,
-            tasks=participant.tasks,
-            topics=participant.topics,
-            configs=participant.configs,
-            creation=creation,
-            partitions=participant.partitions,
-            key_indexes=self.key_indexes,
-            groups=self.groups,
-            producer_ids=ProducerIds(participant.coordination, participant.prefix),
-            spawn=self._background.spawn,
-            failed=self._failed,
-            effective=participant.effective_settings,
-        )
 
     def _listen(self) -> dict[str, Endpoint]:
         """Open all listeners; what clients are told of each."""
         settings = self.settings
         tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
-        self.server = KafkaServer(self.network, self.services, self._connections_max())
-        self._built.callback(self.server.close)
         endpoints = {}
         for spec in self._specs:
-            real = self.server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
+            real = self.front_end.server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
             told = spec.advertised or real
             endpoints[spec.name] = Endpoint(told.host, told.port or real.port)
         if settings["http.listen"] != "off":
@@ -177,10 +144,10 @@ class Node:
             broker_id=participant.broker_id,
             cluster_id=participant.cluster_id,
             partitions=participant.partitions,
-            key_indexes=self.key_indexes,
+            key_indexes=self.front_end.key_indexes,
             image=lambda: participant.view.image,
-            ensure_topic=self.services.creation.ensure,
-            group_lags=lambda: self.groups.lags(self._end_offset),
+            ensure_topic=self.front_end.services.creation.ensure,
+            group_lags=lambda: self.front_end.groups.lags(self._end_offset),
             ready=self._why_not_ready,
             spawn=self._background.spawn,
         )
@@ -196,46 +163,12 @@ class Node:
     def _follow_log_level(self, _old: Image, _new: Image) -> None:
         logging.getLogger().setLevel(self.participant.effective_settings()["log.level"].upper())
 
-    def _open_key_indexes(self) -> None:
-        participant = self.participant
-        limits = KeyLimits(self.settings["key.index.entries"], self.settings["key.index.slots"])
-        self.key_indexes = KeyIndexes(participant.store, self.disk, self.clock, participant.folder, limits)
-        self._built.callback(self.key_indexes.close)
-
-    def _open_groups(self) -> None:
-        participant = self.participant
-        self.groups = GroupCoordinator(
-            self.clock,
-            GroupLog(participant.partitions).append,
-            self._offsets_partitions,
-            lambda: str(uuid.uuid4()),
-            lambda: limits_from(participant.effective_settings()),
-        )
-        participant.store.on_sync(self.metrics.syncs.add)
-        image = participant.view.image
-        self.group_partitions = GroupPartitions(
-            participant.partitions, self.groups, self.disk, lambda: participant.view.image
-        )
-        self._follow_groups(image, image)
-        participant.view.listen(self._follow_groups)
-        participant.view.listen(self._follow_log_level)
-
-    async def _load_groups(self) -> None:
-        """Clients find their groups at once; but a start does not wait for ever, nor for other brokers."""
-        give_up = self.clock.now() + LOAD_SECONDS
-        while self.group_partitions.reading and self.clock.now() < give_up:
-            await pause(self.clock, 0.001)
-
-    def _follow_groups(self, old: Image, new: Image) -> None:
-        self.group_partitions.follow()
-        self.group_partitions.forget_topics(old, new)
-
     def _open_archived(self) -> None:
-        plain = next((self.server.addresses[spec.name] for spec in self._specs if not spec.tls), None)
+        plain = next((self.front_end.server.addresses[spec.name] for spec in self._specs if not spec.tls), None)
         self.archived = ArchivedOffsets(
             self.clock,
             self.participant.partitions,
-            self.groups,
+            self.front_end.groups,
             lambda: self.participant.view.image,
             lambda: self.participant.effective_settings()["archive.group"],
             None if plain is None else str(plain),
@@ -245,14 +178,9 @@ class Node:
     def _archived_offset(self, where: TopicPartition) -> int:
         return 0 if self.archived is None else self.archived.offset(where)
 
-    def _offsets_partitions(self) -> int:
-        topic = self.participant.view.image.topics.get(OFFSETS_TOPIC)
-        return len(topic.partitions) if topic is not None else self.settings["offsets.topic.partitions"]
-
     def _tick(self) -> None:
         self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
-        self.key_indexes.tick()
-        self.group_partitions.follow()
+        self.front_end.tick()
         if self.archived is not None:
             self.archived.tick()
         if self.http is not None:
@@ -265,7 +193,7 @@ class Node:
 
     def listening(self) -> list[str]:
         http = None if self.http is None else self.http.address
-        return serving.where(self.server.addresses, http)
+        return serving.where(self.front_end.server.addresses, http)
 
     def described(self) -> str:
         return f"broker {self.participant.broker_id} of cluster {self.participant.cluster_id}"

@@ -169,7 +169,7 @@ class Connection:
         if self._paused:
             self._metrics.paused_connections -= 1
         self._metrics.connections_open -= 1
-        self.services.connections.discard(self)
+        self.services.connections.pop(self, None)
         log.debug("connection from %s ended: %s", self.peer, reason)
 
     # Requests.

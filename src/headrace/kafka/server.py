@@ -57,7 +57,7 @@ class KafkaServer:
             log.warning("a connection on %s was refused: %d are open", listener, self._connections_max)
             return None
         connection = Connection(services, listener, HANDLERS, RAW_HANDLERS)
-        services.connections.add(connection)
+        services.connections[connection] = None
         metrics.connections_open += 1
         metrics.connections_accepted += 1
         return connection

@@ -48,4 +48,5 @@ class Services:
     effective: Callable[[], BrokerSettings]
     """The settings with what was altered while running."""
     metadata_cache: MetadataCache = field(default_factory=MetadataCache)
-    connections: set[object] = field(default_factory=set)
+    connections: dict[object, None] = field(default_factory=dict)
+    """Those that are open, in the order in which they were."""

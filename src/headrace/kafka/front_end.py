@@ -1,0 +1,123 @@
+"""The Kafka front end on a participant: key indexes, groups, handlers and listeners, in the order that they need.
+
+`node.py` puts it on the real ports, the simulator on its own: both build it here. A participant that is open comes
+first, and it joins its cluster when the listeners stand: nobody is sent here before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from headrace.cluster.image import Image
+from headrace.cluster.participant import Participant
+from headrace.cluster.waiting import pause
+from headrace.groups.coordinator import GroupCoordinator
+from headrace.groups.limits import limits_from
+from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.kafka.group_loading import GroupPartitions
+from headrace.kafka.group_log import GroupLog
+from headrace.kafka.producer_ids import ProducerIds
+from headrace.kafka.server import KafkaServer
+from headrace.kafka.services import Services
+from headrace.kafka.topic_creation import TopicCreation
+from headrace.metrics import Metrics
+from headrace.ports.network import Network
+from headrace.storage.keys.builder import KeyIndexes
+from headrace.storage.keys.index import KeyLimits
+
+LOAD_SECONDS: Final = 10.0
+
+
+class FrontEnd:
+    """Built when the participant is open; `close` takes it down before the participant goes."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        network: Network,
+        metrics: Metrics,
+        *,
+        connections_max: int,
+        draw_id: Callable[[], str],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._participant = participant
+        self._clock = participant.clock
+        self._built = contextlib.ExitStack()
+        settings = participant.settings
+        limits = KeyLimits(settings["key.index.entries"], settings["key.index.slots"])
+        self.key_indexes = KeyIndexes(participant.store, participant.disk, self._clock, participant.folder, limits)
+        self._built.callback(self.key_indexes.close)
+        self.groups = GroupCoordinator(
+            self._clock,
+            GroupLog(participant.partitions).append,
+            self._offsets_partitions,
+            draw_id,
+            lambda: limits_from(participant.effective_settings()),
+        )
+        self._built.callback(self.groups.close)
+        participant.store.on_sync(metrics.syncs.add)
+        self.group_partitions = GroupPartitions(
+            participant.partitions, self.groups, participant.disk, lambda: participant.view.image
+        )
+        image = participant.view.image
+        self._follow_groups(image, image)
+        participant.view.listen(self._follow_groups)
+        self.services = self._services(metrics, spawn, failed)
+        self.server = KafkaServer(network, self.services, connections_max)
+        self._built.callback(self.server.close)
+
+    def _services(
+        self,
+        metrics: Metrics,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        failed: Callable[[BaseException], None],
+    ) -> Services:
+        participant = self._participant
+        return Services(
+            settings=participant.settings,
+            clock=self._clock,
+            disk=participant.disk,
+            data_folder=participant.folder,
+            metrics=metrics,
+            broker_id=participant.broker_id,
+            cluster_id=participant.cluster_id,
+            view=participant.view,
+            tasks=participant.tasks,
+            topics=participant.topics,
+            configs=participant.configs,
+            creation=TopicCreation(participant.view, participant.topics, participant.effective_settings),
+            partitions=participant.partitions,
+            key_indexes=self.key_indexes,
+            groups=self.groups,
+            producer_ids=ProducerIds(participant.coordination, participant.prefix),
+            spawn=spawn,
+            failed=failed,
+            effective=participant.effective_settings,
+        )
+
+    async def load_groups(self) -> None:
+        """Clients find their groups at once; but a start does not wait for ever, nor for other brokers."""
+        give_up = self._clock.now() + LOAD_SECONDS
+        while self.group_partitions.reading and self._clock.now() < give_up:
+            await pause(self._clock, 0.001)
+
+    def tick(self) -> None:
+        """Every 100 ms."""
+        self.key_indexes.tick()
+        self.group_partitions.follow()
+
+    def close(self) -> None:
+        self._built.close()
+
+    def _follow_groups(self, old: Image, new: Image) -> None:
+        self.group_partitions.follow()
+        self.group_partitions.forget_topics(old, new)
+
+    def _offsets_partitions(self) -> int:
+        participant = self._participant
+        topic = participant.view.image.topics.get(OFFSETS_TOPIC)
+        return len(topic.partitions) if topic is not None else participant.settings["offsets.topic.partitions"]
