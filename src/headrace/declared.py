@@ -150,6 +150,22 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
         choices=("CreateTime", "LogAppendTime"),
     ),
     Setting(
+        "message.timestamp.before.max.ms",
+        "int",
+        FOREVER_MS,
+        "how far a record's own time may lie before the broker's; older ones are refused (with CreateTime only)",
+        "ms",
+        0,
+    ),
+    Setting(
+        "message.timestamp.after.max.ms",
+        "int",
+        FOREVER_MS,
+        "how far a record's own time may lie after the broker's; later ones are refused (with CreateTime only)",
+        "ms",
+        0,
+    ),
+    Setting(
         "flush.messages", "int", 2**63 - 1, "records after which a log is synced, whatever its durability", "records", 1
     ),
     Setting("flush.ms", "int", 500, "interval at which a log with durability os is synced", "ms", 1),

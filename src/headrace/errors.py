@@ -5,6 +5,7 @@ Raise these for peers, disks and operators. A message says what happened, where,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,7 +62,16 @@ class BatchTooLarge(HeadraceError):
 
 
 class InvalidRecord(HeadraceError):
-    """A record batch that is whole but breaks a rule of its topic."""
+    """A record batch that is whole but breaks a rule of its topic. `record_errors` has the place in the batch of each
+    record that does, rising, and what is wrong with it (KIP-467); empty where it is the batch itself."""
+
+    def __init__(self, message: str, record_errors: Sequence[tuple[int, str | None]] = ()) -> None:
+        super().__init__(message)
+        self.record_errors = record_errors
+
+
+class InvalidTimestamp(InvalidRecord):
+    """Records with a time that their topic does not take."""
 
 
 class OffsetOutOfRange(HeadraceError):
@@ -178,6 +188,7 @@ _TABLE: Final[dict[type[HeadraceError], Mapping]] = {
     CorruptBatch: Mapping(2, 400, True),
     BatchTooLarge: Mapping(10, 413, False),
     InvalidRecord: Mapping(87, 422, False),
+    InvalidTimestamp: Mapping(32, 422, False),
     OffsetOutOfRange: Mapping(1, 416, False),
     StorageFull: Mapping(56, 507, True),
     StorageFailed: Mapping(56, 503, True),

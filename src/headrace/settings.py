@@ -71,6 +71,10 @@ class LogSettings:
     index_interval_bytes: int
     max_message_bytes: int
     append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    checks_records: bool
+    """Whether a batch's records are looked at one by one before it is taken."""
     flush_messages: int
     flush_ms: int
     delete_retention_ms: int
@@ -93,9 +97,11 @@ def log_settings(
     own = check_topic_overrides(overrides or {})
     v.update(LEVELS.get(str(own.get("reliability", v["reliability"])), {}))
     v.update(own)
+    compact, append_time = "compact" in v["cleanup.policy"], v["message.timestamp.type"] == "LogAppendTime"
+    before_ms, after_ms = v["message.timestamp.before.max.ms"], v["message.timestamp.after.max.ms"]
     return LogSettings(
         durability=v["durability"],
-        compact="compact" in v["cleanup.policy"],
+        compact=compact,
         delete="delete" in v["cleanup.policy"],
         retention_ms=v["retention.ms"],
         retention_bytes=v["retention.bytes"],
@@ -105,7 +111,10 @@ def log_settings(
         segment_index_bytes=v["segment.index.bytes"],
         index_interval_bytes=v["index.interval.bytes"],
         max_message_bytes=v["max.message.bytes"],
-        append_time=v["message.timestamp.type"] == "LogAppendTime",
+        append_time=append_time,
+        timestamp_before_max_ms=before_ms,
+        timestamp_after_max_ms=after_ms,
+        checks_records=compact or (not append_time and min(before_ms, after_ms) < FOREVER_MS),
         flush_messages=v["flush.messages"],
         flush_ms=v["flush.ms"],
         delete_retention_ms=v["delete.retention.ms"],

@@ -63,6 +63,48 @@ def test_a_message_too_large_is_refused_alone(broker: Broker, topic: MakeTopic, 
     asyncio.run(send())
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_record_that_is_wrong_is_told_from_those_that_came_with_it(
+    broker: Broker, topic: MakeTopic, together: bool
+) -> None:
+    name = topic(cleanup_policy="compact")
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 500 if together else 0})
+    reported: dict[int, KafkaError | None] = {}
+
+    def report(place: int) -> Callable[[KafkaError | None, object], None]:
+        return lambda error, _message: reported.__setitem__(place, error)
+
+    for place in range(20):
+        key = None if place % 10 == 0 else b"k%d" % place
+        producer.produce(name, b"v", key, partition=0, on_delivery=report(place))
+        if not together:
+            assert not producer.flush(DEADLINE_S)
+    assert not producer.flush(DEADLINE_S)
+    codes = {place: error.code() if error is not None else 0 for place, error in reported.items()}
+    others = KafkaError._INVALID_DIFFERENT_RECORD if together else 0
+    assert codes == {place: KafkaError.INVALID_RECORD if place % 10 == 0 else others for place in range(20)}
+
+
+def test_a_record_that_is_wrong_with_kafka_python_and_aiokafka(broker: Broker, topic: MakeTopic) -> None:
+    name = topic(cleanup_policy="compact")
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+    with pytest.raises(kafka_python_errors.InvalidRecordError):
+        producer.send(name, b"v").get(DEADLINE_S)
+    producer.close()
+
+    async def send() -> None:
+        aio = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
+        await aio.start()
+        try:
+            with pytest.raises(aiokafka_errors.KafkaError):
+                await aio.send_and_wait(name, b"v")
+            assert (await aio.send_and_wait(name, b"v", b"k")).offset == 0
+        finally:
+            await aio.stop()
+
+    asyncio.run(send())
+
+
 @proves("R15")
 def test_a_topic_name_against_the_rules(broker: Broker) -> None:
     error = confluent_error(broker, "not/allowed", b"v", **{"message.timeout.ms": 10_000})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from brokers import Broker
-from frontend.raw import Raw, batch_of, values
+from frontend.raw import NOW_MS, Raw, batch_of, values
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.wire import api as apis
@@ -188,6 +189,34 @@ def test_batches_come_back_byte_for_byte_but_for_their_place(broker: Broker, con
     records = memoryview(raw.fetch(topic).records)
     stored = [bytes(view) for _, view in batches(records)]
     assert [view[16:] for view in stored] == [batch[16:] for batch in sent]
+
+
+@pytest.mark.parametrize("version", [7, 8, 9, 12])
+def test_all_records_of_a_batch_that_are_wrong_are_named(
+    broker: Broker, connect: Connect, topic: str, version: int
+) -> None:
+    raw = connect(broker)
+    raw.create(topic, cleanup_policy="compact")
+    keys = [b"a", None, b"b", None]
+    answer = raw.produce(topic, bytes(kernel.build([(NOW_MS, key, b"v", ()) for key in keys])), version=version)
+    assert (answer.error_code, answer.base_offset) == (87, -1)
+    if version >= 8:
+        assert [wrong.batch_index for wrong in answer.record_errors] == [1, 3]
+        assert all("no key" in wrong.batch_index_error_message for wrong in answer.record_errors)
+        assert "record 1 of the batch has no key" in answer.error_message
+    assert raw.produce(topic, bytes(kernel.build([(NOW_MS, b"a", b"v", ())])), version=version).base_offset == 0
+
+
+def test_records_from_another_time_are_named_where_the_topic_says_so(
+    broker: Broker, connect: Connect, topic: str
+) -> None:
+    raw = connect(broker)
+    raw.create(topic, message_timestamp_before_max_ms="3600000", message_timestamp_after_max_ms="3600000")
+    now_ms = int(time.time() * 1000)
+    times_ms = [now_ms, NOW_MS, now_ms + 7_200_000]
+    answer = raw.produce(topic, bytes(kernel.build([(time_ms, None, b"v", ()) for time_ms in times_ms])))
+    assert (answer.error_code, [wrong.batch_index for wrong in answer.record_errors]) == (32, [1, 2])
+    assert raw.produce(topic, bytes(kernel.build([(now_ms, None, b"v", ())]))).error_code == 0
 
 
 def test_append_time_replaces_the_producers_clock_where_the_topic_says_so(

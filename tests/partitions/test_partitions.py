@@ -12,6 +12,7 @@ from headrace.errors import (
     FencedEpoch,
     HeadraceError,
     InvalidRecord,
+    InvalidTimestamp,
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
@@ -24,6 +25,7 @@ from headrace.errors import (
 )
 from headrace.partitions.partitions import Failures
 from headrace.partitions.submission import submit
+from headrace.partitions.validation import WORDED_MAX
 from headrace.records import codecs, kernel
 from headrace.records.batch import read_header
 from headrace.records.record import NewRecord
@@ -246,11 +248,46 @@ def test_a_compacted_topic_refuses_records_without_a_key(led: Led, policy: str, 
         records: list[NewRecord] = [(1_750_000_000_000, key, b"value", []) for key in keys]
         return memoryview(kernel.build(records, codec=codec))
 
-    for keys in ((None,), (b"a", None, b"b"), (b"a", b"", None)):
-        with pytest.raises(InvalidRecord, match=rf"orders-0: record {keys.index(None)} of the batch has no key"):
+    for keys in ((None,), (b"a", None, b"b"), (b"a", b"", None), (None, b"a", None)):
+        first = keys.index(None)
+        with pytest.raises(InvalidRecord, match=rf"orders-0: record {first} of the batch has no key") as refused:
             partition.append(sent(*keys), 1)
+        assert [place for place, _ in refused.value.record_errors] == [n for n, key in enumerate(keys) if key is None]
     assert partition.log.end_offset == 0
     assert partition.append(sent(b"a", b""), 1)[0] == 0
+
+
+def test_records_outside_the_times_that_a_topic_takes_are_all_named(led: Led) -> None:
+    partition = led.lead(message_timestamp_before_max_ms=1000, message_timestamp_after_max_ms=500)
+    now_ms = led.clock.wall_ms()
+
+    def sent(*shifts_ms: int | None, codec: int = 0) -> memoryview:
+        times = [-1 if shift_ms is None else now_ms + shift_ms for shift_ms in shifts_ms]
+        return memoryview(kernel.build([(time_ms, None, b"v", []) for time_ms in times], codec=codec))
+
+    for shifts_ms, wrong in (
+        ((-1001,), [0]),
+        ((501,), [0]),
+        ((0, -1001, 500, 501, None), [1, 3]),
+        ((-5000, 0, -5000), [0, 2]),
+    ):
+        for codec in (codecs.Codec.NONE, codecs.Codec.LZ4):
+            with pytest.raises(InvalidTimestamp, match=f"record {wrong[0]} of the batch has timestamp") as refused:
+                partition.append(sent(*shifts_ms, codec=codec), 1)
+            assert [place for place, _ in refused.value.record_errors] == wrong
+    assert partition.log.end_offset == 0
+    assert partition.append(sent(-1000, 500, None), 1)[0] == 0
+    assert partition.append(sent(500), 1)[0] == 3
+    stamped = led.lead("stamped", message_timestamp_after_max_ms=500, message_timestamp_type="LogAppendTime")
+    assert stamped.append(sent(501), 1)[0] == 0
+
+
+def test_of_very_many_wrong_records_all_are_named_and_some_have_words(led: Led) -> None:
+    partition = led.lead(cleanup_policy="compact")
+    with pytest.raises(InvalidRecord, match="; 5000 records are wrong") as refused:
+        partition.append(memoryview(kernel.build([(0, None, b"", [])] * 5000)), 1)
+    assert [place for place, _ in refused.value.record_errors] == list(range(5000))
+    assert [text is not None for _, text in refused.value.record_errors] == [True] * WORDED_MAX + [False] * 4900
 
 
 def test_a_batch_above_the_limit_of_its_topic_is_refused(led: Led) -> None:

@@ -18,6 +18,7 @@ each_version = pytest.mark.parametrize("version", range(produce.MIN_VERSION, pro
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 names = st.text(max_size=6) | st.text("ключ-n", min_size=120, max_size=140)
+texts = st.none() | names
 records = st.none() | st.binary(max_size=20) | st.integers(126, 17000).map(bytes)
 
 requests = st.builds(
@@ -40,7 +41,8 @@ responses = st.lists(
         names,
         st.binary(min_size=16, max_size=16),
         st.lists(
-            st.tuples(int32, st.integers(-1, 120), int64, int64, int64, st.none() | names), min_size=0, max_size=3
+            st.tuples(int32, st.integers(-1, 120), int64, int64, int64, texts, st.lists(st.tuples(int32, texts))),
+            max_size=3,
         ),
     ),
     max_size=3,
@@ -117,8 +119,9 @@ def test_responses_encode_as_by_the_compiled_codec(
                         log_append_time_ms=time_ms,
                         log_start_offset=start,
                         error_message=text,
+                        record_errors=[Message(batch_index=at, batch_index_error_message=why) for at, why in wrong],
                     )
-                    for index, error, base, time_ms, start, text in partitions
+                    for index, error, base, time_ms, start, text, wrong in partitions
                 ],
             )
             for name, topic_id, partitions in topics
@@ -133,7 +136,7 @@ def test_responses_encode_as_by_the_compiled_codec(
 @pytest.mark.parametrize("version", range(produce.WITH_LEADERS, produce.MAX_VERSION + 1))
 def test_partitions_that_are_led_elsewhere_say_where(version: int) -> None:
     topic_id = bytes(range(16))
-    topics: list[produce.ResponseTopic] = [("t", topic_id, [(0, 6, -1, -1, -1, None), (1, 0, 7, -1, 3, None)])]
+    topics: list[produce.ResponseTopic] = [("t", topic_id, [(0, 6, -1, -1, -1, None, ()), (1, 0, 7, -1, 3, None, ())])]
     leaders, ends = {(0, 0): (2, 9)}, [(2, "10.0.0.2", 9092, "east"), (3, "10.0.0.3", 9093, None)]
     frame = memoryview(produce.encode_elsewhere(version, 5, topics, leaders, ends))[4:]
     correlation_id, body = header.read_response_header(PRODUCE, version, frame)

@@ -20,7 +20,6 @@ from headrace.errors import (
     CorruptBatch,
     FencedEpoch,
     HeadraceError,
-    InvalidRecord,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeader,
@@ -30,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.partitions import levels
 from headrace.partitions.core import LeaderCore
-from headrace.records import kernel
+from headrace.partitions.validation import check_records
 from headrace.records.batch import check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.storage.producers import UnreadableProducers
@@ -153,8 +152,8 @@ class Partition:
                 f"{self.topic_partition}: a batch of {header.size_bytes} bytes; "
                 f"max.message.bytes is {settings.max_message_bytes}"
             )
-        if settings.compact:
-            _check_keys(self.topic_partition, records)
+        if settings.checks_records:
+            check_records(self.topic_partition, header, records, settings, self.wall_ms())
         if header.producer_id >= 0:
             try:
                 duplicate_at = log.producers.check(header)
@@ -363,17 +362,6 @@ class Partition:
                 waiter.grew(grown)
                 if not waiter.answered:
                     self._waiting_fetches.append(waiter)
-
-
-def _check_keys(topic_partition: TopicPartition, records: memoryview) -> None:
-    """Compaction would drop a record without a key, so its producer must hear of it now."""
-    key_lengths = kernel.columns(records).key_lengths
-    if min(key_lengths) < 0:
-        at = next(nth for nth, length in enumerate(key_lengths) if length < 0)
-        raise InvalidRecord(
-            f"{topic_partition}: record {at} of the batch has no key, but the topic is compacted by key "
-            "(cleanup.policy): give every record one"
-        )
 
 
 def _answer(queue: deque[tuple[int, ProduceWaiter]], position: int) -> None:

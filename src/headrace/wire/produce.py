@@ -31,8 +31,10 @@ _BY_TOPIC_ID: Final = 13
 
 RequestTopic = tuple[str | None, bytes | None, list[tuple[int, memoryview | None]]]
 """Name, or UUID from version 13 on; then (partition, records) of each partition."""
-ResponsePartition = tuple[int, int, int, int, int, str | None]
-"""Partition, error code, base offset, log append time in ms or -1, log start offset, error message."""
+RecordErrors = Sequence[tuple[int, str | None]]
+"""Place in the batch of each record that is wrong, rising, and what is wrong with it (KIP-467)."""
+ResponsePartition = tuple[int, int, int, int, int, str | None, RecordErrors]
+"""Partition, error code, base offset, log append time in ms or -1, log start offset, error message, record errors."""
 ResponseTopic = tuple[str | None, bytes | None, list[ResponsePartition]]
 
 
@@ -269,8 +271,8 @@ _one_v5_bytes: Final = struct.calcsize(">iih") + struct.calcsize(">iihqqqi")
 def encode_response(version: int, correlation_id: int, topics: list[ResponseTopic], throttle_ms: int = 0) -> bytes:
     """A complete response frame: length, header and body."""
     if len(topics) == 1 and len(topics[0][2]) == 1 and version >= _WITH_LOG_START:
-        name, topic_id, ((index, error, base_offset, append_time_ms, log_start, message),) = topics[0]
-        if message is None or version < _WITH_MESSAGE:
+        name, topic_id, ((index, error, base_offset, append_time_ms, log_start, message, record_errors),) = topics[0]
+        if (message is None and not record_errors) or version < _WITH_MESSAGE:
             if version >= _BY_TOPIC_ID:
                 return _one_by_id(
                     _one_by_id_bytes, correlation_id, 2, topic_id,
@@ -323,7 +325,7 @@ def encode_elsewhere(
                 base_offset=row[2],
                 log_append_time_ms=row[3],
                 log_start_offset=row[4],
-                record_errors=[],
+                record_errors=[Message(batch_index=at, batch_index_error_message=text) for at, text in row[6]],
                 error_message=row[5],
             )
             for row in rows
@@ -338,7 +340,21 @@ def encode_elsewhere(
     return write_response(PRODUCE, version, correlation_id, codec.encode_response(PRODUCE, version, body))
 
 
-_compact_partition = struct.Struct(">ihqqqB").pack
+_partition = struct.Struct(">ihqqq").pack
+_place = struct.Struct(">i").pack
+
+
+def _compact_text(text: str | None) -> tuple[bytes, ...]:
+    """A string or null, and the empty tags behind it."""
+    if text is None:
+        return (b"\0\0",)
+    encoded = text.encode()
+    return write_uvarint(len(encoded) + 1), encoded, b"\0"
+
+
+def _text(text: str | None) -> tuple[bytes, ...]:
+    encoded = b"" if text is None else text.encode()
+    return struct.pack(">h", -1 if text is None else len(encoded)), encoded
 
 
 def _write_flexible(parts: list[bytes], by_id: bool, topics: list[ResponseTopic], throttle_ms: int) -> None:
@@ -351,13 +367,12 @@ def _write_flexible(parts: list[bytes], by_id: bool, topics: list[ResponseTopic]
             encoded = (name or "").encode()
             parts += (write_uvarint(len(encoded) + 1), encoded)
         parts.append(write_uvarint(len(partitions) + 1))
-        for index, error, base_offset, append_time_ms, log_start, message in partitions:
-            parts.append(_compact_partition(index, error, base_offset, append_time_ms, log_start, 1))
-            if message is None:
-                parts.append(b"\0\0")
-            else:
-                encoded = message.encode()
-                parts += (write_uvarint(len(encoded) + 1), encoded, b"\0")
+        for index, error, base_offset, append_time_ms, log_start, message, record_errors in partitions:
+            parts.append(_partition(index, error, base_offset, append_time_ms, log_start))
+            parts.append(write_uvarint(len(record_errors) + 1))
+            for at, text in record_errors:
+                parts += (_place(at), *_compact_text(text))
+            parts += _compact_text(message)
         parts.append(b"\0")
     parts.append(struct.pack(">ix", throttle_ms))
 
@@ -367,11 +382,13 @@ def _write_legacy(parts: list[bytes], version: int, topics: list[ResponseTopic],
     for name, _, partitions in topics:
         encoded = (name or "").encode()
         parts += (struct.pack(">h", len(encoded)), encoded, struct.pack(">i", len(partitions)))
-        for index, error, base_offset, append_time_ms, log_start, message in partitions:
+        for index, error, base_offset, append_time_ms, log_start, message, record_errors in partitions:
             parts.append(struct.pack(">ihqq", index, error, base_offset, append_time_ms))
             if version >= _WITH_LOG_START:
                 parts.append(struct.pack(">q", log_start))
             if version >= _WITH_MESSAGE:
-                encoded = b"" if message is None else message.encode()
-                parts += (struct.pack(">ih", 0, -1 if message is None else len(encoded)), encoded)
+                parts.append(struct.pack(">i", len(record_errors)))
+                for at, text in record_errors:
+                    parts += (_place(at), *_text(text))
+                parts += _text(message)
     parts.append(struct.pack(">i", throttle_ms))

@@ -22,8 +22,7 @@ from headrace.wire import produce as wire
 
 TRANSACTIONAL_ID_REFUSED: Final = 53
 
-Row = tuple[int, int, int, int, int, str | None]
-"""(partition, error code, base offset, append time, log start offset, error message)"""
+Row = wire.ResponsePartition
 
 
 class PendingProduce:
@@ -80,30 +79,30 @@ class PendingProduce:
             partition = partitions.find(topic, index) if topic is not None else None
             if partition is None:
                 code = error if topic is None else routing.fault(image, topic, index)
-                rows.append((index, code, -1, -1, -1, None))
+                rows.append((index, code, -1, -1, -1, None, ()))
                 continue
             try:
                 if records is None:
                     raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
                 appended = partition.append(records, self._acks)
             except HeadraceError as refused:
-                rows.append((index, refused.kafka_code, -1, -1, partition.log.start_offset, str(refused)))
+                rows.append(_refusal(index, partition.log.start_offset, refused))
                 continue
             partitions.touch(partition)
             self._staged.append((partition, appended, rows, len(rows)))
-            rows.append((index, 0, appended[0], appended[2], partition.log.start_offset, None))
+            rows.append((index, 0, appended[0], appended[2], partition.log.start_offset, None, ()))
 
     def add_staged(
         self, name: str | None, topic_id: bytes | None, index: int, partition: Partition, appended: Appended
     ) -> None:
         """A row whose batch is staged already."""
-        rows: list[Row] = [(index, 0, appended[0], appended[2], partition.log.start_offset, None)]
+        rows: list[Row] = [(index, 0, appended[0], appended[2], partition.log.start_offset, None, ())]
         self._topics.append((name, topic_id, rows))
         self._staged.append((partition, appended, rows, 0))
 
     def refuse_all(self, topics: list[wire.RequestTopic], code: int, reason: str) -> None:
         for name, topic_id, parts in topics:
-            self._topics.append((name, topic_id, [(index, code, -1, -1, -1, reason) for index, _ in parts]))
+            self._topics.append((name, topic_id, [(index, code, -1, -1, -1, reason, ()) for index, _ in parts]))
 
     def written(self, failures: Failures) -> None:
         """What was staged is in the log, or has failed."""
@@ -153,7 +152,7 @@ class PendingProduce:
             return
         connection.skip(self._slot)
         if refused:
-            _, code, _, _, _, reason = refused[0]
+            _, code, _, _, _, reason, _ = refused[0]
             connection.refuse(f"an acks=0 produce failed with error {code}: {reason or 'see the table of codes'}")
 
     def _encode(self, refused: list[Row]) -> bytes:
@@ -182,7 +181,12 @@ def _leaders_elsewhere(services: Services, topics: list[wire.ResponseTopic]) -> 
 
 
 def _refused(row: Row, error: HeadraceError) -> Row:
-    return (row[0], error.kafka_code, -1, -1, row[4], str(error))
+    return _refusal(row[0], row[4], error)
+
+
+def _refusal(index: int, log_start: int, error: HeadraceError) -> Row:
+    record_errors = error.record_errors if isinstance(error, InvalidRecord) else ()
+    return (index, error.kafka_code, -1, -1, log_start, str(error), record_errors)
 
 
 def handle(
@@ -240,7 +244,7 @@ def _finish_lone(connection: Connection, failures: Failures) -> None:
             pending.add_staged(name, topic_id, index, partition, appended)
             pending.written(failures)
             continue
-        row = (index, 0, appended[0], appended[2], partition.log.start_offset, None)
+        row = (index, 0, appended[0], appended[2], partition.log.start_offset, None, ())
         answer = encode(version, correlation_id, [(name, topic_id, [row])])
         slot.parts = (answer,)
         filled_bytes += len(answer)
