@@ -49,6 +49,32 @@ def test_rows_arrive_with_key_headers_partition_and_time(spark: SparkSession, br
     assert rows_of(broker, second) == [(second, 1, 0, b"", b"", None, START_MS + 2, 0)]
 
 
+def test_tasks_with_few_rows_and_no_key_fill_more_than_one_partition(spark: SparkSession, broker: Broker) -> None:
+    topic = create_topic(broker, partitions=4)
+    writer(broker, spark.range(0, 900, 1, 16).selectExpr("cast(id as string) as value"), topic=topic).save()
+    rows = rows_of(broker, topic)
+    assert sorted(int(row[4]) for row in rows) == list(range(900))
+    assert len({row[1] for row in rows}) > 1
+
+
+def test_a_topic_is_a_table_of_the_catalog(spark: SparkSession, broker: Broker) -> None:
+    topic, name = create_topic(broker, partitions=2), "topic_as_table"
+    given = f"bootstrap '{broker.bootstrap}', subscribe '{topic}'"
+    spark.sql(f"CREATE TABLE {name} USING headrace OPTIONS ({given}, kafka.compression.type 'lz4') COMMENT 'orders'")
+    try:
+        spark.sql(f"INSERT INTO {name} (key, value) VALUES (cast('k' as binary), cast('one' as binary))")
+        assert [(row[3], row[4]) for row in rows_of(broker, topic)] == [(b"k", b"one")]
+        spark.sql(f"INSERT INTO {name} (value) VALUES (cast('two' as binary))")
+        query = f"SELECT cast(value as string) FROM {name} ORDER BY value"
+        assert [row[0] for row in spark.sql(query).collect()] == ["one", "two"]
+        later = f"SELECT count(*) FROM {name} WITH ('startingOffsets' = 'latest')"
+        assert spark.sql(later).collect()[0][0] == 0
+    finally:
+        spark.sql(f"DROP TABLE {name}")
+    with pytest.raises(PySparkException, match="unknown option 'subscrib'; did you mean subscribe"):
+        spark.sql(f"CREATE TABLE {name} USING headrace OPTIONS (bootstrap '{broker.bootstrap}', subscrib 'x')")
+
+
 def test_keys_choose_partitions_as_kafkas_clients_do(spark: SparkSession, broker: Broker) -> None:
     topic = create_topic(broker, partitions=5)
     frame = spark.range(2000).selectExpr("cast(id % 50 as string) as key", "cast(id as string) as value")

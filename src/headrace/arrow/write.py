@@ -8,6 +8,7 @@ before them travel in another.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -90,7 +91,8 @@ class Writer:
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"writer of {topic}")
         self._identity: ProducerId | None = None
         self._sequences: dict[int, int] = {}
-        self._without_key = 0
+        # Every task of a Spark job has a writer of its own: all beginning at the same turn would fill one partition.
+        self._without_key = random.randrange(self._partition_count) * SPREAD_ROWS
         self._under_way: deque[Future[list[Produced | HeadraceError]]] = deque()
         self._gap = False
 

@@ -37,7 +37,7 @@ from headrace.client.cluster import Cluster
 from headrace.client.offsets import EARLIEST
 from headrace.errors import SettingError
 from headrace.records.arrow import TYPES, schema
-from headrace.spark import filters, loss, options, planning, reading
+from headrace.spark import catalog_table, filters, loss, options, planning, reading
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import Place, Split
@@ -57,25 +57,34 @@ class HeadraceSource(DataSource):
 
     def schema(self) -> StructType:
         _hint()
-        return from_arrow_schema(schema(options.parse(self.options, streaming=False).columns))
+        table = catalog_table.options_of(self.options)
+        given = self.options if table is None else catalog_table.reader_options({}, table)
+        columns = from_arrow_schema(schema(options.parse(given, streaming=False).columns))
+        return columns if table is None else catalog_table.with_options(columns, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        chosen = options.parse(self.options, streaming=False, columns=_columns(schema))
+        chosen = options.parse(self._to_read(schema), streaming=False, columns=_columns(schema))
         return FilteringReader(chosen) if chosen.push_filters and _filters_follow() else BatchReader(chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(options.parse(self.options, streaming=True, columns=_columns(schema)))
+        return StreamReader(options.parse(self._to_read(schema), streaming=True, columns=_columns(schema)))
+
+    def _to_read(self, schema: StructType) -> dict[str, str]:
+        return catalog_table.reader_options(self.options, catalog_table.remembered(schema))
+
+    def _to_write(self, schema: StructType) -> dict[str, str]:
+        return catalog_table.writer_options(self.options, catalog_table.remembered(schema))
 
     # The sink is brought in when it is asked for: most of the processes that Spark starts for a source only read.
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from headrace.spark import sink
 
-        return sink.BatchWriter(sink.parse(self.options), schema, overwrite)
+        return sink.BatchWriter(sink.parse(self._to_write(schema)), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from headrace.spark import sink
 
-        return sink.StreamWriter(sink.parse(self.options), schema, overwrite)
+        return sink.StreamWriter(sink.parse(self._to_write(schema)), schema, overwrite)
 
 
 def _hint() -> None:
