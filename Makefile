@@ -17,7 +17,7 @@ RUNTIME := $(VENV)/.compiled $(VENV)/.runtime
 TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo packages test check prove sim bench settings inventory format clean
+.PHONY: help serve demo packages test check prove sim mutate bench settings inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -26,6 +26,7 @@ help:
 	@echo 'make check      format, lint, types, layers, tidiness'
 	@echo 'make prove      the long runs; their figures are added to docs/PROOF.md'
 	@echo 'make sim        clusters under simulated faults: SEEDS=1-2000 of them, or one seed that broke a rule, told in full'
+	@echo 'make mutate     change the code one small thing at a time and list what no test and no seed finds (ARGS=--help)'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
 	@echo 'make settings   write docs/SETTINGS.md from the declaration'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
@@ -79,6 +80,9 @@ prove: packages $(TESTS) .work/node/.installed
 
 sim: $(RUNTIME)
 	@$(BIN)/python tools/simulate.py $(SEEDS) $(ARGS)
+
+mutate: $(TESTS)
+	@$(BIN)/python tools/mutate.py $(ARGS)
 
 bench: $(TESTS)
 	$(BIN)/python bench/run.py $(ARGS)
