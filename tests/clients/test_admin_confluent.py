@@ -136,6 +136,28 @@ def test_the_cluster_is_described(admin: AdminClient, broker: Broker) -> None:
     assert cluster.cluster_id
 
 
+def names(operations: list[Any] | None) -> set[str]:
+    return {operation.name for operation in operations or ()}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_a_client_may_do_is_told_when_it_asks(
+    admin: AdminClient, broker: Broker, topic: MakeTopic, asked: bool
+) -> None:
+    name = topic()
+    group = committed_group(broker, name, 0)
+    cluster = admin.describe_cluster(include_authorized_operations=asked).result(DEADLINE_S)
+    described = only(admin.describe_topics(TopicCollection([name]), include_authorized_operations=asked))
+    members = only(admin.describe_consumer_groups([group], include_authorized_operations=asked))
+    settings = {"DESCRIBE_CONFIGS", "ALTER_CONFIGS"} if asked else set()
+    on_group = settings | ({"READ", "DESCRIBE", "DELETE"} if asked else set())
+    assert names(members.authorized_operations) == on_group
+    on_topic = on_group | ({"WRITE", "CREATE", "ALTER"} if asked else set())
+    assert names(described.authorized_operations) == on_topic
+    on_cluster = {"CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "IDEMPOTENT_WRITE"} if asked else set()
+    assert names(cluster.authorized_operations) == settings | on_cluster
+
+
 @proves("G12")
 def test_offsets_by_every_specification(
     admin: AdminClient, broker: Broker, clients: dict[str, Client], topic: MakeTopic

@@ -8,8 +8,8 @@ from headrace.cluster.image import Image
 
 ANSWERS_MAX: Final = 64
 
-Key = tuple[int, str, tuple[str, ...] | None]
-"""(version, listener, topics or None for all)"""
+Key = tuple[int, str, tuple[str, ...] | None, tuple[bool, bool]]
+"""(version, listener, topics or None for all, whether operations on topics and on the cluster are asked for)"""
 
 
 class MetadataCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import Code
+from headrace.kafka import authorized
 from headrace.kafka.api.metadata import brokers
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
@@ -29,4 +30,7 @@ def handle(request: Request) -> Message:
         cluster_id=services.cluster_id,
         controller_id=services.view.image.controller_id(),
         brokers=brokers(services.view.image, request.connection.listener),
+        cluster_authorized_operations=authorized.told(
+            authorized.ON_CLUSTER, request.body.include_cluster_authorized_operations
+        ),
     )

@@ -1,4 +1,5 @@
-"""DescribeGroups, versions 0 to 6. 4: static members; 5: compact encoding; 6: a group that is not there is an error."""
+"""DescribeGroups, versions 0 to 6. 3: authorized operations; 4: static members; 5: compact encoding; 6: a group that
+is not there is an error."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from typing import Final
 
 from headrace.errors import Code
 from headrace.groups.messages import DescribedGroup
+from headrace.kafka import authorized
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
+AUTHORIZED_FROM: Final = 3
 NOT_FOUND_FROM: Final = 6
 DEAD: Final = "Dead"
 
@@ -23,6 +26,7 @@ def _group(request: Request, group: DescribedGroup) -> Message:
     if code == Code.GROUP_ID_NOT_FOUND or (not code and group.group_state == DEAD):
         code = Code.GROUP_ID_NOT_FOUND if request.version >= NOT_FOUND_FROM else Code.NONE
         reason = f"there is no group {group.group_id!r}" if code else None
+    asked = request.version >= AUTHORIZED_FROM and request.body.include_authorized_operations and not code
     return Message(
         error_code=code,
         error_message=reason,
@@ -41,4 +45,5 @@ def _group(request: Request, group: DescribedGroup) -> Message:
             )
             for member in group.members
         ],
+        authorized_operations=authorized.told(authorized.ON_GROUP, asked),
     )

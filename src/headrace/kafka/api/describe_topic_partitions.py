@@ -6,6 +6,7 @@ from typing import Final
 
 from headrace.cluster.image import Topic
 from headrace.errors import Code
+from headrace.kafka import authorized
 from headrace.kafka.api import metadata
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
@@ -47,5 +48,10 @@ def _topic(request: Request, topic: Topic, begin: int, end: int) -> Message:
     for partition in partitions:
         partition.eligible_leader_replicas = partition.last_known_elr = []
     return Message(
-        error_code=Code.NONE, name=topic.name, topic_id=topic.id, is_internal=topic.internal, partitions=partitions
+        error_code=Code.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.internal,
+        partitions=partitions,
+        topic_authorized_operations=authorized.ON_TOPIC,
     )

@@ -1,4 +1,5 @@
-"""Metadata, versions 0 to 13. 1: racks; 4: creation can be declined; 9: compact; 10: topic ids; 12: asked by id.
+"""Metadata, versions 0 to 13. 1: racks; 4: creation can be declined; 8: authorized operations,
+those on the cluster up to 10; 9: compact; 10: topic ids; 12: asked by id.
 
 A broker is told by the address of the listener that was asked; a partition whose leader is not among those brokers has
 none: LEADER_NOT_AVAILABLE. Replicas on brokers that are not alive are offline. A topic that is not there is created
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from headrace.errors import Code, CoordinationError, HeadraceError
-from headrace.kafka import routing
+from headrace.kafka import authorized, routing
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -17,6 +18,8 @@ ZERO_ID = bytes(16)
 CREATED_A_REQUEST_MAX = 100
 NAMELESS_VERSION = 12
 """From here on an answer may leave the name out."""
+AUTHORIZED_VERSION = 8
+CLUSTER_AUTHORIZED_VERSIONS = range(AUTHORIZED_VERSION, 11)
 
 
 def handle(request: Request) -> Message | None:
@@ -31,7 +34,8 @@ def handle(request: Request) -> Message | None:
         return None
     if not everything and len(names) != len(asked):  # some are asked by id
         return _response(request, _asked(request, {}))
-    key = (request.version, request.connection.listener, None if everything else names)
+    asks = (_asks_for_topics(request), _asks_for_cluster(request))
+    key = (request.version, request.connection.listener, None if everything else names, asks)
     encoded = request.services.metadata_cache.get(image, key)
     if encoded is None:
         topics = [_topic(request, topic) for topic in image.topics.values()] if everything else _asked(request, {})
@@ -39,6 +43,14 @@ def handle(request: Request) -> Message | None:
         request.services.metadata_cache.put(image, key, encoded)
     request.reply_encoded(encoded)
     return None
+
+
+def _asks_for_topics(request: Request) -> bool:
+    return request.version >= AUTHORIZED_VERSION and bool(request.body.include_topic_authorized_operations)
+
+
+def _asks_for_cluster(request: Request) -> bool:
+    return request.version in CLUSTER_AUTHORIZED_VERSIONS and bool(request.body.include_cluster_authorized_operations)
 
 
 async def _create_then_answer(request: Request, missing: list[str]) -> Message:
@@ -76,7 +88,12 @@ def _unknown(name: str | None, topic_id: bytes, code: int) -> Message:
 def _topic(request: Request, topic: Topic) -> Message:
     partitions = [partition(request, topic, state) for state in topic.partitions]
     return Message(
-        error_code=Code.NONE, name=topic.name, topic_id=topic.id, is_internal=topic.internal, partitions=partitions
+        error_code=Code.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.internal,
+        partitions=partitions,
+        topic_authorized_operations=authorized.told(authorized.ON_TOPIC, _asks_for_topics(request)),
     )
 
 
@@ -118,4 +135,5 @@ def _response(request: Request, topics: list[Message]) -> Message:
         cluster_id=services.cluster_id,
         controller_id=services.view.image.controller_id(),
         topics=topics,
+        cluster_authorized_operations=authorized.told(authorized.ON_CLUSTER, _asks_for_cluster(request)),
     )
