@@ -30,7 +30,7 @@ from headrace.errors import (
 from headrace.partitions import levels
 from headrace.partitions.core import LeaderCore
 from headrace.partitions.validation import check_records
-from headrace.records.batch import check_produced, read_header, stamp_append_time
+from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.storage.producers import UnreadableProducers
 
@@ -139,15 +139,17 @@ class Partition:
         """Stage what a producer sent, which must be exactly one batch."""
         log, core = self.log, self.core
         if core is None:
-            self._refused(records)
+            self.refuse(records)
             raise self._not_leading() if self._closed is None else self._closed.with_traceback(None)
-        if log.offline is not None:
+        if log.offline is not None:  # and it stays so: what comes behind this batch is refused as well
             raise log.offline.with_traceback(None)  # one that is raised again keeps every frame, with its buffers
         if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
             self._check_enough(core, records)
         header = check_produced(records)
         settings = log.settings
         if header.size_bytes > settings.max_message_bytes:
+            if header.record_count > 1:  # it may be split, and its first part bears the same sequence
+                log.producers.refused(header)
             raise BatchTooLarge(
                 f"{self.topic_partition}: a batch of {header.size_bytes} bytes; "
                 f"max.message.bytes is {settings.max_message_bytes}"
@@ -160,7 +162,11 @@ class Partition:
             except UnreadableProducers as error:
                 # Not the producer's batch is damaged, but what our log says of its producers: another must lead.
                 self.found_damage(error.offset)
+                log.producers.refused(header)
                 raise StorageFailed(f"{self.topic_partition}: {error}") from None
+            except StorageFailed:
+                log.producers.refused(header)
+                raise
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1
         append_time_ms = -1
@@ -175,23 +181,22 @@ class Partition:
             raise
         return base_offset, base_offset + header.record_count, append_time_ms
 
-    def _refused(self, records: memoryview) -> None:
-        """It can be sent again, and what its producer sent behind it must not come before it."""
-        with suppress(HeadraceError):
-            header = read_header(records)
-            if header.producer_id >= 0:
-                self.log.producers.refused(header)
+    def refuse(self, records: memoryview) -> None:
+        """A batch is refused that can be sent again: what its producer sent behind it must not come before it."""
+        header = sequenced(records)
+        if header is not None:
+            self.log.producers.refused(header)
 
     def _check_enough(self, core: LeaderCore, records: memoryview) -> None:
         """A weaker policy says itself how many replicas it needs."""
         policy = self._reliability.policy if self._reliability is not None else levels.ALL
         if policy == levels.ALL and not core.enough_in_sync:
-            self._refused(records)
+            self.refuse(records)
             raise NotEnoughReplicas(
                 f"{self.topic_partition}: {len(core.members)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
             )
         if policy == levels.RACKS and not levels.stands_elsewhere(core, self.racks):
-            self._refused(records)
+            self.refuse(records)
             raise NotEnoughReplicas(
                 f"{self.topic_partition}: no replica stands in another rack than the leader, and "
                 "replication.policy=racks needs one: move a replica, or choose another policy"
@@ -362,6 +367,15 @@ class Partition:
                 waiter.grew(grown)
                 if not waiter.answered:
                     self._waiting_fetches.append(waiter)
+
+
+def sequenced(records: memoryview) -> BatchHeader | None:
+    """The header of an idempotent producer's batch; None if it is not one."""
+    with suppress(HeadraceError):
+        header = read_header(records)
+        if header.producer_id >= 0 and header.base_sequence >= 0:
+            return header
+    return None
 
 
 def _answer(queue: deque[tuple[int, ProduceWaiter]], position: int) -> None:

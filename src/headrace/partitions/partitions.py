@@ -15,7 +15,8 @@ from typing import Protocol
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.core import LeaderCore, SetChange
 from headrace.partitions.deadlines import Deadlines
-from headrace.partitions.partition import Partition
+from headrace.partitions.early_refusals import EarlyRefusals
+from headrace.partitions.partition import Partition, sequenced
 from headrace.ports.clock import Clock
 from headrace.storage.damage import first_damaged_offset
 from headrace.storage.log import Log, LogStore, TopicPartition
@@ -67,6 +68,7 @@ class Partitions:
         self.damaged: dict[Partition, int] = {}
         """Replicas with a place that cannot be read, and its offset."""
         self._watermarks = watermarks or {}
+        self._early = EarlyRefusals()
         self._replicas: dict[str, dict[int, Partition]] = {}
         self._leading: dict[str, dict[int, Partition]] = {}
         self._by_log: dict[Log, Partition] = {}
@@ -104,6 +106,15 @@ class Partitions:
     def find_by_id(self, topic_id: bytes, index: int) -> Partition | None:
         """A replica by its topic's id, which tells a topic from another one that had its name."""
         return self._by_id.get((topic_id, index))
+
+    def refuse(self, topic: str | bytes, index: int, records: memoryview) -> None:
+        """This broker does not lead the partition of the topic with this name or id, as far as it has heard: what the
+        producer of the batch sent behind it must not come before it, should that change now."""
+        replica = self.find_replica(topic, index) if isinstance(topic, str) else self.find_by_id(topic, index)
+        if replica is not None:
+            replica.refuse(records)
+        elif (header := sequenced(records)) is not None:
+            self._early.note((topic, index), header, self.clock.now())
 
     # Roles.
 
@@ -172,6 +183,7 @@ class Partitions:
         known = self.damaged.pop(before, None) if before is not None else first_damaged_offset(partition.log)
         if known is not None:
             partition.found_damage(known)
+        self._early.tell(partition.log, self.clock.now())
 
     def _end_role(self, log: Log, error: HeadraceError | None = None) -> int:
         """Answer every producer that waits for the log in its old role, before anything of the next one exists; answers

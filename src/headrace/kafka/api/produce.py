@@ -70,15 +70,19 @@ class PendingProduce:
         if topic_id is not None:
             known = image.topics_by_id.get(topic_id)
             topic, error = (known.name if known is not None else None), Code.UNKNOWN_TOPIC_ID
-        elif topic is not None and topic.startswith("__") and topic in image.topics:
-            known = image.topics[topic]
-            if known.internal:
-                topic, error = None, Code.INVALID_TOPIC
+        else:
+            known = image.topics.get(name or "")
+        if known is not None and known.internal:
+            rows.extend((index, Code.INVALID_TOPIC, -1, -1, -1, None, ()) for index, _ in parts)
+            return
         partitions = services.partitions
         for index, records in parts:
             partition = partitions.find(topic, index) if topic is not None else None
             if partition is None:
                 code = error if topic is None else routing.fault(image, topic, index)
+                asked = topic or topic_id
+                if asked is not None and records is not None:
+                    partitions.refuse(asked, index, records)
                 rows.append((index, code, -1, -1, -1, None, ()))
                 continue
             try:
