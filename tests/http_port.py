@@ -18,7 +18,7 @@ from chosen_layout import new_store
 from headrace.cluster.image import Broker, Image, PartitionState, Topic
 from headrace.cluster.names import check_topic_name
 from headrace.errors import UnknownPartition
-from headrace.groups.listing import Lag
+from headrace.groups.listing import ClosedPartition, Lag
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
@@ -62,6 +62,7 @@ class HttpPort:
         self.auto_create = True
         self.unready: str | None = None
         self.lags: list[Lag] = []
+        self.closed: list[ClosedPartition] = []
         self.image = Image("/")
         self.metrics = Metrics()
         self._folder = folder
@@ -98,6 +99,7 @@ class HttpPort:
             group_lags=lambda: self.lags,
             ready=lambda: self.unready,
             spawn=self._spawn,
+            closed_groups=lambda: self.closed,
         )
         self.server = HttpServer(SocketNetwork(self._loop), Address("127.0.0.1", 0), services)
         self.server.start()

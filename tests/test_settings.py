@@ -36,6 +36,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
         ({"frame.max.bytes": 1 << 40}, {}, "above the most allowed"),
         ({"log.durability": "maybe"}, {}, "not one of memory, os, disk"),
         ({"sync.helper": "yes"}, {}, "true or false"),
+        ({"offsets.loss.accepted": "3:17,4"}, {}, "'4' is not of the form partition:offset"),
         ({}, {"HEADRACE_NUM_PARTITION": "1"}, "unknown variable HEADRACE_NUM_PARTITION"),
     ],
 )

@@ -6,6 +6,7 @@ in `headrace.declared_broker`; `headrace.settings` reads both from files, enviro
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -45,6 +46,8 @@ class Setting:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    pattern: str = ""
+    """What each item of a list must look like."""
 
     def parse(self, given: object) -> Value:
         """The value in its own type, or SettingError that says what would be right."""
@@ -60,6 +63,9 @@ class Setting:
         chosen = value if isinstance(value, tuple) else (value,)
         if self.choices and any(item not in self.choices for item in chosen):
             raise SettingError(f"setting {self.name}: {given!r} is not one of {', '.join(self.choices)}")
+        wrong = [item for item in chosen if self.pattern and not re.fullmatch(self.pattern, str(item))]
+        if wrong:
+            raise SettingError(f"setting {self.name}: {wrong[0]!r} is not of the form {self.unit}")
         return value
 
 

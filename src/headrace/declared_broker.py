@@ -213,6 +213,15 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         1000,
     ),
     Setting("offsets.retention.ms", "int", 604_800_000, "how long an empty group's offsets are kept", "ms", 1),
+    Setting(
+        "offsets.loss.accepted",
+        "list",
+        (),
+        "places in __consumer_offsets that no replica can read: from there up to the next readable record, committed "
+        "offsets are given up, and the groups are served again",
+        "partition:offset",
+        pattern=r"\d+:\d+",
+    ),
     Setting("offsets.metadata.max.bytes", "int", 4096, "largest metadata text with a committed offset", "bytes", 0),
     Setting(
         "group.initial.rebalance.delay.ms",

@@ -148,6 +148,7 @@ class Node:
             image=lambda: participant.view.image,
             ensure_topic=self.front_end.services.creation.ensure,
             group_lags=lambda: self.front_end.groups.lags(self._end_offset),
+            closed_groups=lambda: self.front_end.group_partitions.closed(),
             ready=self._why_not_ready,
             spawn=self._background.spawn,
         )

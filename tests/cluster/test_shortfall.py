@@ -258,6 +258,20 @@ def test_a_leader_that_is_damaged_in_the_middle_hands_over_and_is_mended() -> No
     run(3, body)
 
 
+def test_a_leader_that_cannot_serve_its_sound_log_hands_over_and_keeps_it() -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster)
+        partition = leader.participant.partitions.find("t", 0)
+        assert partition is not None
+        leader.participant.partitions.unable.add(partition)
+        await cluster.until(lambda: cluster.leader() not in (None, leader))
+        assert not leader.participant.partitions.unable
+        assert not leader.participant.partitions.damaged
+        await whole_again(cluster)
+
+    run(3, body)
+
+
 @proves("G14")
 def test_leaders_that_are_all_damaged_do_not_hand_over_for_ever() -> None:
     async def body(cluster: Cluster) -> None:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, field
 
-from chosen_layout import new_store
+import pytest
+
+from chosen_layout import log_path, new_store
 from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.errors import Code
+from headrace.groups.commits import records_of
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
 from headrace.groups.messages import CommitRequest, JoinReply, JoinRequest, OffsetToCommit, PartitionResult
-from headrace.groups.offsets import OFFSETS_TOPIC
-from headrace.kafka.group_loading import PIECE_BYTES, GroupPartitions
+from headrace.groups.offsets import OFFSETS_TOPIC, OffsetAndMetadata, Record
+from headrace.kafka.group_loading import PAUSE_MOST_SECONDS, PIECE_BYTES, UNABLE_AFTER_SECONDS, GroupPartitions, Loss
 from headrace.kafka.group_log import GroupLog
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
+from headrace.partitions.submission import submit
+from headrace.ports.disk import read_whole
+from headrace.records import kernel
 from headrace.settings import log_settings
 from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
-from headrace.storage.log import TopicPartition
+from headrace.sim.disk import SimDisk, SimFile
+from headrace.storage.layouts import Store
+from headrace.storage.log import Log, ReadResult, TopicPartition
 from proving import proves
 
 BROKER, OTHER = 1, 2
 ALONE = {BROKER: "a"}
+OFFSETS = TopicPartition(OFFSETS_TOPIC, 0)
+SETTINGS = log_settings({}, {"max.message.bytes": "33554432"})
 LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebalance_delay_ms=0))
 
 
@@ -34,9 +45,14 @@ def image_of(*topics: str) -> Image:
 
 @dataclass(slots=True)
 class Scene:
+    """A broker that leads the one partition of the offsets topic, or does not; of the layout of the run, unless it is
+    given."""
+
+    layout: str = ""
     clock: VirtualClock = field(default_factory=VirtualClock)
     image: Image = field(default_factory=lambda: image_of(OFFSETS_TOPIC, "t"))
     epoch: int = 0
+    accepted: frozenset[Loss] = frozenset()
     disk: SimDisk = field(init=False)
     partitions: Partitions = field(init=False)
     groups: GroupCoordinator = field(init=False)
@@ -45,27 +61,57 @@ class Scene:
     def __post_init__(self) -> None:
         self.disk = SimDisk(self.clock)
         self.disk.make_folder("/data")
-        store = new_store(self.disk, self.clock, "/data")
+        store = new_store(self.disk, self.clock, "/data", self.layout)
         store.open({})
-        store.create(TopicPartition(OFFSETS_TOPIC, 0), bytes(16), log_settings({}, {"max.message.bytes": "33554432"}))
-        self.partitions = Partitions(store, self.clock, BROKER, "a")
+        store.create(OFFSETS, bytes(16), SETTINGS)
+        self._serve(store, "a", {})
+
+    def _serve(self, store: Store, incarnation: str, watermarks: dict[tuple[bytes, int], int]) -> None:
+        self.partitions = Partitions(store, self.clock, BROKER, incarnation, watermarks)
         append = GroupLog(self.partitions).append
         self.groups = GroupCoordinator(self.clock, append, lambda: 1, lambda: "id", lambda: LIMITS)
-        self.followed = GroupPartitions(self.partitions, self.groups, self.disk, lambda: self.image)
+        self.followed = GroupPartitions(
+            self.partitions, self.groups, self.disk, lambda: self.image, lambda: self.accepted
+        )
+
+    def stop(self) -> None:
+        self.groups.close()
+        self.partitions.store.close()
+
+    def start(self) -> None:
+        """The broker after a stop in order, which leads nothing yet."""
+        ended = self.log.end_offset
+        store = new_store(self.disk, self.clock, "/data", self.layout)
+        store.open({OFFSETS: (bytes(16), SETTINGS)})
+        self._serve(store, "a", {(bytes(16), 0): ended})
+
+    @property
+    def log(self) -> Log:
+        log = self.partitions.store.get(OFFSETS)
+        assert log is not None
+        return log
+
+    @property
+    def path(self) -> str:
+        return log_path("/data", OFFSETS, self.layout)
+
+    def flip(self, value: bytes) -> None:
+        """A wrong byte in the record that holds this."""
+        self.disk.flip(self.path, read_whole(self.disk, self.path).index(value))
 
     def lead(self, members: dict[int, str] | None = None, replicas: tuple[int, ...] = (BROKER,)) -> Partition:
-        self.epoch += 1
-        log = self.partitions.store.get(TopicPartition(OFFSETS_TOPIC, 0))
-        assert log is not None
-        partition = self.partitions.lead(log, self.epoch, members or ALONE, replicas, revision=self.epoch)
+        partition = self.elected(members, replicas)
         self.followed.follow()
         return partition
 
+    def elected(self, members: dict[int, str] | None = None, replicas: tuple[int, ...] = (BROKER,)) -> Partition:
+        """As `lead`, but the groups do not know it yet."""
+        self.epoch += 1
+        return self.partitions.lead(self.log, self.epoch, members or ALONE, replicas, revision=self.epoch)
+
     def follow(self) -> None:
         self.epoch += 1
-        log = self.partitions.store.get(TopicPartition(OFFSETS_TOPIC, 0))
-        assert log is not None
-        self.partitions.follow(log, self.epoch, OTHER)
+        self.partitions.follow(self.log, self.epoch, OTHER)
         self.followed.follow()
 
     def commit(self, offset: int, metadata: str = "", topic: str = "t") -> list[int]:
@@ -82,6 +128,32 @@ class Scene:
     def committed(self) -> tuple[int, list[int]]:
         reply = self.groups.fetch_offsets("g", None)
         return reply.error_code, [one.committed_offset for one in reply.offsets]
+
+
+def commit_records(offset: int) -> list[Record]:
+    return records_of("g", {("t", 0): OffsetAndMetadata(offset, 0, "", 0)})
+
+
+class FailingReads:
+    """Reads of log files fail with this number while it is one."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.number = 0
+        self.count = 0
+        real = SimFile.pread
+
+        def pread(file: SimFile, count: int, position: int) -> bytes:
+            if self.number and file.path.endswith(".log"):
+                self.count += 1
+                raise OSError(self.number, os.strerror(self.number), file.path)
+            return real(file, count, position)
+
+        patched.setattr(SimFile, "pread", pread)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> FailingReads:
+    return FailingReads(monkeypatch)
 
 
 @proves("G16")
@@ -159,3 +231,183 @@ def test_a_topic_without_the_offsets_partition_leaves_nothing() -> None:
     scene.image = image_of("t")
     scene.followed.follow()
     assert scene.committed()[0] == Code.NOT_COORDINATOR
+
+
+# What cannot be read
+
+
+@proves("G16")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_a_file_that_cannot_be_opened_is_tried_again(layout: str, number: int) -> None:
+    scene = Scene(layout)
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(200) == [0]
+    scene.stop()
+    scene.start()
+    scene.disk.fail_open(scene.path, number)
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.committed() == (Code.COORDINATOR_LOAD_IN_PROGRESS, [])
+    assert [closed.is_damage for closed in scene.followed.closed()] == [number == errno.EIO]
+    assert bool(scene.partitions.damaged) == (number == errno.EIO), "a bad sector is damage, a want of descriptors not"
+    scene.clock.advance(1)
+    assert scene.committed() == (0, [200])
+    assert not scene.followed.closed()
+
+
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EIO])
+def test_a_read_that_fails_is_tried_again_with_longer_and_longer_pauses(
+    layout: str, number: int, reads: FailingReads
+) -> None:
+    scene = Scene(layout)
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(200) == [0]
+    reads.number = number
+    scene.lead()
+    lasts_seconds = 600
+    scene.clock.advance(lasts_seconds)
+    assert scene.committed() == (Code.COORDINATOR_LOAD_IN_PROGRESS, [])
+    assert reads.count < 2 * lasts_seconds / PAUSE_MOST_SECONDS
+    assert not scene.followed.reading, "a start does not wait for it"
+    reads.number = 0
+    scene.clock.advance(PAUSE_MOST_SECONDS)
+    assert scene.committed() == (0, [200])
+
+
+def test_another_broker_shall_load_what_this_one_cannot_for_long(reads: FailingReads) -> None:
+    scene = Scene()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(200) == [0]
+    reads.number = errno.EMFILE
+    partition = scene.lead()
+    scene.clock.advance(UNABLE_AFTER_SECONDS / 2)
+    assert not scene.partitions.unable
+    scene.clock.advance(UNABLE_AFTER_SECONDS)
+    assert scene.partitions.unable == {partition}
+    assert not scene.partitions.damaged
+    reads.number = 0
+    scene.clock.advance(PAUSE_MOST_SECONDS)
+    assert not scene.partitions.unable
+    reads.number = errno.EMFILE
+    scene.lead()
+    scene.clock.advance(2 * UNABLE_AFTER_SECONDS)
+    assert scene.partitions.unable
+    scene.follow()
+    assert not scene.partitions.unable
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_damage_is_reported_and_no_older_offset_is_answered(
+    layout: str, restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in what this very process wrote, which reads do not check."""
+    scene = Scene(layout)
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(100, "first") == [0]
+    assert scene.commit(200, "SECOND") == [0]
+    assert scene.commit(300, "third", "u") == [0]
+    if restarted:
+        scene.stop()
+    scene.flip(b"SECOND")
+    if restarted:
+        scene.start()
+    partition = scene.lead()
+    scene.clock.advance(1)
+    assert scene.committed() == (Code.COORDINATOR_LOAD_IN_PROGRESS, [])
+    assert scene.partitions.damaged == {partition: 1}
+    assert [(closed.partition, closed.offset) for closed in scene.followed.closed()] == [(0, 1)]
+    told = [record.message for record in caplog.records if "offsets.loss.accepted=0:1" in record.message]
+    assert len(told) == 1, "once, however often it is tried"
+    scene.follow()
+    assert not scene.followed.closed()
+
+
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_an_operator_may_accept_a_loss_and_only_that_is_lost(layout: str, restarted: bool) -> None:
+    scene = Scene(layout)
+    scene.lead()
+    scene.clock.run_soon()
+    for offset, metadata in enumerate(("first", "SECOND", "third", "FOURTH", "fifth")):
+        assert scene.commit(offset, metadata, f"t{offset % 2}") == [0]
+    if restarted:
+        scene.stop()
+    scene.flip(b"FOURTH")
+    if restarted:
+        scene.start()
+    scene.image = image_of(OFFSETS_TOPIC, "t0", "t1")
+    scene.accepted = frozenset({(0, 1), (1, 3)})
+    scene.lead()
+    scene.clock.advance(1)
+    assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS, "other places were accepted"
+    scene.accepted = frozenset({(0, 3)})
+    scene.clock.advance(PAUSE_MOST_SECONDS)
+    assert scene.committed() == (0, [4, 1])
+
+
+def test_a_record_that_this_version_cannot_read_closes_its_partition_and_is_no_damage() -> None:
+    scene = Scene()
+    partition = scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(100) == [0]
+    newer = kernel.build([(0, b"\0\1\0\1g\0\1t\0\0\0\0", b"\0\x63" + bytes(30), ())])
+    submit(scene.partitions, partition, bytearray(newer), -1, 1000, lambda *_: None)
+    scene.partitions.end_turn()
+    scene.lead()
+    scene.clock.advance(1)
+    assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert [closed.is_damage for closed in scene.followed.closed()] == [False]
+    assert not scene.partitions.damaged, "no other replica has it better"
+    scene.accepted = frozenset({(0, 1)})
+    scene.clock.advance(PAUSE_MOST_SECONDS)
+    assert scene.committed() == (0, [100])
+
+
+def test_a_read_without_a_batch_is_no_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(100) == [0]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(scene.log), "read", lambda *_, **__: ReadResult((), 0))
+        scene.lead()
+        scene.clock.advance(1)
+        assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS
+    scene.clock.advance(PAUSE_MOST_SECONDS)
+    assert scene.committed() == (0, [100])
+
+
+def test_groups_of_an_earlier_epoch_append_nothing_to_the_next() -> None:
+    """Between an election and the moment at which the groups hear of it: whoever loads the epoch reads what it began
+    with, and would miss what came later."""
+    scene = Scene()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(100) == [0]
+    scene.elected()
+    assert scene.commit(200) == [Code.NOT_COORDINATOR]
+    scene.followed.follow()
+    scene.clock.run_soon()
+    assert scene.committed() == (0, [100])
+
+
+def test_what_the_epoch_has_by_the_time_of_the_load_is_loaded_too() -> None:
+    scene = Scene()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(100) == [0]
+    key, value = next(iter(commit_records(200)))
+    partition = scene.elected()
+    submit(scene.partitions, partition, bytearray(kernel.build([(0, key, value, ())])), -1, 1000, lambda *_: None)
+    scene.partitions.end_turn()
+    scene.followed.follow()
+    scene.clock.run_soon()
+    assert scene.committed() == (0, [200])

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from headrace.errors import Code
-from headrace.groups.coordinator import AppendDone, GroupCoordinator
+from headrace.groups.appends import AppendDone
+from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
 from headrace.groups.messages import (
@@ -71,12 +72,12 @@ class Scene:
         self.ids = lambda: f"{next(numbers)}"
         self.coordinator = self._coordinator()
         for partition in range(self.partitions):
-            self.coordinator.lead(partition).ready()
+            self.coordinator.lead(partition, 0).ready()
 
     def _coordinator(self) -> GroupCoordinator:
         return GroupCoordinator(self.clock, self.append, lambda: self.partitions, self.ids, lambda: self.limits)
 
-    def append(self, partition: int, records: list[Record], done: AppendDone) -> None:
+    def append(self, partition: int, _epoch: int, records: list[Record], done: AppendDone) -> None:
         self.on_the_way.append((partition, records, done))
         if not self.held:
             self.acknowledge()
@@ -93,7 +94,7 @@ class Scene:
         self.coordinator.close()
         self.coordinator = self._coordinator()
         for partition in range(self.partitions):
-            loading = self.coordinator.lead(partition)
+            loading = self.coordinator.lead(partition, 0)
             for record in self.log.get(partition, ()):
                 loading.replay([record])
             loading.ready()

@@ -47,7 +47,7 @@ def test_nothing_counts_as_archived_before_the_log_was_replayed_whole() -> None:
     coordinator = scene.coordinator
     coordinator.resign(0)
     assert archived(scene) is None
-    loading = coordinator.lead(0)
+    loading = coordinator.lead(0, 0)
     loading.replay(scene.log[0])
     assert archived(scene) is None
     loading.ready()

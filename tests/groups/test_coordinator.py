@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from groups.scene import GROUP, LIMITS, SESSION_MS, Scene, Waiter
-from headrace.errors import Code
+from headrace.errors import Code, CorruptBatch
 from headrace.groups.coordinator import partition_of
 from headrace.groups.limits import limits_from
 from headrace.groups.listing import Lag
@@ -19,7 +19,7 @@ from headrace.groups.messages import (
     OffsetToCommit,
     PartitionResult,
 )
-from headrace.groups.offsets import OffsetKey, encode_offset_key
+from headrace.groups.offsets import OffsetKey, Record, encode_offset_key
 from headrace.settings import load
 from proving import proves
 
@@ -135,7 +135,7 @@ def test_before_the_offsets_topic_is_there_nobody_is_coordinator() -> None:
 def test_while_a_partition_loads_its_groups_say_so() -> None:
     scene = Scene()
     scene.commit({("t", 0): 5})
-    loading = scene.coordinator.lead(0)
+    loading = scene.coordinator.lead(0, 0)
     assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
     assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
     assert scene.coordinator.list_groups().error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
@@ -148,8 +148,8 @@ def test_while_a_partition_loads_its_groups_say_so() -> None:
 def test_a_load_that_was_overtaken_has_no_effect() -> None:
     scene = Scene()
     scene.commit({("t", 0): 5})
-    overtaken = scene.coordinator.lead(0)
-    current = scene.coordinator.lead(0)
+    overtaken = scene.coordinator.lead(0, 0)
+    current = scene.coordinator.lead(0, 0)
     overtaken.replay(scene.log[0])
     overtaken.ready()
     assert not overtaken.wanted
@@ -201,12 +201,22 @@ def test_an_emptied_group_is_empty_under_the_next_coordinator() -> None:
     assert scene.join().reply.generation_id == 3
 
 
-def test_records_that_cannot_be_read_are_passed_over() -> None:
+def test_records_of_an_unknown_kind_are_passed_over() -> None:
     scene = Scene()
     scene.commit({("t", 0): 5})
-    scene.log[0][:0] = [(b"", None), (b"\0\1\0\x05", b""), (b"\0\2\0\1g", b"\0\x63"), (b"\0\x09", b"new kind")]
+    scene.log[0][:0] = [(b"\0\x09", b"new kind")]
     scene.take_over()
     assert scene.committed() == {("t", 0): 5}
+
+
+@pytest.mark.parametrize("record", [(b"", None), (b"\0\1\0\x05", b""), (b"\0\2\0\1g", b"\0\x63")])
+def test_a_record_that_cannot_be_read_is_not_passed_over(record: Record) -> None:
+    """It may be the last word on an offset: groups that were opened without it would answer an older one."""
+    scene = Scene()
+    loading = scene.coordinator.lead(0, 1)
+    with pytest.raises(CorruptBatch):
+        loading.replay([record])
+    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
 # Groups as a whole

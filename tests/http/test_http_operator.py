@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headrace.groups.listing import Lag
+from headrace.groups.listing import ClosedPartition, Lag
 from headrace.http import status
 from headrace.metrics import LATENCY_BOUNDS_SECONDS, Sample
 from http_port import HttpPort
@@ -200,6 +200,13 @@ def test_the_status_page_shows_topics_and_groups(port: HttpPort) -> None:
     assert "archive" not in text
     port.create("kept", retention_archived="true")
     assert "live, 0 records archived, 0 B held for the archive" in page(port).text
+
+
+def test_groups_that_cannot_be_served_for_damage_are_shown(port: HttpPort) -> None:
+    port.closed = [ClosedPartition(7, 1234, "a <wrong> byte", is_damage=True)]
+    assert "Partition 7 of __consumer_offsets cannot be read at offset 1,234" in page(port).text
+    assert "a <wrong> byte" in page(port).text
+    assert exposition(port)['headrace_group_partition_closed{partition="7",offset="1234"}'] == 1
 
 
 def test_names_from_outside_are_only_text_on_the_status_page(port: HttpPort) -> None:

@@ -33,6 +33,7 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "default.replication.factor",
     "num.partitions",
     "partitions.max",
+    "offsets.loss.accepted",
     "offsets.retention.ms",
     "log.level",
 }

@@ -140,9 +140,10 @@ class EndReports:
             self._resigned = {part.log: self._resigned[part.log] for part in damaged if part.log in self._resigned}
         for partition in self._partitions:
             where = partition.topic_partition
-            if not partition.leading or (partition.log.offline is None and partition not in damaged):
+            unable = partition.log.offline is not None or partition in self._partitions.unable
+            if not partition.leading or not (unable or partition in damaged):
                 continue
-            if partition.log.offline is None and self._resigned.get(partition.log, partition.epoch) != partition.epoch:
+            if not unable and self._resigned.get(partition.log, partition.epoch) != partition.epoch:
                 continue
             state = image.partition(where.topic, where.partition)
             if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:

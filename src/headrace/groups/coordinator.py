@@ -20,7 +20,7 @@ from headrace.errors import Code
 from headrace.groups import commits, listing
 from headrace.groups.actions import Action, Answer, Moment, Store
 from headrace.groups.alarms import Alarms
-from headrace.groups.appends import in_appends
+from headrace.groups.appends import Append, AppendDone, Appends
 from headrace.groups.expiry import expired
 from headrace.groups.group import Group, State
 from headrace.groups.limits import CoordinatorLimits
@@ -42,13 +42,9 @@ from headrace.groups.messages import (
     SyncRequest,
 )
 from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_group_key, encode_offset_key
-from headrace.groups.shard import Shard
+from headrace.groups.shard import Loading, Shard
 from headrace.groups.snapshot import encode_group
 from headrace.ports.clock import Clock
-
-AppendDone = Callable[[int], None]
-Append = Callable[[int, list[Record], AppendDone], None]
-"""Append records to a partition of the offsets topic; `done` hears the error code once they are below the watermark."""
 
 GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
@@ -67,28 +63,6 @@ def partition_of(group_id: str, partitions: int) -> int:
     return (0 if signed == -(1 << 31) else abs(signed)) % partitions
 
 
-class Loading:
-    """A partition on its way into memory. Of no effect once the partition was resigned."""
-
-    def __init__(self, shard: Shard, opened: Callable[[Shard], None]) -> None:
-        self._shard = shard
-        self._opened = opened
-
-    @property
-    def wanted(self) -> bool:
-        return self._shard.loading and not self._shard.gone
-
-    def replay(self, records: Iterable[Record]) -> None:
-        """The next records of the partition, in order; as many calls as it takes."""
-        if self.wanted:
-            self._shard.replay(records)
-
-    def ready(self) -> None:
-        """Everything below the high watermark was replayed: answer requests."""
-        if self.wanted:
-            self._opened(self._shard)
-
-
 class GroupCoordinator:
     def __init__(
         self,
@@ -99,7 +73,7 @@ class GroupCoordinator:
         limits: Callable[[], CoordinatorLimits],
     ) -> None:
         self._clock = clock
-        self._append = append
+        self._appends = Appends(append)
         self._partition_count = partition_count
         self._draw_id = draw_id
         self._limits = limits
@@ -110,10 +84,11 @@ class GroupCoordinator:
 
     # Leadership of partitions
 
-    def lead(self, partition: int) -> Loading:
-        """This broker leads the partition now: its groups answer COORDINATOR_LOAD_IN_PROGRESS until they are loaded."""
+    def lead(self, partition: int, epoch: int) -> Loading:
+        """This broker leads the partition in this epoch: its groups answer COORDINATOR_LOAD_IN_PROGRESS until they are
+        loaded."""
         self.resign(partition)
-        shard = self._shards[partition] = Shard(partition)
+        shard = self._shards[partition] = Shard(partition, epoch)
         return Loading(shard, self._open)
 
     def resign(self, partition: int) -> None:
@@ -201,7 +176,7 @@ class GroupCoordinator:
             reply(commits.results(request, refused, Code.NONE))
             return
         records = commits.records_of(group_id, accepted)
-        self._append_all(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
+        self._appends.add(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
 
     def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest) -> int:
         group = shard.groups.get(group_id)
@@ -363,7 +338,7 @@ class GroupCoordinator:
                 shard.groups[group.group_id] = Group.restored(kept, self._limits().group, self._draw_id, self._now())
             done(commits.FAULTS.get(code, code))
 
-        self._append_all(shard, records, buried)
+        self._appends.add(shard, records, buried)
 
     def _drop_offsets(self, shard: Shard, keys: Sequence[OffsetKey], done: AppendDone) -> None:
         def dropped(code: int) -> None:
@@ -372,22 +347,7 @@ class GroupCoordinator:
                     shard.offsets.drop(key)
             done(code)
 
-        self._append_all(shard, [(encode_offset_key(key), None) for key in keys], dropped)
-
-    def _append_all(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
-        """Append in parts of bounded size; `done` hears once, the first error if there was one."""
-        parts = list(in_appends(records))
-        codes: list[int] = []
-
-        def part_done(code: int) -> None:
-            codes.append(code)
-            if len(codes) == len(parts):
-                done(next((code for code in codes if code != Code.NONE), Code.NONE))
-
-        for part in parts:
-            self._append(shard.partition, part, part_done)
-        if not parts:
-            done(Code.NONE)
+        self._appends.add(shard, [(encode_offset_key(key), None) for key in keys], dropped)
 
     def _stored(self, shard: Shard, group: Group, store: Store, code: int) -> None:
         self._act(shard, group, group.stored(store, commits.FAULTS.get(code, code), self._now()))
@@ -400,7 +360,7 @@ class GroupCoordinator:
                 cast(Callable[[object], None], action.ticket)(action.reply)
             else:
                 record = (encode_group_key(group.group_id), encode_group(action.snapshot))
-                self._append(shard.partition, [record], partial(self._stored, shard, group, action))
+                self._appends.add(shard, [record], partial(self._stored, shard, group, action))
         self._set_alarm(shard, group)
         if group.never_used and not shard.offsets.of(group.group_id):
             shard.forget(group, ())

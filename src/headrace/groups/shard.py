@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 
-from headrace.errors import CorruptBatch
 from headrace.groups.actions import Moment
 from headrace.groups.group import Group
 from headrace.groups.limits import GroupLimits
 from headrace.groups.offsets import GroupKey, OffsetCache, OffsetKey, Record, decode_key, decode_offset
 from headrace.groups.snapshot import GroupSnapshot, decode_group
 
-log = logging.getLogger(__name__)
-
 
 class Shard:
-    """`loading` until all records were replayed; `gone` once this broker does not lead the partition any more."""
+    """`loading` until all records were replayed; `gone` once this broker does not lead the partition in this epoch any
+    more."""
 
-    def __init__(self, partition: int) -> None:
+    def __init__(self, partition: int, epoch: int) -> None:
         self.partition = partition
+        self.epoch = epoch
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetCache()
         self.loading = True
@@ -27,12 +25,10 @@ class Shard:
         self._snapshots: dict[str, GroupSnapshot] = {}
 
     def replay(self, records: Iterable[Record]) -> None:
-        """Take records in the order of the log. What cannot be read is passed over and named in the log."""
+        """Take records in the order of the log; those of a kind that is not ours to know say nothing to us. Taking the
+        same ones again changes nothing. CorruptBatch for one that cannot be read."""
         for key, value in records:
-            try:
-                self._replay_one(key, value)
-            except CorruptBatch as error:
-                log.warning("partition %d of the offsets topic: record passed over: %s", self.partition, error)
+            self._replay_one(key, value)
 
     def _replay_one(self, key: bytes, value: bytes | None) -> None:
         match decode_key(key):
@@ -65,3 +61,26 @@ class Shard:
             del self.groups[group.group_id]
         for key in keys:
             self.offsets.drop(key)
+
+
+class Loading:
+    """A partition on its way into memory. Of no effect once the partition was resigned."""
+
+    def __init__(self, shard: Shard, opened: Callable[[Shard], None]) -> None:
+        self._shard = shard
+        self._opened = opened
+
+    @property
+    def wanted(self) -> bool:
+        return self._shard.loading and not self._shard.gone
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """The next records of the partition, in order; as many calls as it takes. CorruptBatch: one of them cannot be
+        read, and the groups must not be opened without it."""
+        if self.wanted:
+            self._shard.replay(records)
+
+    def ready(self) -> None:
+        """Everything below the high watermark was replayed: answer requests."""
+        if self.wanted:
+            self._opened(self._shard)

@@ -94,6 +94,10 @@ def _logs(services: HttpServices) -> Iterator[Sample]:
 
 
 def _lags(services: HttpServices) -> Iterator[Sample]:
+    for closed in services.closed_groups():
+        meaning = "1 for a partition of __consumer_offsets whose groups are not answered, because it cannot be read."
+        place = (("partition", str(closed.partition)), ("offset", str(closed.offset)))
+        yield Sample("headrace_group_partition_closed", "gauge", meaning, place, 1)
     for lag in services.group_lags():
         labels = (("group", lag.group_id), ("topic", lag.topic), ("partition", str(lag.partition)))
         yield Sample("headrace_group_lag", "gauge", "Records that a group has not committed.", labels, lag.lag)

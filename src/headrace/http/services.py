@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cluster.image import Image
-from headrace.groups.listing import Lag
+from headrace.groups.listing import ClosedPartition, Lag
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
@@ -35,3 +35,5 @@ class HttpServices:
     """None when requests can be served, else the reason why not."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Run a coroutine in a task that the node owns."""
+    closed_groups: Callable[[], Iterable[ClosedPartition]] = tuple
+    """Partitions of the offsets topic that are led here and cannot be read."""

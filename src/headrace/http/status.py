@@ -44,6 +44,11 @@ def page(exchange: Exchange) -> Response:
                 "No topics yet. A producer that names one creates it, as does <code>headrace topic create</code>.",
             ),
             "<h2>Groups</h2>",
+            *(
+                f'<p class="bad">Partition {closed.partition} of __consumer_offsets cannot be read at offset '
+                f"{closed.offset:,}, so its groups are not answered: {escape(closed.reason)}</p>"
+                for closed in services.closed_groups()
+            ),
             _table(
                 ("Group", "Topic", "Partition", "Committed", "Lag"),
                 sorted(

@@ -16,7 +16,7 @@ from headrace.cluster.waiting import pause
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS_TOPIC
-from headrace.kafka.group_loading import GroupPartitions
+from headrace.kafka.group_loading import ACCEPTED_SETTING, GroupPartitions, accepted_losses
 from headrace.kafka.group_log import GroupLog
 from headrace.kafka.producer_ids import ProducerIds
 from headrace.kafka.server import KafkaServer
@@ -61,7 +61,11 @@ class FrontEnd:
         self._built.callback(self.groups.close)
         participant.store.on_sync(metrics.syncs.add)
         self.group_partitions = GroupPartitions(
-            participant.partitions, self.groups, participant.disk, lambda: participant.view.image
+            participant.partitions,
+            self.groups,
+            participant.disk,
+            lambda: participant.view.image,
+            lambda: accepted_losses(participant.effective_settings()[ACCEPTED_SETTING]),
         )
         image = participant.view.image
         self._follow_groups(image, image)

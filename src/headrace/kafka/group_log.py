@@ -18,10 +18,11 @@ class GroupLog:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
 
-    def append(self, index: int, records: list[Record], done: Callable[[int], None]) -> None:
-        """`done(error code)` runs when the high watermark has passed the records, or they cannot be had."""
+    def append(self, index: int, epoch: int, records: list[Record], done: Callable[[int], None]) -> None:
+        """`done(error code)` runs when the high watermark has passed the records, or they cannot be had. Groups that
+        were loaded in one epoch append to that one only: who loads the next must not miss what they add."""
         partition = self._partitions.find(OFFSETS_TOPIC, index)
-        if partition is None:
+        if partition is None or partition.epoch != epoch:
             done(Code.NOT_COORDINATOR)
             return
         now_ms = self._partitions.clock.wall_ms()

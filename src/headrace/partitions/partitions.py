@@ -67,6 +67,9 @@ class Partitions:
         """Where each broker stands, for the policy `racks`; whoever knows the cluster keeps it up to date."""
         self.damaged: dict[Partition, int] = {}
         """Replicas with a place that cannot be read, and its offset."""
+        self.unable: set[Partition] = set()
+        """Leaders that cannot do what is asked of them, though their logs are not known to be damaged: another replica
+        should lead, if one can."""
         self._watermarks = watermarks or {}
         self._early = EarlyRefusals()
         self._replicas: dict[str, dict[int, Partition]] = {}
@@ -200,6 +203,7 @@ class Partitions:
             if self.links is not None:
                 self.links.closed(partition)
             self._grown.pop(partition, None)
+            self.unable.discard(partition)
             del self._by_log[log]
             self._by_id.pop((log.topic_id, where.partition), None)
             for by_name in (self._replicas, self._leading):
