@@ -33,6 +33,8 @@ def run_seed(seed: int) -> Outcome:
 def quieten() -> None:
     """Brokers that fail on purpose have much to say; and a collection in the middle would cost time."""
     logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
     gc.disable()
 
 

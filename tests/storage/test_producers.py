@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from headrace.errors import DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
-from headrace.records.batch import read_header
+from headrace.errors import CorruptBatch, DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.records.batch import BatchHeader, read_header
 from headrace.storage import producers
 from headrace.storage.log import Log
 from proving import proves
@@ -155,3 +157,16 @@ def test_a_snapshot_comes_back_as_it_went_and_damage_is_seen() -> None:
         damaged[at] ^= 4
         assert producers.decode(bytes(damaged)) is None
     assert producers.decode(b"") is None
+
+
+def test_the_last_header_before_damage_is_not_believed() -> None:
+    """Its offsets may be what is wrong: where the damage begins is told by the header before."""
+
+    def headers() -> Iterator[BatchHeader]:
+        for base in (0, 1, 900):
+            yield read_header(batch(b"x", producer=(7, 0, base)))._replace(base_offset=base)
+        raise CorruptBatch("what follows does not fit")
+
+    with pytest.raises(producers.UnreadableProducers) as unreadable:
+        producers.replay({}, 0, headers(), 0)
+    assert unreadable.value.offset == 2

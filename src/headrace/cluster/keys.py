@@ -93,8 +93,11 @@ def producer_ids_key(prefix: str) -> str:
     return f"{prefix}producer_ids"
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 def encode(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def decode(key: str, value: bytes) -> Any:

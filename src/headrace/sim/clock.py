@@ -6,9 +6,9 @@ Calls for the same moment run in the order in which they were asked for.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Final
 
 START_WALL_MS: Final = 1_750_000_000_000
@@ -16,6 +16,8 @@ CALLS_MAX: Final = 1_000_000
 
 
 class VirtualTimer:
+    """`call` is None when it was called off, or has run."""
+
     __slots__ = ("call",)
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -24,16 +26,25 @@ class VirtualTimer:
     def cancel(self) -> None:
         self.call = None
 
+    def run(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            call()
+
 
 class VirtualClock:
-    """Wall and monotonic time move together, and only in `advance` and `turn`."""
+    """Wall and monotonic time move together, and only in `advance` and `run`."""
 
     def __init__(self, wall_ms: int = START_WALL_MS) -> None:
+        self.watch: Callable[[], None] | None = None
+        """Called after every call of `run`: for who waits for a moment and must not come too late."""
         self._start_wall_ms = wall_ms
         self._now = 0.0
         self._order = 0
         self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._halted = False
         self._soon: deque[Callable[[], None]] = deque()
+        self.call_soon: Callable[[Callable[[], None]], None] = self._soon.append
 
     def wall_ms(self) -> int:
         return self._start_wall_ms + round(self._now * 1000)
@@ -42,17 +53,19 @@ class VirtualClock:
         return self._now
 
     def call_later(self, delay_seconds: float, call: Callable[[], None]) -> VirtualTimer:
-        return self.call_at(self._now + max(0.0, delay_seconds), call)
+        timer = VirtualTimer(call)
+        self.set(self._now + delay_seconds if delay_seconds > 0 else self._now, timer)
+        return timer
 
     def call_at(self, moment: float, call: Callable[[], None]) -> VirtualTimer:
         """A moment that has passed means as soon as possible, but after what was called soon."""
         timer = VirtualTimer(call)
-        self._order += 1
-        heapq.heappush(self._timers, (moment, self._order, timer))
+        self.set(moment, timer)
         return timer
 
-    def call_soon(self, call: Callable[[], None]) -> None:
-        self._soon.append(call)
+    def set(self, moment: float, timer: VirtualTimer) -> None:
+        self._order += 1
+        heappush(self._timers, (moment, self._order, timer))
 
     def run_soon(self) -> int:
         """Run what was called soon, and what that calls soon in turn; answers how many."""
@@ -72,25 +85,35 @@ class VirtualClock:
             self.run_soon()
         self._now = end
 
-    def turn(self) -> bool:
-        """Run what is called soon by now; if nothing is, go on to the next timer. False: nothing is left to happen."""
-        soon = self._soon
-        if soon:
-            for _ in range(len(soon)):
+    def run(self) -> bool:
+        """Turn after turn until `halt`. False: nothing is left to happen."""
+        soon, timers = self._soon, self._timers
+        self._halted = False
+        while not self._halted:
+            if soon:
                 soon.popleft()()
-            return True
-        while self._timers:
-            if self._run_timer():
-                return True
-        return False
+            else:
+                while timers:
+                    moment, _, timer = heappop(timers)
+                    if timer.call is not None:
+                        break
+                else:
+                    return False
+                self._now = max(self._now, moment)
+                timer.run()
+            if self.watch is not None:
+                self.watch()
+        return True
+
+    def halt(self) -> None:
+        """`run` returns after the call that is running."""
+        self._halted = True
 
     def _run_timer(self) -> bool:
         """Take the next timer; one that was called off moves nothing."""
-        moment, _, timer = heapq.heappop(self._timers)
-        call = timer.call
-        if call is None:
+        moment, _, timer = heappop(self._timers)
+        if timer.call is None:
             return False
         self._now = max(self._now, moment)
-        timer.call = None
-        call()
+        timer.run()
         return True

@@ -107,6 +107,8 @@ class SimDisk:
         self.synced_files = 0
         self._clock = clock
         self._root = FolderNode()
+        self._folders: dict[str, FolderNode] = {}
+        """Those that were found by their path, until one goes or is renamed."""
         self._failing_syncs: dict[str, int] = {}
         self._failing_writes: dict[str, int] = {}
         self._failing_opens: dict[str, int] = {}
@@ -125,6 +127,7 @@ class SimDisk:
     def release(self) -> None:
         """The process that used the disk is dead: its open files and locks are gone, what it wrote is not."""
         self.age += 1
+        self._folders.clear()
         self._locked.clear()
         self._held = None
         self.silent = False
@@ -247,6 +250,7 @@ class SimDisk:
         parent, name = self._parent(path)
         del parent.entries[name]
         parent.stepped()
+        self._folders.clear()
 
     def rename(self, source: str, target: str) -> None:
         parent, name = self._parent(source)
@@ -254,6 +258,8 @@ class SimDisk:
         if name not in parent.entries:
             raise _missing(source)
         node = parent.entries.pop(name)
+        if isinstance(node, FolderNode):
+            self._folders.clear()
         target_parent.entries[target_name] = node
         parent.stepped()
         if target_parent is not parent:
@@ -358,9 +364,13 @@ class SimDisk:
         return node
 
     def _folder(self, path: str) -> FolderNode:
+        known = self._folders.get(path)
+        if known is not None:
+            return known
         node = self._find(path)
         if not isinstance(node, FolderNode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        self._folders[path] = node
         return node
 
     def _parent(self, path: str) -> tuple[FolderNode, str]:

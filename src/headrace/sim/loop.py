@@ -25,8 +25,11 @@ Args = TypeVarTuple("Args")
 class Owner(Protocol):
     """Whom calls belong to."""
 
-    def admits(self, run: Callable[[], None]) -> bool:
-        """Whether the call may run now; if not, the owner has kept or dropped it."""
+    running: bool
+    """Whether its calls may run now."""
+
+    def put_off(self, call: Callable[[], None]) -> None:
+        """A call of it came while it was not running: keep it, or drop it."""
         ...
 
     def began(self, task: asyncio.Task[Any]) -> None: ...
@@ -44,8 +47,12 @@ class _Soon(asyncio.Handle):
     owner: Owner | None
 
     def __call__(self) -> None:
-        if not self._cancelled and (self.owner is None or self.owner.admits(self)):
+        if self._cancelled:
+            return
+        if self.owner is None or self.owner.running:
             self._run()
+        else:
+            self.owner.put_off(self)
 
 
 class _Timed(asyncio.TimerHandle):
@@ -53,11 +60,17 @@ class _Timed(asyncio.TimerHandle):
     owner: Owner | None
 
     def __call__(self) -> None:
-        if not self._cancelled and (self.owner is None or self.owner.admits(self)):
+        if self._cancelled:
+            return
+        if self.owner is None or self.owner.running:
             self._run()
+        else:
+            self.owner.put_off(self)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
+    _stopping: bool
+
     def __init__(self, clock: VirtualClock | None = None, seed: int = 0, jitter_seconds: float = 0.0) -> None:
         super().__init__()
         self.clock = clock or VirtualClock()
@@ -82,9 +95,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context = copy_context() if context is None else context
         handle = _Timed(when, callback, args, self, context)
         handle.owner = context.get(OWNER)
-        late = self._random.random() * self._jitter_seconds if self._jitter_seconds else 0.0
-        self.clock.call_at(when + late, handle)
+        self.clock.call_at(when + self.draw_lateness(), handle)
         return handle
+
+    def draw_lateness(self) -> float:
+        return self._random.random() * self._jitter_seconds if self._jitter_seconds else 0.0
 
     def create_task(
         self,
@@ -105,8 +120,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def _run_once(self) -> None:
-        if not self.clock.turn():
+        """As many calls as it takes until somebody stops the loop."""
+        if not self._stopping and not self.clock.run():
             raise Stalled(f"nothing is left to happen at {self.clock.now():.6f} s")
+
+    def stop(self) -> None:
+        super().stop()
+        self.clock.halt()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Called off timers are passed over when their moment comes."""

@@ -18,6 +18,7 @@ from headrace.errors import OperatorError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Address, Part, Session
+from headrace.sim.process import Process
 
 WINDOW_BYTES: Final = 256 << 10
 PIECE_BYTES: Final = 64 << 10
@@ -97,11 +98,11 @@ class MemoryNetwork:
             call()
 
     def draw_delay(self, way: Way) -> float:
-        least, most = self._slow.get(way, self.delay_seconds)
-        return least if self._random is None else self._random.uniform(least, most)
+        least, most = self._slow.get(way, self.delay_seconds) if self._slow else self.delay_seconds
+        return least if self._random is None else least + (most - least) * self._random.random()
 
     def draw_piece(self) -> int:
-        return PIECE_BYTES if self._random is None else self._random.randint(1, PIECE_BYTES)
+        return PIECE_BYTES if self._random is None else 1 + int(self._random.random() * PIECE_BYTES)
 
     def draw_port(self) -> int:
         self._next_port += 1
@@ -161,6 +162,8 @@ class MemoryHost:
         """Something reaches this host."""
         if self._clock is None:
             call()
+        elif isinstance(self._clock, Process):
+            self._clock.hear(call)
         else:
             self._clock.call_soon(call)
 
@@ -203,6 +206,7 @@ class MemoryChannel:
     ) -> None:
         self.host = host
         self.local, self.peer = local, peer
+        self._way = (local.host, peer.host)
         self.want_bytes = 0
         self.other: MemoryChannel
         self._network = network
@@ -249,7 +253,8 @@ class MemoryChannel:
             self._kept += self._arrived
             self._arrived.clear()
             self._under_way -= count
-            self._network.clock.call_soon(lambda: self.other.host.hear(self.other.pump))
+            if self.other._out:
+                self._network.clock.call_soon(lambda: self.other.host.hear(self.other.pump))
             if len(self._kept) >= self.want_bytes:
                 self._offer()
         if self._finished and not self._gone and self._reading:
@@ -326,10 +331,10 @@ class MemoryChannel:
 
     def transmit(self, call: Callable[[], None]) -> None:
         network = self._network
-        way = (self.local.host, self.peer.host)
         now = network.clock.now()
-        self._last_arrival = max(self._last_arrival, now + network.draw_delay(way))
-        arrive = partial(network.pass_on, way, partial(self.other.reached, call))
+        arrival = now + network.draw_delay(self._way)
+        self._last_arrival = max(self._last_arrival, arrival)
+        arrive = partial(network.pass_on, self._way, partial(self.other.reached, call))
         network.clock.call_later(self._last_arrival - now, arrive)
 
     # Closing.

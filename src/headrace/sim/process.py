@@ -15,9 +15,29 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final
 
+from headrace.sim.clock import VirtualTimer
 from headrace.sim.loop import OWNER, VirtualLoop
 
 TIDY_TASKS_LEAST: Final = 64
+
+
+class _Call(VirtualTimer):
+    """A call of a process, soon or at its time."""
+
+    __slots__ = ("process",)
+
+    def __init__(self, process: Process, call: Callable[[], None]) -> None:
+        self.process = process
+        self.call = call
+
+    def run(self) -> None:
+        process = self.process
+        if not process.running:
+            process.put_off(self.run)
+            return
+        call, self.call = self.call, None
+        if call is not None:
+            process.enter(call)
 
 
 class Process:
@@ -30,6 +50,8 @@ class Process:
         self.wall_ms = loop.clock.wall_ms
         self.paused = False
         self.dead = False
+        self.running = True
+        """Neither paused nor dead."""
         self.context = Context()
         self.context.run(OWNER.set, self)
         self._held: deque[Callable[[], None]] = deque()
@@ -38,13 +60,30 @@ class Process:
 
     # The clock.
 
-    def call_later(self, delay_seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return self.loop.call_later(max(0.0, delay_seconds), call, context=self.context)
+    def call_later(self, delay_seconds: float, call: Callable[[], None]) -> VirtualTimer:
+        timer = _Call(self, call)
+        moment = self.now() + self.loop.draw_lateness()
+        self.loop.clock.set(moment + delay_seconds if delay_seconds > 0 else moment, timer)
+        return timer
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        self.loop.call_soon(call, context=self.context)
+        self.loop.clock.call_soon(_Call(self, call).run)
 
     # What is done to it.
+
+    def hear(self, call: Callable[[], None]) -> None:
+        """Something reaches it from outside: it is worked on at once."""
+        if self.running:
+            self.enter(call)
+        else:
+            self.put_off(_Call(self, call).run)
+
+    def enter(self, call: Callable[[], None]) -> None:
+        """What it raises is told as asyncio tells it."""
+        try:
+            self.context.run(call)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the loop's handler is told
+            self.loop.call_exception_handler({"message": f"{self.name}: {call!r} failed", "exception": error})
 
     def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a task of this process."""
@@ -52,11 +91,13 @@ class Process:
 
     def pause(self) -> None:
         self.paused = True
+        self.running = False
 
     def resume(self) -> None:
         if not self.paused:
             return
         self.paused = False
+        self.running = not self.dead
         held, self._held = self._held, deque()
         for call in held:
             self.loop.clock.call_soon(call)
@@ -64,6 +105,7 @@ class Process:
     def die(self) -> None:
         """End it here and now. Its tasks stay as they are until `bury`: collecting them would run their `finally`."""
         self.dead = True
+        self.running = False
         self._held.clear()
 
     def began(self, task: asyncio.Task[Any]) -> None:
@@ -80,10 +122,7 @@ class Process:
             with contextlib.suppress(BaseException):
                 task.get_coro().close()
 
-    def admits(self, run: Callable[[], None]) -> bool:
-        if self.dead:
-            return False
-        if self.paused:
-            self._held.append(run)
-            return False
-        return True
+    def put_off(self, call: Callable[[], None]) -> None:
+        """Kept until it goes on; a dead one never does."""
+        if not self.dead:
+            self._held.append(call)

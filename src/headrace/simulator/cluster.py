@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any, Final
 
 from headrace.cluster import keys
-from headrace.cluster.image import Image, PartitionState, from_listing
+from headrace.cluster.image import Image, PartitionState, apply, from_listing
 from headrace.errors import CorruptBatch
 from headrace.records import kernel
 from headrace.records.batch import batches
@@ -25,7 +25,8 @@ from headrace.sim.coordination import CoordinationStore
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.network import MemoryNetwork
 from headrace.simulator.broker import CLUSTER, builder, create_topics
-from headrace.simulator.faults import ANY, Faults
+from headrace.simulator.faults import Faults
+from headrace.simulator.harm import ANY
 from headrace.simulator.history import History, Record, Trace, Violation
 from headrace.simulator.load import Clients, Consumer, Producer, Wire, content, parse_content
 from headrace.simulator.machine import Machine
@@ -66,10 +67,7 @@ class Cluster:
             Machine(id, self.loop, self.network, self.store, trace, seed * 16 + id, scenario.sync_seconds, build)
             for id in range(1, BROKERS + 1)
         ]
-        self.faults = Faults(
-            scenario, self.clock, self.network, self.store, self.machines, trace,
-            self.all_in_sync, self.some_partition, self.state_of, self.controller,
-        )  # fmt: skip
+        self.faults = Faults(scenario, self, trace)
         self.producers: list[Producer] = []
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
@@ -86,7 +84,7 @@ class Cluster:
         self._look()
         self._begin_load()
         self.faults.start()
-        await self._pass(self.scenario.load_seconds)
+        await asyncio.sleep(self.scenario.load_seconds)
         self.faults.heal()
         self.trace.note(self.clock.now(), "healed")
         for producer in self.producers:
@@ -94,28 +92,18 @@ class Cluster:
         await self._wait(lambda: not self._unsettled(), SETTLE_SECONDS, self._unsettled)
         self._compare()
 
-    async def _pass(self, seconds: float) -> None:
-        end = self.clock.now() + seconds
-        while self.clock.now() < end:
-            await asyncio.sleep(LOOK_SECONDS)
-            self._raise_failure()
-
     async def _wait(self, condition: Callable[[], object], seconds: float, why: Callable[[], str]) -> None:
         end = self.clock.now() + seconds
         while not condition():
             if self.clock.now() > end:
-                raise Violation(f"after {seconds:g} s: {why()}")
+                raise Violation(f"after {seconds:g} s: {why()}; {self._states()}")
             await asyncio.sleep(LOOK_SECONDS)
-            self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if self.failure is None:
             self.failure = error if isinstance(error, BaseException) else Violation(str(context.get("message")))
+        self.loop.stop()
 
     async def create_topics(self) -> None:
         first = self.machines[0]
@@ -150,9 +138,17 @@ class Cluster:
 
     def image(self) -> Image:
         """The metadata as coordination has it."""
-        if self._image is None or self._image.revision != self.store.revision:
-            prefix = keys.cluster_prefix(CLUSTER)
-            self._image = from_listing(prefix, self.store.list(prefix))
+        known, store = self._image, self.store
+        if known is not None and known.revision == store.revision:
+            return known
+        prefix = keys.cluster_prefix(CLUSTER)
+        changes = (
+            None if known is None or known.revision < store.compacted else store.changes(prefix, known.revision + 1)
+        )
+        if known is None or changes is None:
+            self._image = from_listing(prefix, store.list(prefix))
+        else:
+            self._image = apply(known, changes)
         return self._image
 
     def machine(self, broker: int) -> Machine | None:
@@ -203,13 +199,13 @@ class Cluster:
         if (down := [machine.name for machine in self.machines if machine.participant is None]) != []:
             return f"{', '.join(down)} not up"
         if (waiting := sum(producer.waiting for producer in self.producers)) != 0:
-            return f"{waiting} batches are not acknowledged; {self._states()}"
+            return f"{waiting} batches are not acknowledged"
         if not self.all_in_sync():
-            return f"not all in sync; {self._states()}"
+            return "not all in sync"
         for where in self.history.partitions():
             ends = {machine.name: _ends(machine, where) for machine in self.machines}
             if len(set(ends.values())) != 1 or len(set(ends[self.machines[0].name])) != 1:
-                return f"{where}: end and watermark differ: {ends}; {self._states()}"
+                return f"{where}: end and watermark differ: {ends}"
         return self._damage() if self.scenario.bytes_flip else ""
 
     def _damage(self) -> str:
@@ -220,7 +216,7 @@ class Cluster:
                 if not machine.process.context.run(_read_through, machine, where):
                     return f"{machine.life} is still reading {where}"
             except CorruptBatch as error:
-                return f"{machine.life}: {error}; {self._states()}"
+                return f"{machine.life}: {error}"
         return ""
 
     def _states(self) -> str:

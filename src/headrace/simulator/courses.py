@@ -7,42 +7,15 @@ only kill what can be spared, and take power only where that is allowed.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from headrace.cluster.image import PartitionState
+from headrace.simulator.harm import Harm
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
 
 Course = Iterator[float | Callable[[], bool]]
-
-
-class Harm(Protocol):
-    """What a course can do; everything ends after so many seconds."""
-
-    random: random.Random
-    lag_seconds: float
-    lease_seconds: float
-
-    def state_of(self, where: TopicPartition) -> PartitionState | None: ...
-    def kill(self, machine: Machine, seconds: float) -> str: ...
-    def lose_what_may_be(self, machine: Machine, seconds: float) -> None:
-        """Its page cache, if that may be, or else its process."""
-        ...
-
-    def cut(self, one: Machine, other: Machine, seconds: float) -> None: ...
-    def cut_one_way(self, source: Machine, target: Machine, seconds: float) -> None: ...
-    def slow(self, one: Machine, other: Machine, delay_seconds: float, seconds: float) -> None: ...
-    def hush(self, machine: Machine, seconds: float) -> None:
-        """Its clients do not reach it."""
-        ...
-
-    def reset(self, one: Machine, other: Machine) -> None: ...
-    def cut_off(self, machine: Machine, seconds: float) -> None:
-        """From coordination."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

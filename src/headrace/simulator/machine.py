@@ -91,7 +91,7 @@ class Machine:
     def hear(self, call: Callable[[], None]) -> None:
         """A call of a client arrives: the process runs it, or the machine itself when there is none."""
         if self.process is not None:
-            self.process.call_soon(call)
+            self.process.hear(call)
         else:
             call()
 

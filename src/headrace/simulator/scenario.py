@@ -12,7 +12,7 @@ from headrace.storage.log import TopicPartition
 
 BROKERS: Final = 3
 NO_COURSE_SHARE: Final = 0.6
-COURSE_LOAD_SECONDS: Final = 5.0
+COURSE_LOAD_SECONDS: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Scenario:
 def draw(seed: int) -> Scenario:
     chance = random.Random(f"{seed} scenario")
     courses = _courses(seed)
-    lease_ms = chance.choice((600, 1000, 2000))
+    lease_ms = chance.choice((500, 700, 1200))
     settings: dict[str, int] = {
         "broker.lease.ms": lease_ms,
-        "replica.lag.time.max.ms": chance.choice((1000, 3000)),
-        "replica.link.timeout.ms": chance.choice((300, 1000)),
+        "replica.lag.time.max.ms": chance.choice((700, 1500)),
+        "replica.link.timeout.ms": chance.choice((200, 600)),
         "replica.window.bytes": 1 << 16,
         "replica.catchup.bytes.per.second": chance.choice((5000, 50 << 20)),
         "checkpoint.ms": chance.choice((300, 60_000)),
@@ -80,8 +80,8 @@ def draw(seed: int) -> Scenario:
         sync_seconds=chance.choice(((0.0002, 0.003), (0.002, 0.02), (0.01, 0.2))),
         link_seconds=chance.choice(((0.0001, 0.001), (0.0001, 0.001), (0.001, 0.02), (0.0, 0.1))),
         jitter_seconds=chance.choice((0.0, 0.0005, 0.005)),
-        load_seconds=max(chance.choice((2.0, 5.0, 10.0)), COURSE_LOAD_SECONDS if courses else 0.0),
-        batch_pause_seconds=chance.choice((0.05, 0.1, 0.3)),
+        load_seconds=max(chance.choice((1.5, 3.0, 5.0)), COURSE_LOAD_SECONDS if courses else 0.0),
+        batch_pause_seconds=chance.choice((0.04, 0.08, 0.2)),
         in_flight=chance.choice((1, 3, 5)),
         producers=chance.choice((1, 2)),
         follower_reads=chance.choice((0.0, 0.3)),
