@@ -43,9 +43,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 KNOWN = ROOT / ".work" / "mutants.jsonl"
 EXPLAINED = ROOT / "tests" / "sim" / "survivors.toml"
-TESTS_MAX = 60
+TESTS_MAX = 250
 """Tests of one mutant, the quickest of those that enter the function."""
-CHILD_SECONDS = 60
+CHILD_SECONDS = 180
 SEED_SECONDS = 2.0
 """Of a child, for each seed that it is given; one that takes longer has been brought to a standstill."""
 PASSED, FAILED, HUNG = 0, 1, 2
