@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "headrace"
 MODULES = sorted(SOURCE.rglob("*.py"))
-MODULE_LINES_MAX = 450
+MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = ("Manager", "Helper", "Util", "Common", "Base", "Impl")
 # Matched against what is committed, so the patterns are put together here and do not match this file.

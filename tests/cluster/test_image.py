@@ -10,6 +10,7 @@ from headrace.cluster.image import (
     CREATING,
     LIVE,
     Broker,
+    Deletion,
     Endpoint,
     Image,
     Lost,
@@ -19,12 +20,14 @@ from headrace.cluster.image import (
     apply,
     empty,
     encode_broker,
+    encode_deletion,
     encode_partition,
     encode_topic,
     from_listing,
 )
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Event, KeyValue, Listing, WatchResponse
+from proving import proves
 
 PREFIX = "/headrace/c/"
 BROKER = Broker(1, {"inside": Endpoint("127.0.0.1", 9092)}, "i1", 5, "r", Endpoint("127.0.0.1", 8082))
@@ -85,20 +88,51 @@ def test_a_move_under_way_is_in_the_key_and_only_then() -> None:
     assert not {"target", "adding"} & set(settled)
 
 
-def test_a_topic_is_there_when_it_is_live_and_whole() -> None:
+def test_a_topic_is_there_when_it_is_live() -> None:
     claimed = after(empty(PREFIX), put_topic("t", 2, state=CREATING), put_partition("t", 0))
     assert "t" not in claimed.topics
     assert claimed.unfinished["t"].state == CREATING
-    partial = after(claimed, put_topic("t", 2))
-    assert "t" not in partial.topics
-    whole = after(partial, put_partition("t", 1))
+    whole = after(claimed, put_partition("t", 1), put_topic("t", 2))
     assert len(whole.topics["t"].partitions) == 2
     assert whole.unfinished == {}
 
 
+@proves("J7")
+def test_a_partition_without_its_key_keeps_its_place_and_the_others_theirs() -> None:
+    image = after(empty(PREFIX), *with_topic("t", 3))
+    lacking = after(image, Event("delete", keys.partition_key(PREFIX, "t", 1), b"", 10))
+    topic = lacking.topics["t"]
+    assert topic.missing == (1,)
+    assert [state.index for state in topic.partitions] == [0, 1, 2]
+    assert topic.partitions[2] is image.topics["t"].partitions[2]
+    assert (lacking.partition("t", 1), lacking.unfinished) == (None, {})
+    assert after(lacking, put_partition("t", 1)).topics["t"].partitions == image.topics["t"].partitions
+
+
+@proves("J7")
+def test_a_topic_without_its_key_goes_on_as_it_was_seen_until_its_partitions_are_gone() -> None:
+    image = after(empty(PREFIX), *with_topic("t", 1))
+    without = after(image, Event("delete", keys.topic_key(PREFIX, "t"), b"", 10))
+    assert without.topics["t"] == replace(image.topics["t"], revision=0)
+    entries = (KeyValue(keys.partition_key(PREFIX, "t", 0), put_partition("t", 0).value, 1, 9, 1),)
+    listed = from_listing(PREFIX, Listing(entries, 12), without)
+    assert listed.topics["t"] == without.topics["t"]
+    unknown = from_listing(PREFIX, Listing(entries, 12))
+    assert (unknown.topics, list(unknown.keyless), unknown.keyless["t"].id) == ({}, ["t"], b"t" * 16)
+    gone = after(listed, Event("delete", keys.partition_key(PREFIX, "t", 0), b"", 11))
+    assert (gone.topics, gone.topics_by_id, gone.keyless) == ({}, {}, {})
+
+
+def test_a_deletion_is_known_by_the_topics_id() -> None:
+    key, deletion = keys.deleted_key(PREFIX, b"t" * 16), Deletion("t", (1, 2), 5)
+    image = after(empty(PREFIX), Event("put", key, encode_deletion(deletion), 7))
+    assert image.deleted == {b"t" * 16: replace(deletion, revision=7)}
+    assert after(image, Event("delete", key, b"", 8)).deleted == {}
+
+
 def test_partitions_of_an_earlier_topic_of_that_name_do_not_count() -> None:
     image = after(empty(PREFIX), put_topic("t", 1, b"n" * 16), put_partition("t", 0, b"o" * 16))
-    assert "t" not in image.topics
+    assert image.topics["t"].missing == (0,)
 
 
 def test_partitions_above_the_count_wait_for_it() -> None:

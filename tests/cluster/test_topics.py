@@ -33,6 +33,7 @@ from headrace.settings import TOPIC_BY_NAME, load
 from headrace.sim.clock import VirtualClock
 from proving import proves
 
+NOW_MS = 1_700_000_000_000
 PREFIX = "/headrace/c/"
 LIMITS = TopicLimits(num_partitions=3, partitions_max=2000)
 SETTINGS = load(environment={})
@@ -66,7 +67,8 @@ async def node(folder: Path, brokers: int = 1) -> AsyncIterator[Node]:
     await view.start()
     tasks = Tasks(coordination, view)
     try:
-        yield Node(coordination, view, Topics(tasks, lambda: LIMITS, counted_ids()), Configs(tasks, lambda: SETTINGS))
+        topics = Topics(tasks, lambda: LIMITS, counted_ids(), lambda: NOW_MS)
+        yield Node(coordination, view, topics, Configs(tasks, lambda: SETTINGS))
     finally:
         await view.close()
         await coordination.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from chosen_layout import log_path, new_store
-from headrace.cluster.image import Image, PartitionState, Topic
+from headrace.cluster.image import Deletion, Image, PartitionState, Topic
 from headrace.errors import Code
 from headrace.groups.commits import records_of
 from headrace.groups.coordinator import GroupCoordinator
@@ -39,7 +39,7 @@ LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebala
 
 def image_of(*topics: str) -> Image:
     state = PartitionState(0, BROKER, 0, (BROKER,), (BROKER,))
-    known = {name: Topic(name, bytes(16), (state,)) for name in topics}
+    known = {name: Topic(name, name.encode().ljust(16), (state,)) for name in topics}
     return Image("/headrace/c/", topics=known)
 
 
@@ -217,11 +217,22 @@ def test_offsets_of_a_topic_that_went_away_elsewhere_are_not_inherited() -> None
     scene.clock.run_soon()
     assert scene.commit(7) == [0]
     scene.follow()
-    before, scene.image = scene.image, image_of(OFFSETS_TOPIC)
+    before = scene.image
+    scene.image = replace(image_of(OFFSETS_TOPIC), deleted={before.topics["t"].id: Deletion("t", (1,), 0)})
     scene.followed.forget_topics(before, scene.image)
     scene.lead()
     scene.clock.run_soon()
     assert scene.committed() == (0, [])
+
+
+def test_offsets_of_a_topic_whose_key_is_missing_stay() -> None:
+    scene = Scene()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(7) == [0]
+    before, kept = scene.image, scene.committed()
+    scene.followed.forget_topics(before, image_of(OFFSETS_TOPIC))
+    assert scene.committed() == kept != (0, [])
 
 
 def test_a_topic_without_the_offsets_partition_leaves_nothing() -> None:

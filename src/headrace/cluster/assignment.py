@@ -8,6 +8,11 @@ Role in a partition that this broker has a replica of:
 
 A log that cannot be created (a full disk, say) is tried again at every tick; until then the partition is not served.
 Topics are told apart by id: one that was deleted and made anew while the broker was down begins with an empty log.
+
+A log is deleted when its topic's deletion is in the image, and when its partition's key, of the same topic, was seen to
+take this broker from its replicas. If the key is only missing, the log is set aside where it is: it is not served,
+nothing of it is deleted or compacted, and it is served again, as it was, when the key comes back. If another topic has
+taken its name by then, its folder is renamed, and a person decides about it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from headrace.cluster import keys
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState, Topic
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.partitions import Partitions
@@ -67,14 +73,21 @@ class Assignment:
         # Nobody archives or queries our own topics: a default for all topics would let them grow without end.
         return replace(settings, retention_archived=False, key_index=False) if topic.internal else settings
 
-    def expected(self, image: Image) -> dict[TopicPartition, tuple[bytes, LogSettings]]:
-        """Every log that this broker should have, for the store to open."""
+    def expected(
+        self, image: Image, there: Mapping[TopicPartition, bytes]
+    ) -> dict[TopicPartition, tuple[bytes, LogSettings]]:
+        """Every log that this broker should have, for the store to open, and those that are `there`, by their topics'
+        ids, and whose keys are missing.
+        """
         logs: dict[TopicPartition, tuple[bytes, LogSettings]] = {}
         for topic in image.topics.values():
             settings = self.settings_of(image, topic)
             for state in topic.partitions:
                 if self._broker in state.replicas:
                     logs[TopicPartition(topic.name, state.index)] = (topic.id, settings)
+        for where, topic_id in there.items():
+            if where not in logs and self._is_missing(image, where, topic_id):
+                logs[where] = topic_id, _untouched(log_settings(self._defaults(image)))
         return logs
 
     def start(self, image: Image) -> None:
@@ -82,6 +95,14 @@ class Assignment:
         self._image = image
         for topic in image.topics.values():
             self._serve(image, topic, altered=True)
+        for kept in self._store.logs():
+            if kept.topic_partition not in self._held:
+                self._tell_missing(image, kept)
+
+    @property
+    def set_aside(self) -> list[Log]:
+        """The logs here that are not served because the key of their partition, or of their topic, is missing."""
+        return [kept for kept in self._store.logs() if kept.topic_partition not in self._held]
 
     def join(self) -> None:
         """Take the roles that the image says. Not before the incarnation file tells of this process: from here on logs
@@ -99,7 +120,11 @@ class Assignment:
         self._image = new
         for name, topic in old.topics.items():
             if new.topics.get(name) is not topic:
-                self._remove_what_went(new, topic)
+                self._part_with(new, topic)
+        if old.deleted is not new.deleted:
+            for kept in self.set_aside:
+                if kept.topic_id in new.deleted:
+                    self._delete(kept.topic_partition)
         self._missing = {where for where in self._missing if where.topic in new.topics}
         altered = old.cluster_config != new.cluster_config or old.broker_configs != new.broker_configs
         moved = old.brokers is not new.brokers
@@ -117,18 +142,44 @@ class Assignment:
                 if topic is not None:
                     self._serve(self._image, topic, altered=False)
 
-    def _remove_what_went(self, image: Image, before: Topic) -> None:
+    def _part_with(self, image: Image, before: Topic) -> None:
+        """Stop serving what the image has no more, and delete what it says is to be deleted."""
         for state in before.partitions:
             where = TopicPartition(before.name, state.index)
             held = self._held.get(where)
-            if held is not None and not self._is_ours(image, where, held[0]):
-                self._remove(where, image)
+            if held is None or self._is_ours(image, where, held[0]):
+                continue
+            topic_id = held[0]
+            if topic_id in image.deleted:
+                self._drop(where, UnknownPartition(f"topic {where.topic!r} was deleted"))
+                self._delete(where)
+            elif self._is_missing(image, where, topic_id):
+                self._drop(where, UnknownPartition(f"{where}: its key in coordination is missing"))
+                kept = self._store.get(where)
+                if kept is not None:
+                    kept.settings = _untouched(kept.settings)
+                    self._tell_missing(image, kept)
+            else:
+                self._drop(where, NotLeader(f"{where}: its replica moved to another broker"))
+                self._delete(where)
 
     def _is_ours(self, image: Image, where: TopicPartition, topic_id: bytes) -> bool:
+        topic, state = image.topics.get(where.topic), image.partition(where.topic, where.partition)
+        return topic is not None and topic.id == topic_id and state is not None and self._broker in state.replicas
+
+    def _is_missing(self, image: Image, where: TopicPartition, topic_id: bytes) -> bool:
+        """Whether nothing says where a partition is of which there is a log here."""
         topic = image.topics.get(where.topic)
-        if topic is None or topic.id != topic_id or where.partition >= len(topic.partitions):
-            return False
-        return self._broker in topic.partitions[where.partition].replicas
+        return topic is None or topic.id != topic_id or image.partition(where.topic, where.partition) is None
+
+    def _tell_missing(self, image: Image, kept: Log) -> None:
+        where = kept.topic_partition
+        partition_key = keys.partition_key(image.prefix, where.topic, where.partition)
+        log.error(
+            "%s is set aside with offsets %d to %d: key %s is missing in coordination, or that of its topic, and "
+            "nobody has deleted topic id %s. Put them back, and it is served again as it was; or delete the topic",
+            where, kept.start_offset, kept.end_offset, partition_key, kept.topic_id.hex(),
+        )  # fmt: skip
 
     def _serve(self, image: Image, topic: Topic, *, altered: bool) -> None:
         settings: LogSettings | None = self.settings_of(image, topic) if altered else None
@@ -153,7 +204,7 @@ class Assignment:
 
     def _take_role(self, image: Image, topic: Topic, state: PartitionState, leader: int) -> None:
         where = TopicPartition(topic.name, state.index)
-        opened = self._store.get(where) or self._create(image, topic, where)
+        opened = self._opened(image, topic, where)
         if opened is None:
             return
         if opened.offline is not None and leader != self._broker:
@@ -173,28 +224,48 @@ class Assignment:
                 self._replication.follow(partition, leader, state.leader_epoch)
         self._held[where] = topic.id, state, leader
 
-    def _create(self, image: Image, topic: Topic, where: TopicPartition) -> Log | None:
+    def _opened(self, image: Image, topic: Topic, where: TopicPartition) -> Log | None:
+        """The log of a partition: the one that is there, or a new one; None if neither can be had now."""
+        opened = self._store.get(where)
         try:
-            created = self._store.create(where, topic.id, self.settings_of(image, topic))
+            if opened is not None and opened.topic_id != topic.id:
+                self._make_way(image, opened)
+                opened = None
+            if opened is None:
+                opened = self._store.create(where, topic.id, self.settings_of(image, topic))
+            elif where not in self._held:
+                opened.settings = self.settings_of(image, topic)
         except (HeadraceError, OSError) as error:
             if where not in self._missing:
                 log.error("cannot create the log of %s: %s; it will be tried again", where, error)
             self._missing.add(where)
             return None
         self._missing.discard(where)
-        return created
+        return opened
 
-    def _remove(self, where: TopicPartition, image: Image) -> None:
-        """The topic was deleted, or its replica moved away."""
-        topic_id, _, _ = self._held.pop(where)
-        topic = image.topics.get(where.topic)
-        if topic is not None and topic.id == topic_id:
-            gone: HeadraceError = NotLeader(f"{where}: its replica moved to another broker")
+    def _make_way(self, image: Image, kept: Log) -> None:
+        """Another topic has taken the name."""
+        where = kept.topic_partition
+        if kept.topic_id in image.deleted:
+            self._store.delete(where)
         else:
-            gone = UnknownPartition(f"topic {where.topic!r} was deleted")
+            aside = self._store.set_aside(where)
+            log.error(
+                "%s of topic id %s set aside as %s: its name is another topic's", where, kept.topic_id.hex(), aside
+            )
+
+    def _drop(self, where: TopicPartition, gone: HeadraceError) -> None:
+        del self._held[where]
         self._replication.unfollow(where)
         self._partitions.drop(where, gone)
+
+    def _delete(self, where: TopicPartition) -> None:
         try:
             self._store.delete(where)
         except (HeadraceError, OSError) as error:
-            log.error("cannot remove the log of %s: %s; it is set aside at the next start", where, error)
+            log.error("cannot remove the log of %s: %s; it is removed or set aside at the next start", where, error)
+
+
+def _untouched(settings: LogSettings) -> LogSettings:
+    """Nothing of the log is deleted, compacted or indexed."""
+    return replace(settings, delete=False, compact=False, retention_archived=False)

@@ -92,6 +92,8 @@ def decide(image: Image, context: Context, since: Image | None = None) -> list[D
     for topic in _concerned(image, since):
         for state in topic.partitions:
             where = topic.name, state.index
+            if state.is_missing:
+                continue
             if context.prefer or where in ends or where in orders or not _is_steady(state, brokers):
                 decision = _decide(image, topic, state, context)
                 if decision is not None:

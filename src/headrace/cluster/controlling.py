@@ -15,19 +15,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from headrace.cluster import keys
 from headrace.cluster.controller import Batch, Context, Decision, Rules, decide, in_transactions
+from headrace.cluster.deletions import overdue
 from headrace.cluster.draining import Drains
 from headrace.cluster.election import Election, Term
 from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
 from headrace.cluster.membership import Membership
 from headrace.cluster.reports_due import ReportsDue
-from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS
+from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.topics import plan_remove_unfinished
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Bell, Compute, at_once, pause
 from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
 from headrace.ports.clock import Clock
-from headrace.ports.coordination import Coordination
+from headrace.ports.coordination import Coordination, Delete
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +168,7 @@ class Controlling:
             self._look_at = now + self._membership.lease_seconds
         self._look_at = min(self._look_at, self._drains.next_look(image), self._reports_due.next_end())
         await self._remove_unfinished(image, term)
+        await self._forget_deletions(image, term)
 
     def _known_rules(self, topic: Topic) -> Rules | None:
         """None for a topic whose settings cannot be read: it waits, and no other does."""
@@ -218,6 +221,16 @@ class Controlling:
             for step in plan_remove_unfinished(image, name).steps:
                 result = await self._coordination.transact((*step.compares, *term.fence), step.actions)
                 log.warning("topic %r, whose creation was cut short, removed: %s", name, result.succeeded)
+
+    async def _forget_deletions(self, image: Image, term: Term) -> None:
+        """Those that wait for brokers that do not come."""
+        for topic_id, deletion in overdue(image, self._clock.wall_ms()).items():
+            key = keys.deleted_key(image.prefix, topic_id)
+            await self._coordination.transact((unchanged(key, deletion.revision), *term.fence), (Delete(key),))
+            log.warning(
+                "the deletion of topic %r is not kept any longer for brokers %s: they will set its logs aside",
+                deletion.topic, list(deletion.brokers),
+            )  # fmt: skip
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -1,8 +1,13 @@
 """The image of the cluster's metadata: immutable, folded from the keys in coordination (cluster.keys). Pure.
 
 `apply` answers a new image once per watch response and shares everything that did not change, so a reader keeps the
-image that it began with and takes no lock, and `is` tells whether a topic has changed. A topic is in `topics` only
-when its key says "live" and all its partitions are there; until then it is in `unfinished`.
+image that it began with and takes no lock, and `is` tells whether a topic has changed. A topic is in `topics` when its
+key says "live"; before that it is in `unfinished`.
+
+Keys can be lost, by a hand or a restore, and what they named is not deleted by that (`deleted` tells what is):
+- a partition without its key keeps its place in the topic, without replicas (`PartitionState.is_missing`);
+- a topic without its key, of which there are partitions, goes on as it was last seen, with revision 0; who has never
+  seen it has it in `keyless`, and does not serve it: its settings are not known.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ CREATING: Final = "creating"
 LEAVING: Final = "leaving"
 NO_LEADER: Final = -1
 NO_BROKER: Final = -1
+NO_EPOCH: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,11 @@ class PartitionState:
     adding: tuple[int, ...] = ()
     """Those of `replicas` that are there for the move only; cancelling it takes them away."""
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no key, though its topic should have this partition."""
+        return not self.replicas
+
 
 @dataclass(frozen=True, slots=True)
 class Topic:
@@ -98,6 +109,23 @@ class Topic:
     overrides: Mapping[str, str] = field(default_factory=dict)
     internal: bool = False
     state: str = LIVE
+    revision: int = 0
+    """0: its key is not there, or not yet."""
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions without a key."""
+        return tuple(state.index for state in self.partitions if state.is_missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A topic that somebody has deleted: brokers delete its logs, and nothing else lets them."""
+
+    topic: str
+    brokers: tuple[int, ...]
+    """Those that have yet to do it."""
+    at_ms: int
     revision: int = 0
 
 
@@ -133,6 +161,10 @@ class Image:
     topics: Mapping[str, Topic] = field(default_factory=dict)
     topics_by_id: Mapping[bytes, Topic] = field(default_factory=dict)
     unfinished: Mapping[str, Topic] = field(default_factory=dict)
+    keyless: Mapping[str, Topic] = field(default_factory=dict)
+    """Of which only partitions have keys, and which this process has never seen otherwise."""
+    deleted: Mapping[bytes, Deletion] = field(default_factory=dict)
+    """By topic id."""
     cluster_config: Mapping[str, str] = field(default_factory=dict)
     broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     config_revisions: Mapping[str, int] = field(default_factory=dict)
@@ -143,8 +175,12 @@ class Image:
     _partition_keys: Mapping[str, _Partitions] = field(default_factory=dict)
 
     def partition(self, topic: str, index: int) -> PartitionState | None:
+        """None also for one whose key is missing."""
         found = self.topics.get(topic)
-        return found.partitions[index] if found is not None and 0 <= index < len(found.partitions) else None
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        state = found.partitions[index]
+        return None if state.is_missing else state
 
     def controller_id(self) -> int:
         """The live broker that is controller, -1 while none is."""
@@ -159,9 +195,14 @@ def empty(prefix: str) -> Image:
     return Image(prefix)
 
 
-def from_listing(prefix: str, listing: Listing, version: int = 0) -> Image:
+def from_listing(prefix: str, listing: Listing, before: Image | None = None) -> Image:
+    """`before` is the image that was held until now."""
     events = tuple(Event("put", entry.key, entry.value, entry.mod_revision) for entry in listing.entries)
-    return replace(apply(Image(prefix), WatchResponse(listing.revision, events)), version=version + 1)
+    if before is None:
+        return apply(Image(prefix), WatchResponse(listing.revision, events))
+    gone = tuple(Event("delete", keys.topic_key(prefix, name), b"", 0) for name in before._topic_keys)
+    known = Image(prefix, version=before.version, _topic_keys=before._topic_keys)
+    return apply(known, WatchResponse(listing.revision, (*gone, *events)))
 
 
 def apply(image: Image, response: WatchResponse) -> Image:
@@ -185,6 +226,7 @@ class _Change:
         self._topics: dict[str, None] = {}
         self._configs: dict[str, Any] = {}
         self._values: dict[str, StoredValue] | None = None
+        self._deleted: dict[bytes, Deletion] | None = None
         self._controls = image.controls
 
     def take(self, event: Event, path: list[str]) -> None:
@@ -199,6 +241,8 @@ class _Change:
                 self._take_config(event, path)
             case ["values", name]:
                 self._take_value(event, name)
+            case ["deleted", topic_id]:
+                self._take_deletion(event, bytes.fromhex(topic_id))
             case _:
                 self._controls = _sound(event, lambda: with_event(self._controls, event, path))
 
@@ -214,10 +258,10 @@ class _Change:
         if self._topic_keys is None:
             self._topic_keys = dict(self._old._topic_keys)
         self._topics[name] = None
-        if event.kind == "delete":
-            self._topic_keys.pop(name, None)
-        else:
+        if event.kind == "put":
             self._topic_keys[name] = _read(event, lambda value: _decode_topic(value, event.mod_revision))
+        elif name in self._topic_keys:
+            self._topic_keys[name] = replace(self._topic_keys[name], revision=0)
 
     def _take_partition(self, event: Event, name: str, index: int) -> None:
         partitions = self._touched.get(name)
@@ -255,6 +299,14 @@ class _Change:
         else:
             self._values[name] = _read(event, lambda value: StoredValue(str(value["value"]), event.mod_revision))
 
+    def _take_deletion(self, event: Event, topic_id: bytes) -> None:
+        if self._deleted is None:
+            self._deleted = dict(self._old.deleted)
+        if event.kind == "delete":
+            self._deleted.pop(topic_id, None)
+        else:
+            self._deleted[topic_id] = _read(event, lambda value: _decode_deletion(value, event.mod_revision))
+
     def image(self, revision: int) -> Image:
         old = self._old
         changes: dict[str, Any] = {"revision": revision, "version": old.version + 1, "controls": self._controls}
@@ -262,6 +314,8 @@ class _Change:
             changes["brokers"] = self._brokers
         if self._values is not None:
             changes["values"] = self._values
+        if self._deleted is not None:
+            changes["deleted"] = self._deleted
         if self._configs:
             changes["cluster_config"] = self._configs["cluster"]
             changes["broker_configs"] = self._configs["brokers"]
@@ -272,21 +326,29 @@ class _Change:
 
     def _topic_changes(self) -> dict[str, Any]:
         old = self._old
-        topic_keys = old._topic_keys if self._topic_keys is None else self._topic_keys
+        topic_keys = dict(old._topic_keys) if self._topic_keys is None else self._topic_keys
         partition_keys = {**old._partition_keys, **self._touched}
         topics, by_id, unfinished = dict(old.topics), dict(old.topics_by_id), dict(old.unfinished)
+        keyless = dict(old.keyless)
         for name in self._topics:
-            if not partition_keys.get(name):
+            partitions = partition_keys.get(name, {})
+            if not partitions:
                 partition_keys.pop(name, None)
             gone = topics.pop(name, None)
             if gone is not None:
-                del by_id[gone.id]
+                by_id.pop(gone.id, None)
             unfinished.pop(name, None)
+            keyless.pop(name, None)
             key = topic_keys.get(name)
+            if key is not None and _is_over(key, partitions):
+                del topic_keys[name]
+                key = None
             if key is None:
+                if partitions:
+                    keyless[name] = _without_key(name, partitions)
                 continue
-            topic = _assemble(name, key, partition_keys.get(name, {}))
-            if topic.state == LIVE and len(topic.partitions) == key.count:
+            topic = _assemble(name, key, partitions)
+            if topic.state == LIVE:
                 topics[name] = by_id[topic.id] = topic
             else:
                 unfinished[name] = topic
@@ -294,18 +356,37 @@ class _Change:
             "topics": topics,
             "topics_by_id": by_id,
             "unfinished": unfinished,
+            "keyless": keyless,
             "_topic_keys": topic_keys,
             "_partition_keys": partition_keys,
         }
 
 
+def _is_over(key: _TopicKey, partitions: _Partitions) -> bool:
+    """Whether a topic's key has gone with all its partitions, or before it was live."""
+    return key.revision == 0 and (key.state != LIVE or all(owner != key.id for owner, _ in partitions.values()))
+
+
 def _assemble(name: str, key: _TopicKey, partitions: _Partitions) -> Topic:
     """The topic with its partitions up to the count that its key names; keys of an earlier topic of that name do not
-    count.
+    count. Of a topic that is not live yet, those that are there.
     """
-    known = (partitions.get(index) for index in range(key.count))
-    states = tuple(found[1] for found in known if found is not None and found[0] == key.id)
+    known = [partitions.get(index) for index in range(key.count)]
+    own = [None if found is None or found[0] != key.id else found[1] for found in known]
+    if key.state == LIVE:
+        states = tuple(state or _missing(index) for index, state in enumerate(own))
+    else:
+        states = tuple(state for state in own if state is not None)
     return Topic(name, key.id, states, key.overrides, key.internal, key.state, key.revision)
+
+
+def _without_key(name: str, partitions: _Partitions) -> Topic:
+    topic_id, _ = next(iter(partitions.values()))
+    return Topic(name, topic_id, tuple(state for owner, state in partitions.values() if owner == topic_id))
+
+
+def _missing(index: int) -> PartitionState:
+    return PartitionState(index, NO_LEADER, NO_EPOCH, (), ())
 
 
 def _read(event: Event, decode: Any) -> Any:
@@ -432,3 +513,11 @@ def _decode_partition(index: int, value: Mapping[str, Any], revision: int) -> tu
         adding=tuple(value.get("adding", ())),
     )
     return bytes.fromhex(value["id"]), state
+
+
+def encode_deletion(deletion: Deletion) -> bytes:
+    return keys.encode({"topic": deletion.topic, "brokers": deletion.brokers, "at_ms": deletion.at_ms})
+
+
+def _decode_deletion(value: Mapping[str, Any], revision: int) -> Deletion:
+    return Deletion(str(value["topic"]), tuple(value["brokers"]), int(value["at_ms"]), revision)

@@ -14,6 +14,9 @@ ends/<topic>/<n>/<id>     {"id": hex of the topic, "incarnation", "last_epoch", 
                               replica holds while its partition has no leader; gone with its broker's lease
 orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an operator asks for; or {"kind":
                               "resign", "broker"}, by a leader whose log is offline
+deleted/<topic id>        {"topic", "brokers": [ids], "at_ms"}: a topic that was deleted, written with the deletion of
+                              its keys; logs are deleted because of it alone. Each of the brokers that had a replica
+                              takes itself off when its logs are gone; the last one deletes the key
 draining/<broker>         {}: the broker takes no new replicas, and those that it has are moved away
 config/cluster            {name: text}
 config/brokers/<id>       {name: text}
@@ -71,6 +74,10 @@ def topic_key(prefix: str, topic: str) -> str:
 def prefixes_of(prefix: str, topic: str) -> list[str]:
     """Where the keys of a topic's partitions are."""
     return [f"{prefix}{kind}/{topic}/" for kind in ("partitions", "ends", "orders")]
+
+
+def deleted_key(prefix: str, topic_id: bytes) -> str:
+    return f"{prefix}deleted/{topic_id.hex()}"
 
 
 def partition_key(prefix: str, topic: str, partition: int) -> str:

@@ -21,6 +21,7 @@ from headrace.cluster.config import Configs, Effective, effective
 from headrace.cluster.controller import Rules
 from headrace.cluster.controlling import Controlling
 from headrace.cluster.coordination import etcd_addresses, on_etcd
+from headrace.cluster.deletions import Deletions
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
 from headrace.cluster.incarnation import RunRecord
 from headrace.cluster.insync import InSyncSets
@@ -39,8 +40,7 @@ from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Network
 from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
 from headrace.settings import BrokerSettings, Value, check_topic_overrides
-from headrace.storage import shortfall
-from headrace.storage.folder import layout_of
+from headrace.storage import folder, shortfall
 from headrace.storage.layouts import Store, open_store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.storage.shortfall import NOTHING, Held, key_of
@@ -125,7 +125,7 @@ class Participant:
         self.store = self._open_store()
         built.callback(self._close_store)
         # `auto` is settled now: whoever asks hears which layout it is.
-        settled = {**self.settings.values, "log.layout": layout_of(self.disk, self.folder)}
+        settled = {**self.settings.values, "log.layout": folder.layout_of(self.disk, self.folder)}
         self.settings = BrokerSettings(settled, self.settings.sources)
         self.coordination = self._connect()
         built.push_async_callback(self.coordination.close)
@@ -135,7 +135,9 @@ class Participant:
         built.push_async_callback(self.view.close)
         await self.view.start()
         self.tasks = Tasks(self.coordination, self.view)
-        self.topics = Topics(self.tasks, lambda: limits_from(self.effective_settings()), lambda: self._draw(16))
+        self.topics = Topics(
+            self.tasks, lambda: limits_from(self.effective_settings()), lambda: self._draw(16), self.clock.wall_ms
+        )
         self.configs = Configs(self.tasks, self.effective_settings)
         if not self.view.image.brokers:  # nobody can be creating one
             await self.topics.finish_interrupted()
@@ -191,7 +193,9 @@ class Participant:
             self.broker_id, self.incarnation, self.store, self.partitions, self.replication, self._topic_defaults
         )
         self._record = RunRecord(self.disk, self.folder)
-        self.store.open(self.assignment.expected(self.view.image))
+        folder.remove_deleted(self.disk, self.folder, self.view.image.deleted)
+        there = folder.topic_ids(self.disk, self.folder)
+        self.store.open(self.assignment.expected(self.view.image, there))
         self._find_shortfall(held, committed)
         self.store.on_durable(self._look_at)
         if self._listen is not None:
@@ -263,7 +267,8 @@ class Participant:
         self.controlling = Controlling(
             self.coordination, self.view, member, self.clock, self.rules_of, self._failed, prefer_seconds, self._compute
         )
-        for part in (self.in_sync, self.reports, self.controlling):
+        deletions = Deletions(self.coordination, self.view, member, self.clock, self.disk, self.folder, self._failed)
+        for part in (self.in_sync, self.reports, self.controlling, deletions):
             part.start()
             self._built.push_async_callback(part.close)
         try:

@@ -170,7 +170,7 @@ def preferred_leaders(image: Image, live: Collection[int] | None = None) -> tupl
         LeaderChange(name, state.index, state.leader, state.replicas[0])
         for name, topic in sorted(image.topics.items())
         for state in topic.partitions
-        if not state.target
+        if not state.target and not state.is_missing
         if state.leader != state.replicas[0] and state.replicas[0] in state.isr and state.replicas[0] in able
     )
 
@@ -196,7 +196,10 @@ def broker_loads(image: Image, plan: Reassignment) -> tuple[BrokerLoad, ...]:
 
 def _goals(image: Image) -> dict[Where, tuple[int, ...]]:
     return {
-        (name, state.index): goal(state) for name, topic in sorted(image.topics.items()) for state in topic.partitions
+        (name, state.index): goal(state)
+        for name, topic in sorted(image.topics.items())
+        for state in topic.partitions
+        if not state.is_missing
     }
 
 

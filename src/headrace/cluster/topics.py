@@ -2,8 +2,8 @@
 
 A topic with at most STEP_PARTITIONS partitions appears in one transaction. A larger one first claims its name with
 the state "creating", writes its partitions in parts, and turns "live" at the end; `finish_interrupted` removes what a
-crash left half made. Deletion is always one transaction, so there is no half-deleted topic. Enlarging raises the
-count last.
+crash left half made. Deletion is always one transaction, so there is no half-deleted topic; it leaves the key
+`deleted/<topic id>`, and only that makes brokers delete logs (cluster.deletions). Enlarging raises the count last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.evenness import Counts
-from headrace.cluster.image import CREATING, Image, PartitionState, Topic, encode_partition, encode_topic
+from headrace.cluster.image import (
+    CREATING,
+    Deletion,
+    Image,
+    PartitionState,
+    Topic,
+    encode_deletion,
+    encode_partition,
+    encode_topic,
+)
 from headrace.cluster.moves import goal
 from headrace.cluster.names import check_no_collision, check_not_reserved, check_topic_name
 from headrace.cluster.placement import RING, SPREAD, open_sites, placement_of, spread
@@ -93,6 +102,11 @@ def draft_topic(image: Image, request: CreateTopic, limits: TopicLimits, topic_i
         raise TopicExists(f"topic {request.name!r} is there already")
     if request.name in image.unfinished:
         raise TopicExists(f"topic {request.name!r} is being created")
+    if request.name in image.keyless:
+        raise TopicExists(
+            f"topic {request.name!r} has lost its key {keys.topic_key(image.prefix, request.name)}, and those of its "
+            "partitions are there: restore that key, or delete the topic first"
+        )
     check_no_collision(request.name, image.topics)
     check_topic_overrides(request.overrides)
     replicas = _replicas_of_new(image, request, limits)
@@ -114,10 +128,15 @@ def plan_create(image: Image, request: CreateTopic, limits: TopicLimits, topic_i
     return Plan((Step((unchanged(key, 0),), (claim,)), *parts, Step((), (live,))), claim=key)
 
 
-def plan_delete(image: Image, name: str, *, internal: bool = False) -> Plan:
+def plan_delete(image: Image, name: str, now_ms: int, *, internal: bool = False) -> Plan:
     if not internal:
         check_not_reserved(name)
-    return _removal(image, _known(image, name))
+    topic = image.keyless.get(name) or _known(image, name)
+    brokers = {broker for state in topic.partitions for broker in state.replicas}
+    if topic.missing or name in image.keyless:  # nobody can tell who holds what has no key
+        brokers |= set(image.brokers)
+    told = encode_deletion(Deletion(name, tuple(sorted(brokers)), now_ms))
+    return _removal(image, topic, Put(keys.deleted_key(image.prefix, topic.id), told))
 
 
 def plan_enlarge(image: Image, request: EnlargeTopic, limits: TopicLimits) -> Plan:
@@ -157,10 +176,10 @@ def _known(image: Image, name: str) -> Topic:
     return topic
 
 
-def _removal(image: Image, topic: Topic) -> Plan:
+def _removal(image: Image, topic: Topic, *told: Put) -> Plan:
     key = keys.topic_key(image.prefix, topic.name)
     below = [Delete(prefix, prefix=True) for prefix in keys.prefixes_of(image.prefix, topic.name)]
-    return Plan((Step((unchanged(key, topic.revision),), (Delete(key), *below)),))
+    return Plan((Step((unchanged(key, topic.revision),), (Delete(key), *below, *told)),))
 
 
 def _replicas_of_new(image: Image, request: CreateTopic, limits: TopicLimits) -> tuple[tuple[int, ...], ...]:
@@ -185,7 +204,7 @@ def _replicas_of_added(
     image: Image, topic: Topic, request: EnlargeTopic, limits: TopicLimits
 ) -> tuple[tuple[int, ...], ...]:
     added = request.partitions - len(topic.partitions)
-    replicas = len(topic.partitions[0].replicas)
+    replicas = max(len(state.replicas) for state in topic.partitions)
     if request.assignments is not None:
         if len(request.assignments) != added:
             raise InvalidAssignment(f"{added} partitions are added, and {len(request.assignments)} have an assignment")
@@ -245,10 +264,17 @@ def _parts(puts: Sequence[Put]) -> list[Sequence[Put]]:
 class Topics:
     """Carries topic tasks out. What was answered is in `view.image` of this node; `validate_only` changes nothing."""
 
-    def __init__(self, tasks: Tasks, limits: Callable[[], TopicLimits], draw_id: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        limits: Callable[[], TopicLimits],
+        draw_id: Callable[[], bytes],
+        wall_ms: Callable[[], int],
+    ) -> None:
         self._tasks = tasks
         self._limits = limits
         self._draw_id = draw_id
+        self._wall_ms = wall_ms
 
     async def create(self, request: CreateTopic, *, validate_only: bool = False) -> Topic:
         topic_id = self._draw_id()
@@ -258,7 +284,7 @@ class Topics:
         return _known(image, request.name)
 
     async def delete(self, name: str) -> None:
-        await self._tasks.run(lambda image: plan_delete(image, name))
+        await self._tasks.run(lambda image: plan_delete(image, name, self._wall_ms()))
 
     async def enlarge(self, request: EnlargeTopic, *, validate_only: bool = False) -> None:
         if validate_only:

@@ -81,7 +81,7 @@ class ClusterView:
 
     async def _list(self) -> None:
         listing = await self._coordination.list(self.image.prefix)
-        self._replace(from_listing(self.image.prefix, listing, self.image.version))
+        self._replace(from_listing(self.image.prefix, listing, self.image))
 
     async def _follow(self) -> None:
         pause_seconds = RETRY_SECONDS_FIRST

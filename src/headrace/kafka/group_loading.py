@@ -97,8 +97,14 @@ class GroupPartitions:
                 self._go_on(index, partition)
 
     def forget_topics(self, old: Image, new: Image) -> None:
-        """An image listener: offsets of topics that are gone must not be found by others of their names."""
-        gone = [name for name, topic in old.topics.items() if name not in new.topics or new.topics[name].id != topic.id]
+        """An image listener: offsets of topics that were deleted must not be found by others of their names. One whose
+        key is only missing keeps them.
+        """
+        gone = [
+            name
+            for name, topic in old.topics.items()
+            if topic.id in new.deleted or (name in new.topics and new.topics[name].id != topic.id)
+        ]
         if gone:
             self._groups.drop_topics(gone)
 

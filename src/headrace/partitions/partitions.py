@@ -70,7 +70,8 @@ class Partitions:
         self.unable: set[Partition] = set()
         """Leaders that cannot do what is asked of them, though their logs are not known to be damaged: another replica
         should lead, if one can."""
-        self._watermarks = watermarks or {}
+        self._watermarks = dict(watermarks or {})
+        """Of logs that are not served, as far as they are known."""
         self._early = EarlyRefusals()
         self._replicas: dict[str, dict[int, Partition]] = {}
         self._leading: dict[str, dict[int, Partition]] = {}
@@ -172,10 +173,12 @@ class Partitions:
         return partition
 
     def drop(self, topic_partition: TopicPartition, error: HeadraceError | None = None) -> None:
-        """Stop serving a partition and answer who waits for it."""
+        """Stop serving a partition and answer who waits for it. Its watermark is remembered: its log may stay."""
         partition = self.find_replica(topic_partition.topic, topic_partition.partition)
         if partition is not None:
-            self._end_role(partition.log, error or NotLeader(f"{topic_partition}: not served here any more"))
+            gone = error or NotLeader(f"{topic_partition}: not served here any more")
+            key = partition.log.topic_id, topic_partition.partition
+            self._watermarks[key] = self._end_role(partition.log, gone)
             partition.release_readers()
             self.damaged.pop(partition, None)
 
@@ -215,9 +218,14 @@ class Partitions:
         return max(log.start_offset, min(watermark, log.end_offset))
 
     def watermarks(self) -> Iterator[tuple[bytes, int, int]]:
-        """Topic id, partition and watermark of every replica, to be kept over a restart."""
-        for partition in self._by_log.values():
-            yield partition.log.topic_id, partition.topic_partition.partition, partition.high_watermark
+        """Topic id, partition and watermark of every replica and of logs that are not served, to be kept over a
+        restart."""
+        for log in self.store.logs():
+            partition, key = self._by_log.get(log), (log.topic_id, log.topic_partition.partition)
+            if partition is not None:
+                yield *key, partition.high_watermark
+            elif key in self._watermarks:
+                yield *key, self._watermarks[key]
 
     # The turn.
 

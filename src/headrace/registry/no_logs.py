@@ -22,6 +22,9 @@ class NoLogs:
     def delete(self, topic_partition: TopicPartition) -> None:
         return
 
+    def set_aside(self, topic_partition: TopicPartition) -> str:
+        raise Unsupported(f"a registry holds no partitions: {topic_partition} cannot be set aside here")
+
     def write_staged(self) -> list[tuple[Log, HeadraceError]]:
         return []
 

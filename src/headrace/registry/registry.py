@@ -121,7 +121,7 @@ class Registry:
     def _services(self) -> Services:
         clock, disk, effective = self._clock, self._disk, self._effective
         self._tasks = Tasks(self._coordination, self._view)
-        made = Topics(self._tasks, lambda: limits_from(effective()), lambda: secrets.token_bytes(16))
+        made = Topics(self._tasks, lambda: limits_from(effective()), lambda: secrets.token_bytes(16), clock.wall_ms)
         self._partitions = Partitions(NoLogs(), clock, NO_BROKER)
         groups = GroupCoordinator(
             clock,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,7 @@ STRAY: Final = ".stray-"
 DELETED: Final = ".deleted-"
 ASIDE_MAX: Final = 10_000
 
+_DELETED = re.compile(r"\d+\.deleted-\d+")
 _CONTENT = re.compile(rb"headrace (\d+) ([0-9a-f]{32})\n")
 
 
@@ -113,6 +114,25 @@ def partition_folder(data: str, topic_partition: TopicPartition) -> str:
     return f"{data}/{topic_partition.topic}/{topic_partition}"
 
 
+def remove_deleted(disk: Disk, data: str, deleted: Container[bytes]) -> None:
+    """At a start: the partition folders of topics with these ids, and those that were about to be removed."""
+    for _, path in list(partitions(disk, data)):
+        if read_topic_id(disk, path) in deleted:
+            set_aside(disk, path, DELETED)
+    for topic in topic_folders(disk, data):
+        gone = [name for name in disk.list(f"{data}/{topic}") if _DELETED.fullmatch(name.removeprefix(f"{topic}-"))]
+        if gone:
+            disk.sync_folder(f"{data}/{topic}")
+        for name in gone:
+            disk.remove_folder(f"{data}/{topic}/{name}")
+
+
+def topic_ids(disk: Disk, data: str) -> dict[TopicPartition, bytes]:
+    """The partitions whose folders say which topic they belong to."""
+    found = {where: read_topic_id(disk, path) for where, path in partitions(disk, data)}
+    return {where: topic_id for where, topic_id in found.items() if isinstance(topic_id, bytes)}
+
+
 def above(data: str, partitions: Iterable[TopicPartition]) -> list[str]:
     """The data folder, and those of the topics."""
     return [data, *dict.fromkeys(f"{data}/{each.topic}" for each in partitions)]
@@ -120,17 +140,26 @@ def above(data: str, partitions: Iterable[TopicPartition]) -> list[str]:
 
 def partitions(disk: Disk, data: str) -> Iterator[tuple[TopicPartition, str]]:
     """Every partition folder that is not set aside, in order."""
+    for topic in topic_folders(disk, data):
+        yield from partitions_of(disk, data, topic)
+
+
+def partitions_of(disk: Disk, data: str, topic: str) -> Iterator[tuple[TopicPartition, str]]:
+    for name in sorted(disk.list(f"{data}/{topic}")):
+        number = name.removeprefix(topic + "-")
+        if number != name and number.isdigit():
+            yield TopicPartition(topic, int(number)), f"{data}/{topic}/{name}"
+
+
+def topic_folders(disk: Disk, data: str) -> Iterator[str]:
     for topic in sorted(disk.list(data)):
         if topic.startswith("@"):
             continue
         try:
-            names = disk.list(f"{data}/{topic}")
+            disk.list(f"{data}/{topic}")
         except NotADirectoryError:
             continue
-        for name in sorted(names):
-            number = name.removeprefix(topic + "-")
-            if number != name and number.isdigit():
-                yield TopicPartition(topic, int(number)), f"{data}/{topic}/{name}"
+        yield topic
 
 
 def write_partition_file(disk: Disk, folder: str, topic_id: bytes) -> str:

@@ -196,6 +196,10 @@ class LogStore(Protocol):
 
     def delete(self, topic_partition: TopicPartition) -> None: ...
 
+    def set_aside(self, topic_partition: TopicPartition) -> str:
+        """Let go of a log and give its folder another name, which is answered: a person decides about it."""
+        ...
+
     def write_staged(self) -> list[tuple[Log, HeadraceError]]:
         """Write all that was staged since the last call. A log that could not be written is rolled back to what it had
         before its staged batches and named with the reason (StorageFull, StorageFailed); the others are written.

@@ -161,16 +161,22 @@ class PartitionedStore:
         return iter(self._logs.values())
 
     def delete(self, topic_partition: TopicPartition) -> None:
-        deleted = self._logs.pop(topic_partition, None)
-        if deleted is None:
-            return
-        self._staged.pop(deleted, None)
-        self._cleaner.drop(deleted)
-        deleted.delete()
-        deleted.close_files()
-        aside = folder.set_aside(self._disk, deleted.folder, folder.DELETED)
-        self._discard_later([aside], deleted.settings.file_delete_delay_ms)
+        deleted = self._logs.get(topic_partition)
+        if deleted is not None:
+            aside = self._let_go_of(deleted, folder.DELETED)
+            self._discard_later([aside], deleted.settings.file_delete_delay_ms)
+
+    def set_aside(self, topic_partition: TopicPartition) -> str:
+        return self._let_go_of(self._logs[topic_partition], folder.STRAY)
+
+    def _let_go_of(self, gone: PartitionedLog, ending: str) -> str:
+        del self._logs[gone.topic_partition]
+        self._staged.pop(gone, None)
+        self._cleaner.drop(gone)
+        gone.delete()
+        gone.close_files()
         self._checkpoints.soon()
+        return folder.set_aside(self._disk, gone.folder, ending)
 
     # Every turn of the loop.
 

@@ -21,6 +21,7 @@ class Health:
     """Of each live broker: how many partitions it leads and holds, and in how many it is behind."""
     partition_count: int
     leaderless: list[str]
+    """With why, where it is known."""
     behind: list[str]
 
     @property
@@ -62,7 +63,11 @@ def read(topology: Topology) -> Health:
         controller=controller,
         brokers=rows,
         partition_count=len(partitions),
-        leaderless=[f"{name}-{part.index}" for name, part in partitions if part.leader_id == NO_LEADER],
+        leaderless=[
+            f"{name}-{part.index}" + ("" if part.replicas else ": its key is missing in coordination, put it back")
+            for name, part in partitions
+            if part.leader_id == NO_LEADER
+        ],
         behind=[
             f"{name}-{part.index}: {_listed(part.in_sync)} of {_listed(part.replicas)} in sync"
             for name, part in partitions

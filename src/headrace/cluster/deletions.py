@@ -1,0 +1,151 @@
+"""What a broker does about deleted topics once its logs of them are gone: it takes itself off `deleted/<topic id>`.
+
+The key is written by whoever deletes a topic, in the transaction that deletes its keys, and names the brokers that had
+replicas. Assignment deletes the logs when it sees the key, a start those that it finds. A broker is taken off when no
+folder of the topic is left under a partition's name and that is synced; with the last one the key goes. What is there
+for a broker that does not come is removed by the controller after `KEPT_MS`. A broker that was away for longer finds
+logs without a key: it sets them aside, and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from headrace.cluster import keys
+from headrace.cluster.image import Deletion, Image, encode_deletion
+from headrace.cluster.membership import Membership
+from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, Step, unchanged
+from headrace.cluster.view import ClusterView
+from headrace.cluster.waiting import Bell, pause
+from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.ports.clock import Clock
+from headrace.ports.coordination import Coordination, Delete, Put
+from headrace.ports.disk import Disk
+from headrace.storage import folder
+
+log = logging.getLogger(__name__)
+
+KEPT_MS: Final = 30 * 86_400_000
+"""How long the deletion of a topic is kept for a broker that does not come."""
+RETRY_SECONDS: Final = 1.0
+
+
+def taken_off(image: Image, topic_id: bytes, broker: int) -> Step | None:
+    """The broker has deleted what it had of the topic; None if that is known."""
+    deletion = image.deleted.get(topic_id)
+    if deletion is None or broker not in deletion.brokers:
+        return None
+    key = keys.deleted_key(image.prefix, topic_id)
+    left = tuple(other for other in deletion.brokers if other != broker)
+    action = Put(key, encode_deletion(replace(deletion, brokers=left))) if left else Delete(key)
+    return Step((unchanged(key, deletion.revision),), (action,))
+
+
+def overdue(image: Image, now_ms: int) -> dict[bytes, Deletion]:
+    """Deletions that are not kept any longer."""
+    return {topic_id: found for topic_id, found in image.deleted.items() if now_ms >= found.at_ms + KEPT_MS}
+
+
+class Deletions:
+    """One task; looks at every image with deletions that name this broker."""
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        view: ClusterView,
+        membership: Membership,
+        clock: Clock,
+        disk: Disk,
+        data: str,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._coordination = coordination
+        self._view = view
+        self._membership = membership
+        self._clock = clock
+        self._disk = disk
+        self._data = data
+        self._failed = failed
+        self._bell = Bell()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._view.listen(self._follow)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self._bell.ring()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _follow(self, old: Image, new: Image) -> None:
+        if old.deleted is not new.deleted:
+            self._bell.ring()
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.rung()
+            try:
+                done = [await self._finish(topic_id, found) for topic_id, found in self._own().items()]
+            except (CoordinationError, RequestTimedOut, OSError) as error:
+                log.info("that logs of deleted topics are gone is told again: %s", error)
+                done = [False]
+            if not all(done):
+                await pause(self._clock, RETRY_SECONDS)
+                self._bell.ring()
+
+    def _own(self) -> dict[bytes, Deletion]:
+        own = self._membership.broker.id
+        return {topic_id: found for topic_id, found in self._view.image.deleted.items() if own in found.brokers}
+
+    async def _finish(self, topic_id: bytes, deletion: Deletion) -> bool:
+        """Whether this broker has nothing more to do for the topic."""
+        if not self._membership.standing or self._is_there(deletion.topic, topic_id):
+            return False
+        await self._synced(deletion.topic)
+        step = taken_off(self._view.image, topic_id, self._membership.broker.id)
+        if step is None:
+            return True
+        result = await self._coordination.transact(step.compares, step.actions)
+        await self._view.wait_for(lambda image: image.revision >= result.revision, SEEN_TIMEOUT_SECONDS)
+        return result.succeeded
+
+    def _is_there(self, topic: str, topic_id: bytes) -> bool:
+        path = f"{self._data}/{topic}"
+        if not self._disk.exists(path):
+            return False
+        found = folder.partitions_of(self._disk, self._data, topic)
+        return any(folder.read_topic_id(self._disk, each) == topic_id for _, each in found)
+
+    async def _synced(self, topic: str) -> None:
+        """That the folders have no partition's name any more is safe."""
+        path = f"{self._data}/{topic}"
+        if not self._disk.exists(path):
+            return
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: OSError | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        opened = self._disk.open(path)
+        try:
+            self._disk.request_sync([opened], done)
+            await answer
+        finally:
+            opened.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
