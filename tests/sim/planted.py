@@ -15,16 +15,17 @@ from unittest.mock import patch
 from headrace.cluster import controller, controlling, judging
 from headrace.cluster.controller import Batch
 from headrace.cluster.election import Election
-from headrace.cluster.image import NO_LEADER, Image, PartitionState
+from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
 from headrace.cluster.judging import Judgement
 from headrace.cluster.tasks import Step
 from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.replication import following, leader
 from headrace.replication.follower import Following
-from headrace.replication.frames import Answer, Reset, Start, Subscribe
+from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
 from headrace.sim.disk import SimDisk
 from headrace.storage import rewritten, shortfall
+from headrace.storage.commit import GroupCommit
 from headrace.storage.log import Log
 
 Plant = Callable[[ExitStack], None]
@@ -283,3 +284,53 @@ def take_damage_for_a_torn_write(stack: ExitStack) -> None:
 def leave_damage_as_it_is(stack: ExitStack) -> None:
     """A replica that finds a damaged place goes on with it."""
     swap(stack, Partition, "found_damage", lambda *_: None)
+
+
+@plant
+def join_by_what_is_only_written(stack: ExitStack) -> None:
+    """A follower comes into the set by what it has written, though what is synced counts."""
+    may_join = LeaderCore._may_join
+
+    def joins(self: LeaderCore, broker: int, progress: Progress, *rest: Any) -> bool:
+        flushed, progress.flushed = progress.flushed, progress.written
+        try:
+            return may_join(self, broker, progress, *rest)
+        finally:
+            progress.flushed = flushed
+
+    swap(stack, LeaderCore, "_may_join", joins)
+
+
+@plant
+def carry_over_whatever_ran_before(stack: ExitStack) -> None:
+    """What a process says of the run before it is taken for the member of the set, whichever incarnation that is."""
+    carries_over = judging.carries_over
+
+    def carried(broker: Broker, known: str, *rest: Any) -> bool:
+        return carries_over(broker, known and broker.previous.incarnation if broker.previous else known, *rest)
+
+    swap(stack, judging, "carries_over", carried)
+
+
+@plant
+def count_a_sync_across_a_cut(stack: ExitStack) -> None:
+    """A sync that was under way when the log was cut counts for what was written in its place."""
+    done = GroupCommit._done
+
+    def counted(self: GroupCommit, targets: list[Any], *rest: Any) -> None:
+        done(self, [target._replace(truncations=target.log.truncations) for target in targets], *rest)
+
+    swap(stack, GroupCommit, "_done", counted)
+
+
+@plant
+def tell_written_as_flushed_at_first(stack: ExitStack) -> None:
+    """The first position after a subscription tells what is written as synced."""
+    position = Following.position
+
+    def told(self: Following) -> Position | None:
+        first = self.told is None
+        found = position(self)
+        return (*found[:4], found[3]) if first and found is not None else found
+
+    swap(stack, Following, "position", told)

@@ -85,7 +85,7 @@ class Cluster:
         self._begin_load()
         self.faults.start()
         await asyncio.sleep(self.scenario.load_seconds)
-        self.faults.heal()
+        await self.faults.finish()
         self.trace.note(self.clock.now(), "healed")
         for producer in self.producers:
             producer.stop()
@@ -157,6 +157,10 @@ class Cluster:
     def controller(self) -> Machine | None:
         found = self.store.get(keys.controller_key(keys.cluster_prefix(CLUSTER)))
         return None if found is None else self.machine(int(keys.decode(found.key, found.value)["broker"]))
+
+    def registered(self, machine: Machine) -> str:
+        broker = self.image().brokers.get(machine.id)
+        return "" if broker is None else broker.incarnation
 
     def some_partition(self, chance: random.Random) -> TopicPartition | None:
         known = self.history.partitions()

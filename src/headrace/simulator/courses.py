@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.partitions.core import Progress
+from headrace.partitions.partition import Partition
 from headrace.simulator.harm import Harm
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
@@ -24,6 +26,9 @@ class Cast:
     leader: Machine
     follower: Machine
     third: Machine
+
+
+Script = Callable[[Harm, Cast], Course]
 
 
 def drop_follower_unseen(harm: Harm, cast: Cast) -> Course:
@@ -86,14 +91,111 @@ def _others_die_when_it_joins(harm: Harm, cast: Cast) -> Course:
             harm.kill(machine, harm.random.uniform(1.0, 3.0))
 
 
-COURSES: Final[dict[str, Callable[[Harm, Cast], Course]]] = {
+def restart_twice_unseen(harm: Harm, cast: Cast) -> Course:
+    """A follower loses its page cache and is started twice before the controller looks at it: what its last process
+    says of the one before is true, and says nothing of the member of the set. The others die if it is one again."""
+    controller = harm.controller()
+    if controller is None or controller is cast.follower:
+        return
+    for machine in {controller.id: controller, cast.leader.id: cast.leader}.values():
+        harm.cut_off(machine, 0.9 * harm.lease_seconds)
+    first = harm.registered(cast.follower)
+    harm.lose_what_may_be(cast.follower, 0.01)
+    yield lambda: harm.registered(cast.follower) not in (first, "")
+    second = harm.registered(cast.follower)
+    harm.kill(cast.follower, 0.01)
+    yield lambda: harm.registered(cast.follower) not in (second, "")
+    yield from _others_die_when_it_joins(harm, cast)
+
+
+def lose_power_after_join(harm: Harm, cast: Cast) -> Course:
+    """A follower that was out of the set comes in again while its sync is behind."""
+    harm.kill(cast.follower, 30.0)
+    yield lambda: not _is_member(harm, cast.follower, cast.where)
+    yield harm.random.uniform(0.1, 0.5)
+    harm.slow_disk(cast.follower, harm.random.uniform(0.3, 1.0), 4.0)
+    cast.follower.start()
+    yield lambda: _has_joined(harm, cast.follower, cast.where)
+    yield from _all_lose_power(harm, cast.follower)
+
+
+def lose_power_after_cut(harm: Harm, cast: Cast) -> Course:
+    """A member that got more than the next leader has to cut while it syncs what it cuts, and takes new records before
+    that sync has come back."""
+    cast = _in_line(harm, cast)
+    harm.slow_disk(cast.follower, 2 * harm.lease_seconds + harm.random.uniform(0.4, 1.0), 6.0)
+    harm.cut_one_way(cast.leader, cast.third, 2.0)
+    yield lambda: _end(cast.follower, cast.where) > _end(cast.third, cast.where) >= 0
+    yield harm.random.uniform(0.0, 0.2)
+    end = _end(cast.follower, cast.where)
+    harm.kill(cast.leader, 6.0)
+    yield lambda: _leads(harm, cast.third, cast.where)
+    yield lambda: 0 <= _end(cast.follower, cast.where) < end
+    cut = _end(cast.follower, cast.where)
+    yield lambda: _durable(cast.follower, cast.where) > cut and _watermark(cast.third, cast.where) > cut
+    yield from _all_lose_power(harm, cast.follower)
+
+
+def lose_power_after_resubscription(harm: Harm, cast: Cast) -> Course:
+    """A follower whose sync is behind loses its link and tells its position anew."""
+    harm.slow_disk(cast.follower, harm.random.uniform(0.8, 2.0), 4.0)
+    yield lambda: _durable(cast.follower, cast.where) < _end(cast.follower, cast.where)
+    before = _progress(cast.leader, cast.follower, cast.where)
+    harm.reset(cast.leader, cast.follower)
+
+    def has_told() -> bool:
+        progress = _progress(cast.leader, cast.follower, cast.where)
+        return progress is not None and progress is not before and progress.flushed >= 0
+
+    yield has_told
+    yield from _all_lose_power(harm, cast.follower)
+
+
+def lose_power_after_commit(harm: Harm, cast: Cast) -> Course:
+    """The watermark rises while the sync of one member is slow."""
+    harm.slow_disk(cast.follower, harm.random.uniform(0.2, 1.0), 4.0)
+    yield harm.random.uniform(0, 0.3)
+    before = _watermark(cast.leader, cast.where)
+    yield lambda: _watermark(cast.leader, cast.where) > before
+    yield from _all_lose_power(harm, cast.follower)
+
+
+def _all_lose_power(harm: Harm, first: Machine) -> Course:
+    """Whose sync was behind is back first and may lead; the others come when it does."""
+    yield harm.random.choice((0.0, 0.0, harm.random.uniform(0, 0.02)))
+    for machine in harm.machines:
+        seconds = 0.05 if machine is first else 2 * harm.lease_seconds + harm.random.uniform(0.3, 1.0)
+        harm.cut_power(machine, seconds)
+    yield 2 * harm.lease_seconds + 1.0
+
+
+OF_PAGE_CACHES: Final[dict[str, Script]] = {
+    "return with less": return_with_less,
+    "restart twice unseen": restart_twice_unseen,
+}
+"""Those that mean topics which count what is only written."""
+OF_POWER: Final[dict[str, Script]] = {
+    "lose power after join": lose_power_after_join,
+    "lose power after cut": lose_power_after_cut,
+    "lose power after resubscription": lose_power_after_resubscription,
+    "lose power after commit": lose_power_after_commit,
+}
+"""Those in which all lose power while one sync is behind; they mean topics which count what is synced."""
+COURSES: Final[dict[str, Script]] = {
     "drop follower unseen": drop_follower_unseen,
     "cut longer follower": cut_longer_follower,
-    "return with less": return_with_less,
     "return to a forgetful leader": return_to_a_forgetful_leader,
+    **OF_PAGE_CACHES,
+    **OF_POWER,
 }
-OF_PAGE_CACHES: Final = frozenset({"return with less"})
-"""Those that mean topics which count what is only written."""
+
+
+def _in_line(harm: Harm, cast: Cast) -> Cast:
+    """The third is elected before the follower."""
+    state = harm.state_of(cast.where)
+    if state is None or state.replicas.index(cast.third.id) < state.replicas.index(cast.follower.id):
+        return cast
+    return Cast(cast.where, cast.leader, cast.third, cast.follower)
 
 
 def _leads(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
@@ -115,18 +217,36 @@ def _has_joined(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
     )
 
 
-def _end(machine: Machine, where: TopicPartition) -> int:
+def _partition(machine: Machine, where: TopicPartition) -> Partition | None:
     participant = machine.participant
-    partition = None if participant is None else participant.partitions.find_replica(where.topic, where.partition)
+    return None if participant is None else participant.partitions.find_replica(where.topic, where.partition)
+
+
+def _end(machine: Machine, where: TopicPartition) -> int:
+    partition = _partition(machine, where)
     return -1 if partition is None else partition.log.end_offset
+
+
+def _durable(machine: Machine, where: TopicPartition) -> int:
+    partition = _partition(machine, where)
+    return -1 if partition is None else partition.log.durable_offset
+
+
+def _watermark(machine: Machine, where: TopicPartition) -> int:
+    partition = _partition(machine, where)
+    return -1 if partition is None else partition.high_watermark
+
+
+def _progress(leader: Machine, follower: Machine, where: TopicPartition) -> Progress | None:
+    partition = _partition(leader, where)
+    return None if partition is None or partition.core is None else partition.core.followers.get(follower.id)
 
 
 def _is_followed_by(leader: Machine, follower: Machine, where: TopicPartition) -> bool:
     """Whether the leader has answered the follower in the life that this one lives now."""
-    if leader.participant is None or follower.participant is None:
-        return False
-    partition = leader.participant.partitions.find_replica(where.topic, where.partition)
-    if partition is None or partition.core is None:
-        return False
-    progress = partition.core.followers.get(follower.id)
-    return progress is not None and progress.incarnation == follower.participant.incarnation
+    progress = _progress(leader, follower, where)
+    return (
+        progress is not None
+        and follower.participant is not None
+        and progress.incarnation == follower.participant.incarnation
+    )

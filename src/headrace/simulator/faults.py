@@ -6,13 +6,15 @@ a time: their generator is asked for its next step when what it waits for has co
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, Cast, Course
+from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, Course
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import Trace
 from headrace.simulator.load import CLIENT
@@ -20,6 +22,7 @@ from headrace.simulator.machine import Machine
 from headrace.simulator.scenario import Scenario
 
 BURST_SECONDS: Final = 0.02
+COURSE_SECONDS_MAX: Final = 8.0
 
 SIMPLE: Final = (
     "kill",
@@ -60,14 +63,21 @@ class Faults:
         self.harm = Harm(
             scene,
             self.random,
+            scenario.regime,
             lag_seconds=scenario.settings["replica.lag.time.max.ms"] / 1000,
             lease_seconds=scenario.settings["broker.lease.ms"] / 1000,
         )
         self.counts: Counter[str] = Counter()
         self.list: list[str] = []
-        self._cached = [
-            where for topic in scenario.topics if topic.durability != "disk" for where in topic.all_partitions()
-        ]
+        self._synced, self._cached = (
+            [
+                where
+                for topic in scenario.topics
+                if (topic.durability == "disk") == synced
+                for where in topic.all_partitions()
+            ]
+            for synced in (True, False)
+        )
         self._clock = scene.clock
         self._machines = scene.machines
         self._trace = trace
@@ -83,7 +93,8 @@ class Faults:
         self._mean_seconds = self.random.choice((0.1, 0.25, 0.5, 1.0))
         self._burst_share = self.random.choice((0.0, 0.3, 0.6))
         self._longest_seconds = self.random.choice((0.3, 1.0, 3.0))
-        self._in_course = False
+        self._in_course = self._drawing = False
+        self._ended: asyncio.Event | None = None
 
     @property
     def regime(self) -> str:
@@ -94,7 +105,7 @@ class Faults:
         kinds = self._choose_simple()
         if not courses:
             return kinds
-        return list(courses) if self.random.random() < 0.5 else [*kinds, *courses * 2]
+        return list(courses) if self.random.random() < 0.75 else [*kinds, *courses * 2]
 
     def _choose_simple(self) -> list[str]:
         """Where power may be lost at all times, it is."""
@@ -106,10 +117,16 @@ class Faults:
         return [kind for kind in kinds if kind != "lose all power"] or ["kill"]
 
     def start(self) -> None:
-        self.harm.running = True
+        self.harm.running = self._drawing = True
         self._next()
 
-    def heal(self) -> None:
+    async def finish(self) -> None:
+        """Begin nothing new, let the course under way come to its end, then heal everything."""
+        self._drawing = False
+        if self._in_course:
+            self._ended = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), COURSE_SECONDS_MAX)
         self.harm.heal()
         if FAIL_SYNC in self._kinds:
             self._mend_disks()
@@ -127,7 +144,7 @@ class Faults:
         self._clock.call_later(self.random.expovariate(1 / mean_seconds), self._strike)
 
     def _strike(self) -> None:
-        if not self.harm.running:
+        if not self._drawing:
             return
         kind = self.random.choice(self._kinds)
         seconds = self.random.uniform(0, self._longest_seconds)
@@ -183,8 +200,9 @@ class Faults:
     def _begin_course(self, kind: str) -> str | None:
         """One at a time."""
         where = self.harm.some_partition()
-        if where is not None and kind in OF_PAGE_CACHES and self._cached:
-            where = self.random.choice(self._cached)
+        meant = self._cached if kind in OF_PAGE_CACHES else self._synced if kind in OF_POWER else ()
+        if where is not None and meant:
+            where = self.random.choice(meant)
         state = None if where is None else self.harm.state_of(where)
         leader = None if where is None else self.harm.leader_of(where)
         if self._in_course or where is None or state is None or leader is None:
@@ -200,18 +218,23 @@ class Faults:
     def _go_on(self, course: Course) -> None:
         step = next(course, None) if self.harm.running else None
         if step is None:
-            self._in_course = False
+            self._end_course()
         elif callable(step):
             self._await(course, step)
         else:
             self._clock.call_later(step, partial(self._go_on, course))
+
+    def _end_course(self) -> None:
+        self._in_course = False
+        if self._ended is not None:
+            self._ended.set()
 
     def _await(self, course: Course, condition: Callable[[], bool]) -> None:
         """Look after every single call: the moment that is meant may last for one."""
 
         def give_up() -> None:
             self._clock.watch = None
-            self._in_course = False
+            self._end_course()
 
         def look() -> None:
             if not self.harm.running:

@@ -39,12 +39,17 @@ class Scene(Protocol):
     def some_partition(self, chance: random.Random) -> TopicPartition | None: ...
     def state_of(self, where: TopicPartition) -> PartitionState | None: ...
     def controller(self) -> Machine | None: ...
+    def registered(self, machine: Machine) -> str:
+        """The incarnation that the machine is registered with; empty if it is not."""
+        ...
 
 
 class Harm:
-    def __init__(self, scene: Scene, chance: random.Random, *, lag_seconds: float, lease_seconds: float) -> None:
+    def __init__(
+        self, scene: Scene, chance: random.Random, regime: str, *, lag_seconds: float, lease_seconds: float
+    ) -> None:
         self.random = chance
-        self.regime = chance.choice((SPARE, SPARE, ANY))
+        self.regime = regime
         self.lag_seconds = lag_seconds
         self.lease_seconds = lease_seconds
         self.clock = scene.clock
@@ -54,6 +59,7 @@ class Harm:
         self.all_in_sync = scene.all_in_sync
         self.state_of = scene.state_of
         self.controller = scene.controller
+        self.registered = scene.registered
         self.running = False
         """Whether new harm may be done."""
         self._scene = scene
@@ -144,7 +150,7 @@ class Harm:
         return machine.name
 
     def slow_disk(self, machine: Machine, sync_seconds: float, seconds: float) -> str:
-        machine.sync_seconds = (0.0, sync_seconds)
+        machine.sync_seconds = (sync_seconds / 2, sync_seconds)
         self.until(seconds, lambda: setattr(machine, "sync_seconds", machine.quick_sync_seconds))
         return machine.name
 

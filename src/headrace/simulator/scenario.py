@@ -6,13 +6,14 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.simulator.courses import COURSES
+from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER
+from headrace.simulator.harm import ANY, SPARE
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 
 BROKERS: Final = 3
-NO_COURSE_SHARE: Final = 0.6
-COURSE_LOAD_SECONDS: Final = 4.0
+NO_COURSE_SHARE: Final = 0.4
+COURSE_LOAD_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Scenario:
     in_flight: int
     producers: int
     follower_reads: float
+    regime: str = SPARE
+    """Whose page caches may be lost: one at a time, all in sync in between; or any at any time."""
     courses: tuple[str, ...] = ()
     syncs_fail: bool = False
     bytes_flip: bool = False
@@ -85,6 +88,7 @@ def draw(seed: int) -> Scenario:
         in_flight=chance.choice((1, 3, 5)),
         producers=chance.choice((1, 2)),
         follower_reads=chance.choice((0.0, 0.3)),
+        regime=_regime(seed, courses),
         courses=courses,
         syncs_fail=seed % 8 == 2,
         bytes_flip=seed % 8 == 7,
@@ -92,8 +96,18 @@ def draw(seed: int) -> Scenario:
 
 
 def _courses(seed: int) -> tuple[str, ...]:
-    """Of some runs; the others stay as they would be without any."""
+    """Of most runs; what one of them needs of page caches must suit the other."""
     chance = random.Random(f"{seed} plan")
     if chance.random() < NO_COURSE_SHARE:
         return ()
-    return tuple(chance.sample(list(COURSES), chance.randint(1, 2)))
+    first, second = chance.sample(list(COURSES), 2)
+    unsuited = OF_POWER if first in OF_PAGE_CACHES else OF_PAGE_CACHES if first in OF_POWER else ()
+    return (first,) if second in unsuited or chance.random() < 0.5 else (first, second)
+
+
+def _regime(seed: int, courses: tuple[str, ...]) -> str:
+    if any(course in OF_POWER for course in courses):
+        return ANY
+    if any(course in OF_PAGE_CACHES for course in courses):
+        return SPARE
+    return random.Random(f"{seed} regime").choice((SPARE, SPARE, ANY))
