@@ -51,9 +51,16 @@ def test_the_epoch_stays_when_the_leader_does() -> None:
 
 
 def test_the_first_live_broker_of_the_target_leads() -> None:
+    ready = joined(begin_move(led(1, (1, 2)), (3, 4, 5)), 3, 4, 5)
+    assert finish_move(ready, {1, 2, 4, 5}).leader == 4
+
+
+@proves("L6")
+def test_a_move_does_not_end_on_brokers_of_which_most_are_not_live() -> None:
     ready = joined(begin_move(led(1, (1, 2)), (3, 4)), 3, 4)
-    assert finish_move(ready, {1, 2, 4}).leader == 4
     assert finish_move(ready, {1, 2}) is ready
+    assert finish_move(ready, {1, 2, 4}) is ready
+    assert finish_move(ready, {3, 4}).replicas == (3, 4)
 
 
 def test_a_new_order_needs_no_data() -> None:
@@ -76,7 +83,7 @@ def test_a_cancelled_move_takes_away_what_it_added() -> None:
     assert cancel_move(joined(begun, 4)) == before
     led_by_new = lead(joined(begun, 4), 4)
     assert led_by_new.leader_epoch == 8
-    back = cancel_move(led_by_new, {2, 4})
+    back = cancel_move(led_by_new, {2, 3, 4})
     assert (back.replicas, back.leader, back.leader_epoch) == ((1, 2, 3), 2, 9)
     assert begin_move(begun, (3, 2, 1)) == replace(before, replicas=(3, 2, 1))
 
@@ -85,12 +92,39 @@ def test_a_cancelled_move_takes_away_what_it_added() -> None:
 def test_a_move_is_not_cancelled_when_only_the_new_replicas_hold_the_data() -> None:
     begun = begin_move(led(1, (1, 2)), (3, 4))
     alone = lead(replace(begun, isr=(3,)), 3)
-    with pytest.raises(InvalidRequest, match=r"none of brokers \[1, 2\] is in sync"):
+    with pytest.raises(InvalidRequest, match=r"of brokers \[1, 2\] only \[\] are in sync"):
         cancel_move(alone)
     with pytest.raises(InvalidRequest, match="cannot be cancelled"):
         cancel_move(lead(joined(begun, 3), 3), live={3})
     with pytest.raises(InvalidRequest, match="cannot be cancelled"):
         cancel_move(replace(begun, leader=NO_LEADER))
+
+
+@proves("L6")
+def test_a_cancelled_move_does_not_leave_what_many_hold_to_one() -> None:
+    """Brokers 2 and 3 were away during the move, which has brought the data to 4, 5 and 6."""
+    begun = replace(begin_move(led(1, (1, 2, 3)), (4, 5, 6)), isr=(1, 4, 5, 6))
+    with pytest.raises(InvalidRequest, match=r"of brokers \[1, 2, 3\] only \[1\] are in sync"):
+        cancel_move(begun)
+    caught_up = joined(begun, 2)
+    with pytest.raises(InvalidRequest, match=r"only \[2\] are in sync"):
+        cancel_move(caught_up, {2, 4, 5, 6})
+    assert cancel_move(caught_up, {1, 2, 4}).isr == (1, 2)
+
+
+def test_a_move_that_has_brought_nothing_yet_is_cancelled_however_few_are_in_sync() -> None:
+    before = led(1, (1, 2, 3), isr=(1,))
+    assert cancel_move(begin_move(before, (4, 5, 6)), {1}) == before
+
+
+@proves("L6")
+def test_another_target_does_not_leave_what_many_hold_to_one() -> None:
+    begun = replace(begin_move(led(1, (1, 2, 3)), (4, 5, 6)), isr=(1, 4, 5, 6))
+    again = begin_move(begun, (7, 8, 9), {1, 4, 5, 6})
+    assert (again.isr, again.target) == ((1, 4, 5, 6), (7, 8, 9))
+    assert again.replicas == (1, 2, 3, 7, 8, 9, 4, 5, 6)
+    assert begin_move(begun, (4, 5, 9), {1, 4, 5}).isr == (1, 4, 5)
+    assert finish_move(joined(again, 7, 8, 9), ALL).replicas == (7, 8, 9)
 
 
 def test_another_target_takes_the_place_of_the_first() -> None:
@@ -137,7 +171,7 @@ def test_whatever_happens_a_replica_that_holds_everything_is_kept(data: st.DataO
             case "begin":
                 target = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True))
                 with suppress(InvalidRequest):
-                    state = begin_move(state, target)
+                    state = begin_move(state, target, live)
             case "finish" if can_finish_move(state):
                 state = finish_move(state, live)
             case "cancel":
@@ -152,6 +186,9 @@ def test_whatever_happens_a_replica_that_holds_everything_is_kept(data: st.DataO
             case "lose":
                 state = replace(state, leader=NO_LEADER)
         assert state.isr
+        if state.replicas != before.replicas and set(state.isr) < set(before.isr):
+            remaining = live & set(state.isr)
+            assert 2 * len(remaining) > len(goal(state)) or 2 * len(remaining) > len(state.replicas) - len(state.adding)
         assert set(state.isr) <= set(state.replicas)
         assert len(set(state.replicas)) == len(state.replicas)
         assert set(state.isr) <= set(before.isr) or state.replicas == before.replicas

@@ -20,7 +20,7 @@ from headrace.cluster.orders import (
     plan_moves,
 )
 from headrace.cluster.tasks import Plan, unchanged
-from headrace.errors import InvalidAssignment, NoMoveUnderWay, UnknownPartition
+from headrace.errors import InvalidAssignment, InvalidRequest, NoMoveUnderWay, UnknownPartition
 from headrace.ports.coordination import Put
 from proving import proves
 
@@ -37,7 +37,8 @@ def image_of(*states: PartitionState, controls: Controls | None = None) -> Image
 
 
 def led(index: int = 0, leader: int = 1, replicas: tuple[int, ...] = (1, 2), **more: Any) -> PartitionState:
-    return PartitionState(index, leader, 4, replicas, replicas, revision=10 + index, **more)
+    known = {broker: f"i{broker}" for broker in replicas}
+    return PartitionState(index, leader, 4, replicas, replicas, revision=10 + index, incarnations=known, **more)
 
 
 def written(plan: Plan) -> dict[str, Any]:
@@ -75,6 +76,17 @@ def test_a_move_is_ended_by_an_order_without_brokers() -> None:
     moving = led(replicas=(1, 2, 3), target=(2, 3), adding=(3,))
     image = image_of(replace(moving, isr=(1, 2)))
     assert moved(image, ("t", 0), None).replicas == (1, 2)
+
+
+@proves("L6")
+@pytest.mark.parametrize("target", [None, (1, 2)])
+def test_an_order_does_not_leave_a_partition_to_brokers_that_are_gone(target: tuple[int, ...] | None) -> None:
+    """Broker 3, to which the partition moves, holds all and leads; 1 has just died and is still in the set."""
+    moving = replace(led(leader=3, replicas=(1, 2, 3), target=(3,), adding=(3,)), isr=(1, 3))
+    image = image_of(moving)
+    image = replace(image, brokers={number: broker for number, broker in image.brokers.items() if number != 1})
+    with pytest.raises(InvalidRequest, match=r"of brokers \[1, 2\] only \[\] are in sync"):
+        moved(image, ("t", 0), target)
 
 
 def test_many_orders_are_cut_into_transactions() -> None:

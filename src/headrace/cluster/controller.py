@@ -27,7 +27,7 @@ from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Order, Replica
 from headrace.cluster.draining import holds
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, PartitionState, Topic, encode_partition
 from headrace.cluster.judging import Judgement, judge
-from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead
+from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead, live_members
 from headrace.cluster.placement import open_sites
 from headrace.cluster.reassign import ReplicaMove, Where
 from headrace.cluster.tasks import Action, Step, unchanged
@@ -246,7 +246,8 @@ def _drained(image: Image, context: Context) -> Iterator[Decision]:
         if not state.target:
             left -= 1
             begun.add(where)
-            after = replace(_same_members(begin_move(state, move.after)), controller=context.epoch)
+            begun = begin_move(state, move.after, live_members(state, image.brokers))
+            after = replace(_same_members(begun), controller=context.epoch)
             yield Decision(topic, state, after, frozenset(move.added))
 
 

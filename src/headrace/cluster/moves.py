@@ -6,15 +6,19 @@ never changes broker without its data. Both facts are in the partition's key, so
 last one stopped. The leader epoch is raised when the leader changes, and only then. While a partition has no leader it
 is open which replica holds the most, so none is taken away.
 
-`live` are the brokers that may lead: registered, with the incarnation that the in-sync set has.
+What ends, cancels or replaces a move takes brokers out of the in-sync set that hold everything. It does so only if a
+majority of the replicas that then remain is in the set and live: or else all that is acknowledged could be left to one
+broker, and to one that is dead. Until then a move waits, a cancelling is refused, and what replaces a move keeps them.
+
+`live` are the members that may lead: registered, with the incarnation that the in-sync set has (`live_members`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.cluster.image import NO_LEADER, PartitionState
+from headrace.cluster.image import LIVE, NO_LEADER, Broker, PartitionState
 from headrace.errors import InvalidAssignment, InvalidRequest
 
 
@@ -23,7 +27,13 @@ def goal(state: PartitionState) -> tuple[int, ...]:
     return state.target or state.replicas
 
 
-def begin_move(state: PartitionState, target: Sequence[int]) -> PartitionState:
+def live_members(state: PartitionState, brokers: Mapping[int, Broker]) -> frozenset[int]:
+    """Those of the in-sync set that are there in the incarnation that it has, and stay."""
+    there = {broker.id: broker.incarnation for broker in brokers.values() if broker.state == LIVE}
+    return frozenset(member for member in state.isr if there.get(member) == state.incarnations.get(member, ""))
+
+
+def begin_move(state: PartitionState, target: Sequence[int], live: Collection[int] | None = None) -> PartitionState:
     """The move to `target` begun, in place of one that may be under way. A new order of the same brokers needs no
     data and is there at once.
     """
@@ -32,9 +42,9 @@ def begin_move(state: PartitionState, target: Sequence[int]) -> PartitionState:
         raise InvalidAssignment(f"a partition needs brokers that differ, at least one: {list(target)}")
     settled = _settled(state)
     if set(target) == set(settled):
-        return cancel_move(replace(state, replicas=(*target, *state.adding)))
+        return cancel_move(replace(state, replicas=(*target, *state.adding)), live)
     adding = _without(target, settled)
-    kept = _with_data((*settled, *adding), state)
+    kept = _with_data((*settled, *adding), settled, state, live)
     return replace(
         state,
         replicas=kept,
@@ -51,30 +61,31 @@ def can_finish_move(state: PartitionState) -> bool:
 
 def finish_move(state: PartitionState, live: Collection[int]) -> PartitionState:
     """The replicas switched to the target. The leader stays if it is one of them; else the first live one leads. While
-    none of them is live the move waits, and the state itself is answered.
+    too few of them are live the move waits, and the state itself is answered.
     """
     if not can_finish_move(state):
         raise InvalidRequest(
             f"partition {state.index}: the move to {list(state.target)} ends when all of these are in sync with a "
             f"leader; in sync are {list(state.isr)}, the leader is {state.leader}"
         )
-    if not any(broker in live for broker in state.target):
+    if not _enough(state.target, state, live):
         return state
     moved = replace(state, replicas=state.target, isr=_within(state.isr, state.target), target=(), adding=())
     return moved if state.leader in state.target and state.leader in live else _led_by_first(moved, live)
 
 
 def cancel_move(state: PartitionState, live: Collection[int] | None = None) -> PartitionState:
-    """The replicas as they were before the move. Refused when none of them is in sync (and live, where that is given):
-    those that the move has added may hold what nobody else has.
+    """The replicas as they were before the move. Refused when too few of them are in sync (and live, where that is
+    given): those that the move has added may hold what nobody else has.
     """
     settled = _settled(state)
     isr = _within(state.isr, settled)
-    able = state.leader != NO_LEADER and any(live is None or broker in live for broker in isr)
-    if state.adding and not able:
+    able = [broker for broker in isr if live is None or broker in live]
+    added = _within(state.isr, state.adding)
+    if state.adding and (state.leader == NO_LEADER or (added and not _enough(settled, state, live))):
         raise InvalidRequest(
-            f"partition {state.index}: none of brokers {list(settled)} is in sync and able to lead, so the move to "
-            f"{list(state.target)} cannot be cancelled: let it end, or wait until one of them has caught up"
+            f"partition {state.index}: of brokers {list(settled)} only {able} are in sync and able to lead, so the "
+            f"move to {list(state.target)} cannot be cancelled: let it end, or wait until more of them have caught up"
         )
     back = replace(state, replicas=settled, isr=isr, target=(), adding=())
     return _led_by_first(back, live) if state.leader in state.adding else back
@@ -95,11 +106,23 @@ def _settled(state: PartitionState) -> tuple[int, ...]:
     return _without(state.replicas, state.adding)
 
 
-def _with_data(replicas: tuple[int, ...], state: PartitionState) -> tuple[int, ...]:
-    """With all of an earlier move's brokers if one of them leads or none of the others is in sync."""
-    if state.leader in replicas and any(broker in state.isr for broker in replicas):
+def _with_data(
+    replicas: tuple[int, ...], settled: tuple[int, ...], state: PartitionState, live: Collection[int] | None
+) -> tuple[int, ...]:
+    """With all of an earlier move's brokers if one of them leads or too few of the others are in sync. Those of the
+    new move count if they are.
+    """
+    added = _within(state.isr, _without(state.adding, replicas))
+    among = (*settled, *_within(state.isr, _without(replicas, settled)))
+    if state.leader in replicas and (not added or _enough(among, state, live)):
         return replicas
     return (*replicas, *_without(state.adding, replicas))
+
+
+def _enough(replicas: Collection[int], state: PartitionState, live: Collection[int] | None) -> bool:
+    """Whether a majority of these replicas is in sync and live."""
+    able = [broker for broker in replicas if broker in state.isr and (live is None or broker in live)]
+    return 2 * len(able) > len(replicas)
 
 
 def _within(brokers: Iterable[int], among: Collection[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Final
 from headrace.cluster import keys
 from headrace.cluster.controls import PREFERRED, UNCLEAN
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, encode_partition
-from headrace.cluster.moves import begin_move, cancel_move
+from headrace.cluster.moves import begin_move, cancel_move, live_members
 from headrace.cluster.reassign import Where, move
 from headrace.cluster.tasks import Plan, Step, unchanged
 from headrace.errors import HeadraceError, InvalidAssignment, NoMoveUnderWay, UnknownPartition
@@ -33,14 +33,14 @@ def moved(image: Image, where: Where, target: Sequence[int] | None, *, keep_coun
     if target is None:
         if not state.target:
             raise NoMoveUnderWay(f"{where[0]}-{where[1]} is not being moved")
-        return cancel_move(state)
+        return cancel_move(state, live_members(state, image.brokers))
     move(image, *where, target)
     settled = len(state.replicas) - len(state.adding)
     if keep_count and len(target) != settled:
         raise InvalidAssignment(
             f"{where[0]}-{where[1]} has {settled} replicas, and the order names {len(target)}: allow that change"
         )
-    return begin_move(state, target)
+    return begin_move(state, target, live_members(state, image.brokers))
 
 
 def plan_moves(image: Image, targets: Targets, *, keep_count: bool, refusals: Refusals) -> Plan:

@@ -18,8 +18,9 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.controls import RESIGN, ReplicaEnd, encode_end
-from headrace.cluster.image import LIVE, NO_LEADER, Image, PartitionState, Topic
+from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from headrace.cluster.membership import Membership
+from headrace.cluster.moves import live_members
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Bell, pause
@@ -148,7 +149,7 @@ class EndReports:
             state = image.partition(where.topic, where.partition)
             if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:
                 continue
-            if any(_can_lead(image, state, member) for member in state.isr if member != own):
+            if live_members(state, image.brokers) - {own}:
                 key = keys.order_key(image.prefix, where.topic, where.partition)
                 same = unchanged(keys.partition_key(image.prefix, where.topic, where.partition), state.revision)
                 orders.append((same, Put(key, keys.encode({"kind": RESIGN, "broker": own}))))
@@ -181,8 +182,3 @@ class EndReports:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failed(error)
-
-
-def _can_lead(image: Image, state: PartitionState, member: int) -> bool:
-    broker = image.brokers.get(member)
-    return broker is not None and broker.incarnation == state.incarnations.get(member) and broker.state == LIVE
