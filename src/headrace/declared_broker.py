@@ -181,7 +181,17 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         0,
         0.5,
     ),
-    Setting("retention.check.ms", "int", 300_000, "interval at which retention and compaction look for work", "ms", 10),
+    Setting(
+        "retention.check.ms", "int", 300_000, "interval at which retention and compaction look at all logs", "ms", 10
+    ),
+    Setting(
+        "log.cleaner.backoff.ms",
+        "int",
+        15_000,
+        "interval at which compaction looks at the logs that were written lately",
+        "ms",
+        10,
+    ),
     Setting(
         "archive.group",
         "str",

@@ -67,6 +67,8 @@ class LogSettings:
     retention_archived: bool
     segment_bytes: int
     segment_ms: int
+    segment_jitter_ms: int
+    preallocate: bool
     segment_index_bytes: int
     index_interval_bytes: int
     max_message_bytes: int
@@ -108,6 +110,8 @@ def log_settings(
         retention_archived=v["retention.archived"],
         segment_bytes=v["segment.bytes"],
         segment_ms=v["segment.ms"],
+        segment_jitter_ms=v["segment.jitter.ms"],
+        preallocate=v["preallocate"],
         segment_index_bytes=v["segment.index.bytes"],
         index_interval_bytes=v["index.interval.bytes"],
         max_message_bytes=v["max.message.bytes"],

@@ -33,7 +33,7 @@ def test_offsets_in_the_gaps_of_a_compacted_topic_are_served_after_a_restart(
             (answer,) = produce(cluster, [Outgoing("s", 0, kernel.build(new))])
             assert isinstance(answer, Produced)
         wait_for("compaction", lambda: first_batch(cluster, 0).base_offset > 0)
-    broker.settings["retention.check.ms"] = 600_000
+    broker.settings |= {"retention.check.ms": 600_000, "log.cleaner.backoff.ms": 600_000}
     broker.restart()
     with Cluster(broker.bootstrap) as cluster:
         for offset in range(ROUNDS * KEYS):

@@ -36,7 +36,7 @@ from proving import proves
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NEVER_CHECK = {"retention.check.ms": 600_000}
+NEVER_CHECK = {"retention.check.ms": 600_000, "log.cleaner.backoff.ms": 600_000}
 DEADLINE_S = 30.0
 
 

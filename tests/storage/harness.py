@@ -86,6 +86,7 @@ class Harness:
     layout: str = PARTITIONED
     file_bytes: int = 4096
     rewrite_share: float = REWRITE_SHARE
+    retention_check_ms: int = 1000
     events: list[tuple[TopicPartition, int]] = field(default_factory=list)
     archived: dict[TopicPartition, int] = field(default_factory=dict)
     commits: bool = True
@@ -105,7 +106,7 @@ class Harness:
                 self.clock,
                 self.data,
                 checkpoint_ms=60_000,
-                retention_check_ms=1000,
+                retention_check_ms=self.retention_check_ms,
                 archived_offset=lambda where: self.archived.get(where, 0),
                 file_bytes=self.file_bytes,
                 rewrite_share=self.rewrite_share,
@@ -115,7 +116,7 @@ class Harness:
             self.clock,
             self.data,
             checkpoint_ms=60_000,
-            retention_check_ms=1000,
+            retention_check_ms=self.retention_check_ms,
             archived_offset=lambda where: self.archived.get(where, 0),
         )
 

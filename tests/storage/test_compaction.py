@@ -9,6 +9,7 @@ import pytest
 
 from headrace.records import kernel
 from headrace.sim.disk import SimDisk
+from headrace.storage.dirty import DirtyLogs
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
@@ -169,6 +170,59 @@ class CompactionContract:
         assert all(before[offset] == after[offset] for offset in after)
         latest = {key: offset for offset, (key, _) in sorted(before.items())}
         assert set(latest.values()) <= set(after)
+        compact(sim)
+        check(log, before, active_base)
+
+    def test_a_log_that_was_written_is_looked_at_within_seconds(self, sim: Harness) -> None:
+        sim.retention_check_ms = 3_600_000
+        log = sim.log(**COMPACTED)
+        for i in range(60):
+            put(sim, log, b"key%d" % (i % 4), b"%d" % i)
+        before, active_base = records(log), active_base_of(sim, log)
+        sim.advance(14.9)
+        assert records(log) == before
+        sim.advance(0.2)
+        compact(sim)
+        check(log, before, active_base)
+
+    def test_what_is_too_old_is_compacted_without_another_write(self, sim: Harness) -> None:
+        """librdkafka's case 0077, which sets these limits and waits for half a minute."""
+        sim.retention_check_ms = 3_600_000
+        limits = {"segment_ms": 500, "min_cleanable_dirty_ratio": 0.01, "max_compaction_lag_ms": 100}
+        log = sim.log(cleanup_policy="compact", segment_bytes=1 << 20, **limits)
+        for i in range(20):
+            put(sim, log, b"key%d" % (i % 4), b"%d" % i)
+        for _ in range(300):
+            sim.advance(0.1)
+        assert sorted(records(log)) == [16, 17, 18, 19]
+
+    def test_idle_logs_are_not_looked_at(self, sim: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        sim.retention_check_ms = 3_600_000
+        logs = [sim.log(TopicPartition("t", n), cleanup_policy="compact", segment_ms=1000) for n in range(100)]
+        for log in logs:
+            put(sim, log, b"key", b"value")
+        looked: list[Log] = []
+        monkeypatch.setattr(DirtyLogs, "look", lambda _, log: looked.append(log))
+        for _ in range(60):
+            sim.advance(1)
+        assert set(looked) == set(logs)
+        looked.clear()
+        for _ in range(60):
+            sim.advance(1)
+        assert not looked
+        put(sim, logs[7], b"key", b"value")
+        for _ in range(16):
+            sim.advance(1)
+        assert looked == [logs[7]]
+
+    def test_what_a_start_finds_is_looked_at(self, sim: Harness) -> None:
+        sim.retention_check_ms = 3_600_000
+        log = sim.log(**COMPACTED)
+        for i in range(60):
+            put(sim, log, b"key%d" % (i % 4), b"%d" % i)
+        before, active_base = records(log), active_base_of(sim, log)
+        log = sim.reopen()
+        sim.advance(15.1)
         compact(sim)
         check(log, before, active_base)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,52 @@ class TestSegments:
         assert [segment.base_offset for segment in log.segments] == [0, 1]
         harness.advance(60)
         assert len(log.segments) == 2, "an empty segment is not closed"
+
+    def test_jitter_closes_segments_of_the_same_age_at_different_times(self, harness: Harness) -> None:
+        def logs() -> list[PartitionedLog]:
+            found = [harness.log(TopicPartition("t", n), segment_ms=5000, segment_jitter_ms=4000) for n in range(20)]
+            return [log for log in found if isinstance(log, PartitionedLog)]
+
+        for log in logs():
+            fill(harness, log, 1)
+        due = [log.rolls_at_ms for log in logs()]
+        assert len(set(due)) > 10
+        began_ms = harness.clock.wall_ms()
+        assert all(began_ms + 1000 < at_ms <= began_ms + 5000 for at_ms in due)
+        harness.advance(3)
+        rolled = [len(log.segments) == 2 for log in logs()]
+        assert rolled == [at_ms <= began_ms + 3000 for at_ms in due]
+        assert any(rolled)
+        assert not all(rolled)
+        harness.reopen()
+        again = [log.rolls_at_ms for log in logs()]
+        assert [at_ms for at_ms, gone in zip(again, rolled, strict=True) if not gone] == [
+            at_ms for at_ms, gone in zip(due, rolled, strict=True) if not gone
+        ]
+
+    def test_a_preallocated_segment_has_its_room_and_gives_back_the_rest(self, harness: Harness) -> None:
+        log = partitioned(harness, preallocate="true", segment_bytes=1 << 20)
+        fill(harness, log, 3)
+        assert log.active.file.size() == log.size_bytes
+        if isinstance(harness.disk, SystemDisk):
+            blocks = os.stat(log.active.path).st_blocks * 512
+            assert blocks >= 1 << 20
+            log.roll()
+            assert os.stat(log.segments[0].path).st_blocks * 512 < 1 << 17
+        harness.kill()
+        log = partitioned(harness)
+        fill(harness, log, 3)
+        assert len(values(log)) == 6
+
+    def test_without_room_for_a_preallocated_segment_its_batch_is_refused(self, sim: Harness) -> None:
+        assert isinstance(sim.disk, SimDisk)
+        log = partitioned(sim, preallocate="true", segment_bytes=1 << 20)
+        sim.disk.capacity_bytes = 1 << 19
+        with pytest.raises(StorageFull):
+            append(log, batch())
+        sim.disk.capacity_bytes = 1 << 22
+        fill(sim, log, 1)
+        assert len(values(log)) == 1
 
     def test_age_counts_over_a_restart(self, harness: Harness) -> None:
         fill(harness, partitioned(harness, segment_ms=5000), 1)

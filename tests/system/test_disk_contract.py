@@ -97,6 +97,16 @@ def test_a_file_shrinks_grows_and_gets_its_room(bench: Bench) -> None:
     assert file.pread(10, 0) == b"0123" + bytes(6)
 
 
+def test_room_is_reserved_and_given_back_without_a_change_of_size(bench: Bench) -> None:
+    file = bench.disk.open(bench.path("a"), create=True, writable=True)
+    file.pwritev([b"0123456789"], 0)
+    file.reserve(1 << 20)
+    assert (file.size(), file.pread(20, 0)) == (10, b"0123456789")
+    file.pwritev([b"abc"], 10)
+    file.truncate(13)
+    assert (file.size(), file.pread(20, 0)) == (13, b"0123456789abc")
+
+
 def test_mapped_memory_is_the_file(bench: Bench) -> None:
     file = bench.disk.open(bench.path("a"), create=True, writable=True)
     file.allocate(4096)

@@ -162,6 +162,7 @@ class Participant:
             self.folder,
             settings["log.layout"],
             retention_check_ms=settings["retention.check.ms"],
+            cleaner_backoff_ms=settings["log.cleaner.backoff.ms"],
             checkpoint_ms=settings["checkpoint.ms"],
             producer_expire_ms=settings["producer.expire.ms"],
             archived_offset=self._archived_offset,

@@ -43,6 +43,10 @@ class File(Protocol):
         """Give the file its size and its blocks now, so that a later mapped write cannot meet a full disk."""
         ...
 
+    def reserve(self, size: int) -> None:
+        """Give the file blocks for this size, and leave its size as it is. Nothing where the disk cannot."""
+        ...
+
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
         """The file's first `size` bytes as memory. Release the view to unmap."""
         ...

@@ -77,6 +77,11 @@ class SimFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
             node.change(Resize(size))
 
+    def reserve(self, size: int) -> None:
+        node = self._file(write=True)
+        if self._disk.room(len(node.content), size) < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
         node = self._file()
         if size > len(node.content) or size == 0:

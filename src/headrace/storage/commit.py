@@ -29,6 +29,7 @@ class SyncedLog(Log, Protocol):
     """A log that can be synced."""
 
     truncations: int
+    sync_asked_offset: int
 
     def take_unsynced(self) -> list[File]:
         """Files to sync so that everything written is safe; they count as asked for from now on."""

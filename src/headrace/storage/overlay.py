@@ -82,6 +82,9 @@ class OverlayFile:
         if size > self._node.size():
             self._node.resize(size)
 
+    def reserve(self, size: int) -> None:
+        return None
+
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
         self._node.own()
         view = memoryview(self._node.tail)[:size]

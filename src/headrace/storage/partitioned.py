@@ -96,7 +96,9 @@ class PartitionedLog(SegmentedLog):
     def _begin_turn(self, segment: Segment) -> None:
         """Everything that could fail for lack of room or files is done here, before anything has changed."""
         try:
-            segment.file  # noqa: B018
+            file = segment.file
+            if segment.size == 0 and self.settings.preallocate:
+                file.reserve(self.settings.segment_bytes)
             segment.load_indexes()
             self.producers.load()
         except OSError as error:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
+from crc32c import crc32c
+
 from headrace.errors import HeadraceError, OffsetOutOfRange
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
@@ -86,6 +88,20 @@ class SegmentedLog(ReplicatedLog):
     def active(self) -> Segment:
         return self._active
 
+    @property
+    def rolls_at_ms(self) -> int:
+        """When the active segment is closed for its age. Its jitter is drawn from what it is, so that it is the same
+        after a restart."""
+        settings = self.settings
+        age_ms = settings.segment_ms
+        most_ms = min(settings.segment_jitter_ms, age_ms)
+        if most_ms:
+            drawn = crc32c(f"{self.topic_partition} {self._active.base_offset}".encode(), crc32c(self.topic_id))
+            age_ms -= drawn % most_ms
+        if settings.compact:
+            age_ms = min(age_ms, settings.max_compaction_lag_ms)
+        return self.began_ms + age_ms
+
     def _refuse(self, error: OSError) -> HeadraceError:
         return self._shortage.met(self._active.path, error) if refusal.passes(error) else self.fail(error)
 
@@ -104,6 +120,8 @@ class SegmentedLog(ReplicatedLog):
         old = self._active
         base = self.end_offset if base_offset is None else base_offset
         old.load_indexes()
+        if self.settings.preallocate:
+            old.file.truncate(old.written)  # the room that it did not need
         old.next_offset = base
         old.end_indexes()
         self._write_snapshot(base)

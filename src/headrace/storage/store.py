@@ -15,13 +15,15 @@ from typing import Final
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
-from headrace.settings import FOREVER_MS, LogSettings
+from headrace.settings import LogSettings
 from headrace.storage import checkpoint, compaction, folder, recovery, retention, rewritten
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.checkpointing import CheckpointWriter
-from headrace.storage.cleaner import Cleaner
+from headrace.storage.cleaner import Cleaner, Steps
 from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
+from headrace.storage.dirty import DirtyLogs
+from headrace.storage.flushing import Flushes
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.open_segments import OPEN_SEGMENTS_MAX, OpenSegments
@@ -45,6 +47,7 @@ class PartitionedStore:
         data: str,
         *,
         retention_check_ms: int = 300_000,
+        cleaner_backoff_ms: int = 15_000,
         checkpoint_ms: int = 60_000,
         producer_expire_ms: int = 86_400_000,
         archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
@@ -75,8 +78,8 @@ class PartitionedStore:
             archived_offset=archived_offset,
         )
         self._cleaner = Cleaner(clock, self._checkpoints.soon)
-        self._flushes: list[tuple[float, int, PartitionedLog]] = []
-        self._flush_due: set[PartitionedLog] = set()
+        self._dirty = DirtyLogs(clock, self._cleaner, cleaner_backoff_ms, compaction.due, self._compact)
+        self._flushes: Flushes[PartitionedLog] = Flushes(clock, self.commit)
         self._rolls: list[tuple[int, int, PartitionedLog, int]] = []
         self._trash: list[tuple[float, int, list[str]]] = []
         self._order = 0
@@ -136,6 +139,7 @@ class PartitionedStore:
         self.was_clean = self.was_clean and not opened.recovered
         if opened.active.written:
             self._segment_began(opened)
+        self._dirty.wrote(opened)
 
     def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> PartitionedLog:
         return self._create(topic_partition, topic_id, settings, None)
@@ -172,7 +176,7 @@ class PartitionedStore:
     def _let_go_of(self, gone: PartitionedLog, ending: str) -> str:
         del self._logs[gone.topic_partition]
         self._staged.pop(gone, None)
-        self._cleaner.drop(gone)
+        self._dirty.drop(gone)
         gone.delete()
         gone.close_files()
         self._checkpoints.soon()
@@ -190,17 +194,8 @@ class PartitionedStore:
             if error is not None:
                 failures.append((staged, error))
                 continue
-            settings = staged.settings
-            if (
-                settings.durability == "disk"
-                or staged.written_offset - staged.sync_asked_offset >= settings.flush_messages
-            ):
-                commit.ask(staged)
-            elif settings.durability == "os" and staged not in self._flush_due:
-                self._flush_due.add(staged)
-                self._order += 1
-                due = self._clock.now() + settings.flush_ms / 1000
-                heapq.heappush(self._flushes, (due, self._order, staged))
+            self._flushes.wrote(staged)
+            self._dirty.wrote(staged)
         self._staged.clear()
         commit.start()
         return failures
@@ -220,35 +215,26 @@ class PartitionedStore:
 
     def tick(self) -> None:
         now, now_ms = self._clock.now(), self._clock.wall_ms()
-        self._flush(now)
+        self._flushes.tick(now)
         self._roll(now_ms)
         self._empty_trash(now)
         if now >= self._next_check:
             self._next_check = now + self._retention_check_ms / 1000
             self._checking = deque(self._logs.values())
         self._check_some(now_ms)
+        self._dirty.tick(now)
         self._checkpoints.tick(now)
-
-    def _flush(self, now: float) -> None:
-        while self._flushes and self._flushes[0][0] <= now:
-            due = heapq.heappop(self._flushes)[2]
-            self._flush_due.discard(due)
-            if due.durable_offset < due.written_offset:
-                self.commit.ask(due)
-        self.commit.start()
 
     def _segment_began(self, began: PartitionedLog) -> None:
         self._order += 1
-        due_ms = began.began_ms + began.settings.segment_ms
-        heapq.heappush(self._rolls, (due_ms, self._order, began, began.active.base_offset))
+        heapq.heappush(self._rolls, (began.rolls_at_ms, self._order, began, began.active.base_offset))
 
     def _roll(self, now_ms: int) -> None:
         while self._rolls and self._rolls[0][0] <= now_ms:
             _, _, old, base_offset = heapq.heappop(self._rolls)
             if old.active.base_offset != base_offset or old.active.size == 0 or old.offline is not None:
                 continue
-            due_ms = old.began_ms + old.settings.segment_ms
-            if due_ms > now_ms:  # the setting was changed meanwhile
+            if old.rolls_at_ms > now_ms:  # the setting was changed meanwhile
                 self._segment_began(old)
             else:
                 self.roll(old)
@@ -270,18 +256,19 @@ class PartitionedStore:
                 self._check(checked, now_ms)
 
     def _check(self, checked: PartitionedLog, now_ms: int) -> None:
-        settings = checked.settings
-        oldest_ms = min(settings.segment_ms, settings.max_compaction_lag_ms if settings.compact else FOREVER_MS)
-        if checked.active.written and checked.began_ms + oldest_ms < now_ms:
+        if checked.active.written and checked.rolls_at_ms < now_ms:
             self.roll(checked)
         try:
             retention.apply(checked, now_ms, self.roll)
-            if not self._cleaner.has(checked) and compaction.due(checked, now_ms):
-                self._cleaner.add(checked, lambda: compaction.steps(checked, self._disk, self._clock.wall_ms()))
         except CorruptBatch as error:
             log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
         except OSError as error:
             log.error("%s: %s", checked.topic_partition, error)
+        else:
+            self._dirty.look(checked)
+
+    def _compact(self, one: PartitionedLog) -> Steps:
+        return compaction.steps(one, self._disk, self._clock.wall_ms())
 
     def _sync_soon(self, log: PartitionedLog) -> None:
         self.commit.ask(log)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import fcntl
 import logging
@@ -35,6 +36,9 @@ SHORT_BYTES: Final = 16 << 10
 """A range that one probe stands for: it came into the page cache, and leaves it, as one."""
 
 _PROBE: Final = [bytearray(1)]
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_KEEP_SIZE: Final = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2), which the standard library does not have."""
 
 
 class SystemFile:
@@ -93,6 +97,12 @@ class SystemFile:
     def allocate(self, size: int) -> None:
         if size > 0:
             os.posix_fallocate(self._descriptor, 0, size)
+
+    def reserve(self, size: int) -> None:
+        if _libc.fallocate(self._descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise OSError(number, os.strerror(number), self.path)
 
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)

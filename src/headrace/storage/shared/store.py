@@ -7,7 +7,6 @@ cluster's metadata gives this broker; folders of others are set aside.
 from __future__ import annotations
 
 import errno
-import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,8 @@ from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
 from headrace.storage.checkpointing import CheckpointWriter
 from headrace.storage.cleaner import Cleaner, Steps
 from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
+from headrace.storage.dirty import DirtyLogs
+from headrace.storage.flushing import Flushes
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared import checkpoint, compaction, points, retention, strays
@@ -58,6 +59,7 @@ class SharedStore:
         data: str,
         *,
         retention_check_ms: int = 300_000,
+        cleaner_backoff_ms: int = 15_000,
         checkpoint_ms: int = 60_000,
         producer_expire_ms: int = 86_400_000,
         archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
@@ -98,10 +100,9 @@ class SharedStore:
         )
         self.rewriter = Rewriter(self.commit_log, self._logs.values, self._new_replacements, rewrite_share)
         self._cleaner = Cleaner(clock, self._cleaned)
-        self._flushes: list[tuple[float, int, SharedLog]] = []
-        self._flush_due: set[SharedLog] = set()
+        self._dirty = DirtyLogs(clock, self._cleaner, cleaner_backoff_ms, self._compaction_due, self._compact)
+        self._flushes: Flushes[SharedLog] = Flushes(clock, self.commit)
         self._trash = Trash(disk, clock)
-        self._order = 0
         self._checking: deque[SharedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
         self._perhaps_empty = False
@@ -122,6 +123,8 @@ class SharedStore:
         self._opened = True
         opened = Opening(self._around, self.data, expected, found).run()
         self._logs.update(opened.logs)
+        for each in opened.logs.values():
+            self._dirty.wrote(each)
         self.was_clean = opened.was_clean and found is not None
         if self.was_clean:
             self.commit_log.synced_to(self.commit_log.end)
@@ -184,7 +187,7 @@ class SharedStore:
     def _let_go_of(self, gone: SharedLog, ending: str) -> str:
         del self._logs[gone.topic_partition]
         self._staged.pop(gone, None)
-        self._cleaner.drop(gone)
+        self._dirty.drop(gone)
         gone.delete()
         gone.close_files()
         self._checkpoints.soon()
@@ -201,17 +204,8 @@ class SharedStore:
         for written in staged:
             if written in failed:
                 continue
-            settings = written.settings
-            if (
-                settings.durability == "disk"
-                or written.written_offset - written.sync_asked_offset >= settings.flush_messages
-            ):
-                self.commit.ask(written)
-            elif settings.durability == "os" and written not in self._flush_due:
-                self._flush_due.add(written)
-                self._order += 1
-                due = self._clock.now() + settings.flush_ms / 1000
-                heapq.heappush(self._flushes, (due, self._order, written))
+            self._flushes.wrote(written)
+            self._dirty.wrote(written)
         staged.clear()
         self.commit.start()
         return [(each, error) for each, error in failures]
@@ -252,7 +246,7 @@ class SharedStore:
 
     def tick(self) -> None:
         now, now_ms = self._clock.now(), self._clock.wall_ms()
-        self._flush(now)
+        self._flushes.tick(now)
         self._trash.empty(now)
         if now >= self._next_check:
             self._next_check = now + self._retention_check_ms / 1000
@@ -262,17 +256,10 @@ class SharedStore:
             self._check_some(now_ms)
             if not self._checking:
                 self._rewrite_some()
+        self._dirty.tick(now)
         if self._perhaps_empty:
             self._remove_empty_files()
         self._checkpoints.tick(now)
-
-    def _flush(self, now: float) -> None:
-        while self._flushes and self._flushes[0][0] <= now:
-            due = heapq.heappop(self._flushes)[2]
-            self._flush_due.discard(due)
-            if due.durable_offset < due.written_offset:
-                self.commit.ask(due)
-        self.commit.start()
 
     def _check_some(self, now_ms: int) -> None:
         for _ in range(min(LOGS_PER_TICK, len(self._checking))):
@@ -287,12 +274,15 @@ class SharedStore:
                 checked.write_snapshot()
             if retention.apply(checked, now_ms, self._disk, self.commit_log):
                 self._checking.append(checked)
-            if not self._cleaner.has(checked) and compaction.due(checked, self._disk, self.commit_log, now_ms):
-                self._cleaner.add(checked, lambda: self._compact(checked))
         except CorruptBatch as error:
             log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
         except OSError as error:
             log.error("%s: %s", checked.topic_partition, error)
+        else:
+            self._dirty.look(checked)
+
+    def _compaction_due(self, one: SharedLog, now_ms: int) -> bool:
+        return compaction.due(one, self._disk, self.commit_log, now_ms)
 
     def _sync_soon(self, one: SharedLog) -> None:
         self.commit.ask(one)
