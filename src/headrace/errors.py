@@ -78,6 +78,10 @@ class OffsetOutOfRange(HeadraceError):
     """An offset before the log's start or after its end."""
 
 
+class OffsetNotAvailable(HeadraceError):
+    """A new leader cannot say yet whether the offset is in the log."""
+
+
 class StorageFull(HeadraceError):
     """The disk has no room: nothing was written, try again when there is."""
 
@@ -190,6 +194,7 @@ _TABLE: Final[dict[type[HeadraceError], Mapping]] = {
     InvalidRecord: Mapping(87, 422, False),
     InvalidTimestamp: Mapping(32, 422, False),
     OffsetOutOfRange: Mapping(1, 416, False),
+    OffsetNotAvailable: Mapping(78, 503, True),
     StorageFull: Mapping(56, 507, True),
     StorageFailed: Mapping(56, 503, True),
     UnknownPartition: Mapping(3, 404, True),

@@ -14,13 +14,25 @@ from headrace.wire.message import Message
 from proving import proves
 
 LEADER_AWAY, NOT_LEADER, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER = 5, 6, 7, 19, 20
-OFFSET_NOT_AVAILABLE = 78
+OUT_OF_RANGE, OFFSET_NOT_AVAILABLE = 1, 78
+LATEST, EARLIEST = -1, -2
 COORDINATION_AWAY = 15
 
 
+def deleted(raw: Raw, topic: str, before: int, timeout_ms: int = 30_000) -> tuple[int, int]:
+    """Error and start, as DeleteRecords tells them."""
+    asked = Message(name=topic, partitions=[Message(partition_index=0, offset=before)])
+    row = raw.call(apis.DELETE_RECORDS, 2, topics=[asked], timeout_ms=timeout_ms).topics[0].partitions[0]
+    return row.error_code, row.low_watermark
+
+
 def latest(raw: Raw, topic: str, version: int = 7) -> tuple[int, int]:
-    """Error and end offset, as ListOffsets tells them."""
-    asked = Message(name=topic, partitions=[Message(partition_index=0, current_leader_epoch=-1, timestamp=-1)])
+    return listed(raw, topic, LATEST, version)
+
+
+def listed(raw: Raw, topic: str, timestamp: int, version: int = 7) -> tuple[int, int]:
+    """Error and offset, as ListOffsets tells them."""
+    asked = Message(name=topic, partitions=[Message(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)])
     row = raw.call(apis.LIST_OFFSETS, version, replica_id=-1, isolation_level=0, topics=[asked]).topics[0].partitions[0]
     return row.error_code, row.offset
 
@@ -70,6 +82,24 @@ def test_an_append_that_is_not_committed_in_time_says_so_and_may_be_later(cluste
         cluster.resume(2)
     assert answer.responses[0].partition_responses[0].error_code == TIMED_OUT
     wait_for("the follower", lambda: latest(leader, topic) == (0, 1))
+
+
+@proves("F6")
+def test_a_deletion_that_not_all_in_sync_have_in_time_says_so_and_goes_on(cluster: SharedCluster, topic: str) -> None:
+    cluster.create(topic, [[1, 2]])
+    leader = cluster.raw(1)
+    assert leader.produce(topic, batch_of([b"a", b"b", b"c"]), acks=-1).error_code == 0
+    cluster.pause(2)
+    try:
+        assert deleted(leader, topic, 2, timeout_ms=100) == (TIMED_OUT, -1)
+        assert listed(leader, topic, EARLIEST) == (0, 0), "consumers are told what all replicas in sync have"
+    finally:
+        cluster.resume(2)
+    wait_for("the follower", lambda: listed(leader, topic, EARLIEST) == (0, 2))
+    assert deleted(leader, topic, 2) == (0, 2)
+    assert deleted(leader, topic, 4) == (OUT_OF_RANGE, -1)
+    assert deleted(leader, topic, -1) == (0, 3)
+    assert deleted(cluster.raw(2), topic, -1) == (NOT_LEADER, -1)
 
 
 @proves("F11", "F4")

@@ -74,9 +74,15 @@ def test_following_next_offset_reads_everything_once(port: HttpPort) -> None:
     assert offset == found["high_watermark"] == 28
 
 
+def begin_at(port: HttpPort, offset: int) -> None:
+    partition = port.partitions.get("orders", 0)
+    port.on_loop(lambda: port.partitions.delete_before(partition, offset))
+    wait_for("the start", lambda: partition.start_offset == offset)
+
+
 def test_the_ends_of_a_log_have_names(port: HttpPort) -> None:
     port.produce("/topics/orders/records", TEN)
-    port.on_loop(lambda: port.partitions.get("orders", 0).log.delete_before(4))
+    begin_at(port, 4)
     assert get(port, "?offset=earliest&count=1").json["records"][0]["offset"] == 4
     assert get(port, "?count=1").json["records"][0]["offset"] == 4
     latest = get(port, "?offset=latest").json
@@ -86,7 +92,7 @@ def test_the_ends_of_a_log_have_names(port: HttpPort) -> None:
 @pytest.mark.parametrize("offset", [3, 11, 10**18])
 def test_an_offset_outside_the_log_is_told_with_its_range(port: HttpPort, offset: int) -> None:
     port.produce("/topics/orders/records", TEN)
-    port.on_loop(lambda: port.partitions.get("orders", 0).log.delete_before(4))
+    begin_at(port, 4)
     answer = get(port, f"?offset={offset}")
     assert (answer.status, answer.error["kind"], answer.error["code"]) == (416, "OffsetOutOfRange", 1)
     assert f"offset {offset} is outside 4 to 10" in answer.error["message"]

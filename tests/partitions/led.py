@@ -93,6 +93,20 @@ class Outcome:
         return error
 
 
+class Deletion:
+    """What became of a wish to delete: see `partitions.partition.ProduceWaiter`."""
+
+    def __init__(self) -> None:
+        self.answered = False
+        self.error: HeadraceError | None = None
+
+    def passed(self) -> None:
+        self.answered = True
+
+    def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
+        self.answered, self.error = True, error
+
+
 class Reader:
     """A fetch that waits until it has seen so many bytes."""
 

@@ -26,7 +26,7 @@ from headrace.sim.network import MemoryNetwork
 from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.storage.watermarks import Watermarks
-from partitions.led import Outcome, batch
+from partitions.led import Deletion, Outcome, batch
 
 DATA = "/data"
 CLUSTER = "test"
@@ -282,6 +282,16 @@ class Scene:
         submit(broker.partitions, broker.partition(index), made, acks, timeout_ms, outcome)
         broker.partitions.end_turn()
         return outcome
+
+    def delete_before(self, offset: int, to: int | None = None, index: int = 0) -> Deletion:
+        """As DeleteRecords asks for it."""
+        broker = self.alive[self.keys[index].leader if to is None else to]
+        deletion = Deletion()
+        broker.partitions.delete_before(broker.partition(index), offset, deletion)
+        return deletion
+
+    def starts(self, index: int = 0) -> dict[int, int]:
+        return {number: broker.log(index).start_offset for number, broker in self.alive.items()}
 
     def all_equal(self, *brokers: int, index: int = 0) -> bool:
         logs = [self.alive[number].log(index) for number in brokers or tuple(self.alive)]

@@ -170,7 +170,7 @@ def test_a_follower_behind_the_log_start_begins_there_and_joins_only_when_it_has
     scene.elect(1, (1,))
     for _ in range(50):
         acknowledged(scene, bytes(200))
-    scene.alive[1].log().delete_before(40)
+    scene.delete_before(40)
     scene.start(2)
     scene.changes.clear()
     scene.tell(2)
@@ -206,7 +206,7 @@ def test_a_follower_deletes_what_its_leader_has_deleted() -> None:
     scene.elect(1, (1, 2))
     for _ in range(20):
         acknowledged(scene, bytes(200))
-    scene.alive[1].log().delete_before(10)
+    scene.delete_before(10)
     acknowledged(scene, b"next")
     scene.settle()
     assert scene.alive[2].log().start_offset == 10
@@ -240,7 +240,7 @@ def test_a_follower_that_cannot_delete_what_its_leader_has_deleted_goes_on(monke
 
     with monkeypatch.context() as patched:
         patched.setattr(scene.disks[2], "rename", fails)
-        scene.alive[1].log().delete_before(10)
+        scene.delete_before(10)
         for _ in range(3):
             acknowledged(scene, b"next")
     scene.settle()

@@ -36,7 +36,7 @@ def test_every_frame_comes_back_as_it_was() -> None:
     assert frames.read_stop(*head(frames.answer(stop))) == stop
     append = Append(1, 2, 3, 4, 5)
     assert frames.read_append(*head(frames.append_head(append, 4) + b"data")) == append
-    positions = [(nth, 1, 2, 3, BIG) for nth in range(1000)]
+    positions = [(nth, 1, 2, 3, 4, BIG) for nth in range(1000)]
     assert list(frames.read_positions(*head(frames.positions(positions)))) == positions
     watermarks = [(nth, 1, 2, BIG) for nth in range(1000)]
     assert list(frames.read_watermarks(*head(frames.watermarks(watermarks)))) == watermarks
@@ -77,7 +77,7 @@ def test_no_frame_makes_a_leader_fail(seed: int, caplog: pytest.LogCaptureFixtur
     scene.produce(b"a")
     sent = [
         frames.subscribe(Subscribe(1, bytes(16), 0, 0, -1, 0, 0)),
-        frames.positions([(1, 0, 0, 0, 0)]),
+        frames.positions([(1, 0, 0, 0, 0, 0)]),
         frames.unsubscribe(1, 0),
         frames.PING,
     ]

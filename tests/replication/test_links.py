@@ -26,14 +26,14 @@ def test_positions_of_an_earlier_subscription_or_epoch_say_nothing() -> None:
     scene.produce(b"a")
     scene.produce(b"b")
     peer.send(subscription(1, 0, -1))
-    peer.send(frames.positions([(1, 0, 2, 1, 1)]))
+    peer.send(frames.positions([(1, 0, 2, 1, 1, 0)]))
     leader = scene.alive[1].partition()
     assert leader.high_watermark == 1
     peer.send(subscription(2, 1))
-    for late in ((1, 0, 2, 2, 2), (2, 1, 2, 2, 2), (3, 0, 2, 2, 2)):
+    for late in ((1, 0, 2, 2, 2, 0), (2, 1, 2, 2, 2, 0), (3, 0, 2, 2, 2, 0)):
         peer.send(frames.positions([late]))
         assert leader.high_watermark == 1
-    peer.send(frames.positions([(2, 0, 2, 2, 2)]))
+    peer.send(frames.positions([(2, 0, 2, 2, 2, 0)]))
     assert leader.high_watermark == 2
 
 
@@ -41,7 +41,7 @@ def test_a_position_beyond_what_was_sent_ends_the_link() -> None:
     scene, peer = with_peer()
     scene.produce(b"a")
     peer.send(subscription(1, 0, -1))
-    peer.send(frames.positions([(1, 0, 7, 7, 7)]))
+    peer.send(frames.positions([(1, 0, 7, 7, 7, 0)]))
     assert peer.reason
     assert scene.alive[1].partition().high_watermark == 0
 

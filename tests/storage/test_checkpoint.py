@@ -137,3 +137,41 @@ def test_a_deletion_of_records_that_is_not_safe_says_so(sim: Harness) -> None:
     log.delete_before(1, told.append)
     sim.settle()
     assert [type(error) for error in told] == [StorageFailed]
+
+
+def test_a_start_counts_as_safe_when_a_checkpoint_holds_it(sim: Harness) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log()
+    for _ in range(9):
+        append(log, batch())
+    sim.write()
+    sim.settle()
+    sim.disk.fail_write(PATH + ".tmp", errno.EIO)
+    log.delete_before(2)
+    sim.settle()
+    assert (log.start_offset, log.safe_start_offset) == (2, 0)
+    sim.advance(6)
+    assert log.safe_start_offset == 0, "nobody has asked again"
+    log.delete_before(3)
+    sim.settle()
+    assert (log.start_offset, log.safe_start_offset) == (3, 3)
+    log = sim.kill(1)
+    assert (log.start_offset, log.safe_start_offset) == (3, 3)
+
+
+def test_a_checkpoint_from_before_a_new_beginning_makes_no_start_safe(sim: Harness) -> None:
+    assert isinstance(sim.disk, SimDisk)
+    log = sim.log()
+    for _ in range(9):
+        append(log, batch())
+    sim.write()
+    sim.settle()
+    sim.disk.hold_syncs()
+    log.delete_before(7)
+    sim.clock.run_soon()
+    log.restart_at(5)
+    sim.disk.release_syncs()
+    sim.settle()
+    assert (log.start_offset, log.safe_start_offset) == (5, 0)
+    log.restart_at(0)
+    assert (log.start_offset, log.safe_start_offset) == (0, 0)

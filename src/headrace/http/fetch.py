@@ -123,7 +123,7 @@ class Fetching:
                 "records": [shown_record(record) for record in records],
                 "next_offset": next_offset,
                 "high_watermark": partition.high_watermark,
-                "start_offset": partition.log.start_offset,
+                "start_offset": partition.start_offset,
             }
         )
 
@@ -150,7 +150,7 @@ class Fetching:
         positions = (
             ("X-Next-Offset", str(next_offset)),
             ("X-High-Watermark", str(partition.high_watermark)),
-            ("X-Start-Offset", str(partition.log.start_offset)),
+            ("X-Start-Offset", str(partition.start_offset)),
         )
         return Response(200, BINARY, whole, positions)
 
@@ -162,7 +162,7 @@ def _has_data(partition: Partition, offset: int) -> bool:
 
 def _first_offset(partition: Partition, given: str) -> int:
     if given == "earliest":
-        return partition.log.start_offset
+        return partition.first_offset()
     if given == "latest":
         return partition.high_watermark
     if given.startswith("@"):

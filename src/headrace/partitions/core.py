@@ -7,6 +7,12 @@ an epoch, and it stands still while the set is smaller than the minimum. One nod
 A member of the set is a broker in one incarnation, that is, one run of its process: a position that another incarnation
 told counts for nothing. While a change of the set is proposed and not answered, nobody knows which of the two sets
 holds: the watermark then needs the positions of both, and the minimum is counted over the members that are in both.
+
+The start of a partition rises in the same way, so that no change of leader lowers it: the leader only wants a start;
+its followers raise theirs, make it safe on disk and tell it; when all that count have it, the leader raises its own,
+and consumers are told of it when that is safe too. So each member's start is at least what any leader has told. A new
+leader that does not begin at 0 cannot know which starts the one before had told: it tells none until all members have
+its own.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ REFUSED_PAUSE_SECONDS: Final = 1.0
 STRIKES_TO_LEAVE: Final = 3
 STRIKES_TO_STAY_OUT: Final = 20
 UNKNOWN: Final = -1
+START_SECONDS_MAX: Final = 30.0
+"""A member that does not raise its start in this time leaves the set: the others could delete nothing."""
 NEVER_REACHED: Final = 1 << 63
 
 
@@ -54,6 +62,7 @@ class Progress:
         "queued",
         "received",
         "sent",
+        "start",
         "strikes",
         "written",
     )
@@ -61,6 +70,8 @@ class Progress:
     def __init__(self, incarnation: str, now: float) -> None:
         self.incarnation = incarnation
         self.queued = self.sent = self.received = self.written = self.flushed = UNKNOWN
+        self.start = UNKNOWN
+        """Where its log begins, safe on its disk."""
         self.caught_up_at = self.heard_at = now
         """When it last held all that the leader had; when it last told its position."""
         self.end_then = NEVER_REACHED
@@ -93,6 +104,9 @@ class LeaderCore:
         "proposed_members",
         "replicas",
         "revision",
+        "start",
+        "wanted_start",
+        "wanted_start_at",
     )
 
     def __init__(
@@ -109,6 +123,8 @@ class LeaderCore:
         flushed_counts: bool = False,
         revision: int = 0,
         now: float = 0.0,
+        own_start: int = 0,
+        told_start: int = 0,
     ) -> None:
         self.broker = broker
         self.incarnation = members[broker]
@@ -122,6 +138,13 @@ class LeaderCore:
         self.flushed_counts = flushed_counts
         self.revision = revision
         """Of the key that the set was read from; an older one says nothing new."""
+        self.wanted_start = own_start
+        """Where the partition is to begin: followers are told. Never below where the leader's own log begins."""
+        self.wanted_start_at = now
+        """Since when there is a start that not all have."""
+        self.start = own_start if own_start <= told_start else UNKNOWN
+        """Where it begins, as consumers are told; `told_start` is what they were told before this epoch, as far as this
+        broker knows."""
         self.position = high_watermark
         self.followers: dict[int, Progress] = {}
         self._min_setting = min_in_sync
@@ -180,9 +203,11 @@ class LeaderCore:
             del self.followers[broker]
             self._recount()
 
-    def heard(self, progress: Progress, received: int, written: int, flushed: int, end: int, now: float) -> bool:
+    def heard(
+        self, progress: Progress, received: int, written: int, flushed: int, start: int, end: int, now: float
+    ) -> bool:
         """A follower told its positions; `end` is where the leader's own log ends."""
-        progress.received, progress.written, progress.flushed = received, written, flushed
+        progress.received, progress.written, progress.flushed, progress.start = received, written, flushed, start
         position = flushed if self.flushed_counts else written
         if position >= end:
             progress.caught_up_at = now
@@ -244,6 +269,30 @@ class LeaderCore:
         self.high_watermark = least
         return True
 
+    # The start.
+
+    def want_start(self, offset: int, now: float) -> None:
+        """All that lies below this offset, and is committed, is to be deleted."""
+        assert offset <= self.high_watermark, "what is not committed is not deleted"
+        if self.start == self.wanted_start:
+            self.wanted_start_at = now
+        self.wanted_start = max(self.wanted_start, offset)
+
+    def agreed_start(self) -> int:
+        """Where all followers that count have their starts safe on disk: so far the leader may raise its own."""
+        counted = self.counted
+        if counted is None:
+            return UNKNOWN
+        return min(self.wanted_start, min((progress.start for progress in counted), default=self.wanted_start))
+
+    def start_safe(self, offset: int) -> bool:
+        """The leader's own start is safe on disk. True: what consumers are told rose."""
+        start = min(offset, self.agreed_start())
+        if start <= self.start:
+            return False
+        self.start = start
+        return True
+
     # The in-sync set.
 
     def wanted_change(self, now: float, end: int, heard_at: Mapping[int, float], limits: LagLimits) -> SetChange | None:
@@ -276,6 +325,8 @@ class LeaderCore:
             progress = None
         if progress is not None and progress.has_lost:
             return f"lacks, or has to copy anew, what may be committed (watermark {self.high_watermark})"
+        if progress is not None and progress.start != UNKNOWN and (why := self._why_out_by_start(progress, now)):
+            return why
         silent = self._silent(broker, now, heard_at)
         if silent > limits.lag_seconds:
             return f"was not heard from in {silent:.1f} s"
@@ -287,12 +338,19 @@ class LeaderCore:
                 return f"was {behind * 1000:.0f} ms behind in {STRIKES_TO_LEAVE} looks in a row"
         return f"was behind for {behind:.1f} s" if behind > limits.lag_seconds else ""
 
+    def _why_out_by_start(self, progress: Progress, now: float) -> str:
+        if progress.start < self.start:
+            return f"begins at {progress.start}, and consumers were told {self.start}"
+        if progress.start < self.wanted_start and now - self.wanted_start_at > START_SECONDS_MAX:
+            return f"begins at {progress.start}, and not at {self.wanted_start} after {START_SECONDS_MAX:.0f} s"
+        return ""
+
     def _silent(self, broker: int, now: float, heard_at: Mapping[int, float]) -> float:
         return now - max(heard_at.get(broker, self._began_at), self._began_at)
 
     def _may_join(self, broker: int, progress: Progress, now: float, end: int, limits: LagLimits) -> bool:
-        """At or beyond both the watermark and what this epoch began with."""
-        if broker not in self.replicas:
+        """At or beyond both the watermark and what this epoch began with, and with the start that is wanted."""
+        if broker not in self.replicas or progress.start < self.wanted_start:
             return False
         position = progress.flushed if self.flushed_counts else progress.written
         if position < self.high_watermark or position < self.epoch_start:

@@ -23,12 +23,14 @@ from headrace.errors import (
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeader,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     StorageFailed,
     UnknownEpoch,
 )
 from headrace.partitions import levels
 from headrace.partitions.core import LeaderCore
+from headrace.partitions.starts import LogStart
 from headrace.partitions.validation import check_records
 from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
@@ -39,12 +41,12 @@ TIDY_FETCHES_LEAST: Final = 64
 
 
 class ProduceWaiter(Protocol):
-    """A produce request with appends that are not committed yet."""
+    """A produce request with appends that are not committed yet, or a deletion that not all replicas have made."""
 
     answered: bool
 
     def passed(self) -> None:
-        """One of the appends has become as durable as asked."""
+        """One of the appends has become as durable as asked, or one of the starts has been raised."""
         ...
 
     def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None: ...
@@ -70,11 +72,13 @@ class Partition:
         "_damaged",
         "_grown_from_bytes",
         "_reliability",
+        "_start",
         "_tidy_fetches_at",
         "_told_watermark",
         "_waiting_fetches",
         "_waiting_local",
         "_waiting_replicas",
+        "_waiting_starts",
         "acknowledged",
         "core",
         "epoch",
@@ -117,6 +121,8 @@ class Partition:
         self._told_watermark = high_watermark
         self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_replicas: deque[tuple[int, ProduceWaiter]] = deque()
+        self._waiting_starts: list[tuple[int, ProduceWaiter]] = []
+        self._start = LogStart(log, self._start_settled)
         self._waiting_fetches: list[FetchWaiter] = []
         self._tidy_fetches_at = TIDY_FETCHES_LEAST
         self._grown_from_bytes = log.size_bytes
@@ -254,6 +260,8 @@ class Partition:
             self.acknowledged = max(self.acknowledged, reached)
         if self._waiting_replicas:
             _answer(self._waiting_replicas, self.acknowledged)
+        if core.start != core.wanted_start:
+            self._settle_start(core)
         return rose
 
     def settings_changed(self) -> None:
@@ -280,9 +288,10 @@ class Partition:
 
     def failed(self, error: HeadraceError) -> None:
         """What was appended and not yet counted is lost: tell its producers."""
-        waiting = [*self._waiting_local, *self._waiting_replicas]
+        waiting = [*self._waiting_local, *self._waiting_replicas, *self._waiting_starts]
         self._waiting_local.clear()
         self._waiting_replicas.clear()
+        self._waiting_starts.clear()
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)
 
@@ -316,6 +325,59 @@ class Partition:
     def _not_leading(self) -> NotLeader:
         return NotLeader(f"{self.topic_partition}: this broker does not lead it")
 
+    # The start.
+
+    @property
+    def start_offset(self) -> int:
+        """Where the partition begins, as consumers are told; a new leader may not know it yet, then it is -1."""
+        return self.log.start_offset if self.core is None else self.core.start
+
+    def first_offset(self) -> int:
+        """The same, or OffsetNotAvailable."""
+        if self.start_offset < 0:
+            raise OffsetNotAvailable(f"{self.topic_partition}: not all replicas in sync have told where they begin")
+        return self.start_offset
+
+    def want_start(self, offset: int, now: float) -> None:
+        """Begin at this offset as soon as all replicas in sync can."""
+        core = self.core
+        if core is None:
+            raise self._not_leading()
+        if not 0 <= offset <= self.high_watermark:
+            raise OffsetOutOfRange(f"{self.topic_partition}: {offset} is not between 0 and {self.high_watermark}")
+        core.want_start(offset, now)
+        self.log.retiring_to = core.wanted_start
+
+    def wait_for_start(self, offset: int, waiter: ProduceWaiter) -> None:
+        """`waiter.passed()` runs when consumers are told that the partition begins there, or behind it."""
+        error = self._closed or self.log.offline
+        if error is not None:
+            waiter.failed(self.topic_partition, error)
+        elif self.start_offset >= offset:
+            waiter.passed()
+        else:
+            self._waiting_starts = [each for each in self._waiting_starts if not each[1].answered]
+            self._waiting_starts.append((offset, waiter))
+
+    def _settle_start(self, core: LeaderCore) -> None:
+        """The leader's own start rises last, and is told when it is safe."""
+        self._start.raise_to(core.agreed_start())
+        if core.start_safe(self.log.safe_start_offset):
+            reached = [waiter for offset, waiter in self._waiting_starts if offset <= core.start]
+            self._waiting_starts = [each for each in self._waiting_starts if each[0] > core.start]
+            for waiter in reached:
+                waiter.passed()
+
+    def _start_settled(self, error: HeadraceError | None) -> None:
+        if self.core is None:
+            return
+        if error is None:
+            self._settle_start(self.core)
+            return
+        waiting, self._waiting_starts = self._waiting_starts, []
+        for _, waiter in waiting:
+            waiter.failed(self.topic_partition, error)
+
     # Consuming.
 
     def read(self, offset: int, max_bytes: int, *, warm: bool = False) -> ReadResult:
@@ -332,6 +394,8 @@ class Partition:
                 raise
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
+        if self.core is not None and self.core.start <= offset < log.start_offset:
+            raise OffsetNotAvailable(f"{self.topic_partition}: offset {offset} is being deleted")
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
 
     def found_damage(self, offset: int) -> None:

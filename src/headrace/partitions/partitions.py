@@ -10,13 +10,14 @@ A replica leads, follows, or stands by without a leader. `find` and `get` answer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.core import LeaderCore, SetChange
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.early_refusals import EarlyRefusals
-from headrace.partitions.partition import Partition, sequenced
+from headrace.partitions.partition import Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
 from headrace.storage.damage import first_damaged_offset
 from headrace.storage.log import Log, LogStore, TopicPartition
@@ -32,7 +33,7 @@ class Links(Protocol):
         ...
 
     def rose(self, partition: Partition) -> None:
-        """The watermark of a leader rose."""
+        """The watermark of a leader rose, or the start that it wants."""
         ...
 
     def durable(self, partition: Partition) -> None:
@@ -137,6 +138,7 @@ class Partitions:
         if current is not None and current.core is not None and current.epoch == epoch:
             self.confirmed(current, members, revision)
             return current
+        told_start = max(0, current.start_offset) if current is not None and current.core is not None else 0
         watermark = self._end_role(log)
         core = LeaderCore(
             self.broker,
@@ -150,11 +152,14 @@ class Partitions:
             flushed_counts=log.settings.durability == "disk",
             revision=revision,
             now=self.clock.now(),
+            own_start=log.start_offset,
+            told_start=told_start,
         )
         partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core, self.racks, self.damaged)
         where = log.topic_partition
         self._leading.setdefault(where.topic, {})[where.partition] = partition
         self._serve(partition, current)
+        log.retire = partial(self.delete_before, partition)
         partition.advance()
         if current is not None:
             current.release_readers()
@@ -167,6 +172,7 @@ class Partitions:
             return current
         watermark = self._end_role(log)
         partition = Partition(log, epoch, leader, watermark, self.clock.wall_ms, damaged=self.damaged)
+        log.retire = _leave
         self._serve(partition, current)
         if current is not None:
             current.release_readers()
@@ -203,6 +209,7 @@ class Partitions:
                 self.end_turn()
             watermark = partition.high_watermark
             partition.close(error)
+            log.retire, log.retiring_to = _leave, 0
             if self.links is not None:
                 self.links.closed(partition)
             self._grown.pop(partition, None)
@@ -285,6 +292,18 @@ class Partitions:
         if partition.replicated and partition.core is not None and self.links is not None:
             self.links.rose(partition)
 
+    # The start.
+
+    def delete_before(self, partition: Partition, offset: int, waiter: ProduceWaiter | None = None) -> None:
+        """Have a led partition begin at this offset. Its followers hear of it now; this broker's own log follows when
+        all that are in sync have that start, and then `waiter.passed()` runs."""
+        partition.want_start(offset, self.clock.now())
+        if waiter is not None:
+            partition.wait_for_start(offset, waiter)
+        self.settle(partition)
+        if partition.replicated and self.links is not None:
+            self.links.rose(partition)
+
     # The in-sync set.
 
     def settings_changed(self, partition: Partition) -> None:
@@ -339,3 +358,7 @@ class Partitions:
         grown, self._grown = self._grown, {}
         for partition in grown:
             partition.wake()
+
+
+def _leave(_offset: int) -> None:
+    """Retention of a log that this broker does not lead: its leader says where it begins."""

@@ -10,8 +10,9 @@ import logging
 from enum import Enum
 from typing import Final
 
-from headrace.errors import CorruptBatch, HeadraceError
+from headrace.errors import CorruptBatch
 from headrace.partitions.partition import Partition
+from headrace.partitions.starts import LogStart
 from headrace.replication.frames import Position, Subscribe, Truncate
 
 log = logging.getLogger(__name__)
@@ -43,12 +44,14 @@ class Following:
         "pause",
         "retry_at",
         "stage",
+        "start",
         "subscription",
         "told",
     )
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, start: LogStart) -> None:
         self.partition = partition
+        self.start = start
         self.epoch = partition.epoch
         self.stage = Stage.WAITING
         self.subscription = NONE
@@ -57,12 +60,13 @@ class Following:
         self.failed_at = -1
         """What comes at this offset could not be taken when it was last tried."""
         self.leader_start = 0
+        """Where the leader wants the partition to begin."""
         self.asked_end = 0
         self.mend_from: int | None = None
         """From here on the log is to be copied again, because something there is damaged."""
         self._back = 1
         """How far to go back from there if the log cannot be cut there."""
-        self.told: tuple[int, int, int] | None = None
+        self.told: tuple[int, int, int, int] | None = None
 
     def ask(self, subscription: int) -> Subscribe:
         """Ask where to begin."""
@@ -133,16 +137,9 @@ class Following:
         partition.truncated()
         return True
 
-    def follow_start(self, log_start: int) -> None:
-        """The leader has deleted what lies below."""
-        held = self.partition.log
-        upto = min(log_start, self.partition.high_watermark)
-        if upto > held.start_offset and held.offline is None:
-            try:
-                held.delete_before(upto)
-            except (HeadraceError, OSError) as error:
-                where = self.partition.topic_partition
-                log.error("%s: not all that its leader has deleted could be removed here: %s", where, str(error))
+    def wanted_start(self) -> int:
+        """Where the log should begin by now: nothing goes that is not known to be committed."""
+        return min(self.leader_start, self.partition.high_watermark)
 
     def reset(self, log_start: int) -> bool:
         """The leader cannot give what comes next here: begin anew where it can."""
@@ -177,12 +174,12 @@ class Following:
         settings = held.settings
         if settings.durability != "disk" or settings.replication_point not in LATE_POINTS:
             return False
-        return told is not None and held.durable_offset == told[2]
+        return told is not None and held.durable_offset == told[2] and held.safe_start_offset == told[3]
 
     def position(self) -> Position | None:
         """What to tell the leader, if it does not know it yet."""
         held = self.partition.log
-        now = (held.end_offset, held.written_offset, held.durable_offset)
+        now = (held.end_offset, held.written_offset, held.durable_offset, held.safe_start_offset)
         if now == self.told or self.stage is not Stage.COPYING:
             return None
         self.told = now

@@ -15,6 +15,7 @@ from typing import Final
 from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord, ProtocolError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Failures, Partitions
+from headrace.partitions.starts import LogStart
 from headrace.ports.clock import Clock
 from headrace.ports.network import Address
 from headrace.replication import frames
@@ -60,6 +61,8 @@ class FollowingEnd:
         self._to_tell: dict[Following, None] = {}
         self._late: dict[Following, None] = {}
         """Positions that wait for a group commit; told without one after a while."""
+        self._low: dict[Following, None] = {}
+        """Starts that could not be raised when that was last tried."""
 
     @property
     def is_idle(self) -> bool:
@@ -83,7 +86,8 @@ class FollowingEnd:
         self._connect_if_due(self._shared.clock.now())
 
     def follow(self, partition: Partition) -> None:
-        following = self._followings[partition] = Following(partition)
+        start = LogStart(partition.log, partial(self._start_settled, partition))
+        following = self._followings[partition] = Following(partition, start)
         self._waiting[following] = None
         partition.replicated = True
         if self.link is not None and self.link.is_ready:
@@ -95,7 +99,7 @@ class FollowingEnd:
         following = self._followings.pop(partition, None)
         if following is None:
             return
-        for those in (self._waiting, self._to_tell, self._late):
+        for those in (self._waiting, self._to_tell, self._late, self._low):
             those.pop(following, None)
         if self._subscriptions.pop(following.subscription, None) is not None and self.link is not None:
             self.link.send([frames.unsubscribe(following.subscription, following.epoch)])
@@ -126,6 +130,9 @@ class FollowingEnd:
                 self._to_tell.update(self._late)
                 self._late = {}
                 self.tell(early=True)
+            low, self._low = self._low, {}
+            for following in low:
+                self._follow_start(following, following.leader_start)
 
     def _connect_if_due(self, now: float) -> None:
         if self.link is None and self._address is not None and self._followings and now >= self._connect_at:
@@ -168,7 +175,7 @@ class FollowingEnd:
     def gone(self, reason: str) -> None:
         log.info("link to leader broker %d ended: %s", self.broker, reason)
         self.link = None
-        for those in (self._subscriptions, self._to_tell, self._late):
+        for those in (self._subscriptions, self._to_tell, self._late, self._low):
             those.clear()
         for following in self._followings.values():
             following.stage = Stage.WAITING
@@ -186,7 +193,7 @@ class FollowingEnd:
                     following = self._current(subscription, epoch, Stage.COPYING)
                     if following is not None:
                         self._shared.partitions.told(following.partition, watermark)
-                        following.follow_start(log_start)
+                        self._follow_start(following, log_start)
             case Kind.START:
                 self._start(frames.read_start(data, frame))
             case Kind.TRUNCATE:
@@ -242,7 +249,7 @@ class FollowingEnd:
             self._ask(following)
             return
         self._shared.partitions.told(partition, start.watermark)
-        following.follow_start(start.log_start)
+        self._follow_start(following, start.log_start)
         self._to_tell[following] = None
 
     def _mend(self, following: Following, change: Callable[[], bool]) -> None:
@@ -304,11 +311,27 @@ class FollowingEnd:
         for following in staged:
             error = failures.get(following.partition.topic_partition)
             if error is None:
-                following.follow_start(following.leader_start)
+                self._follow_start(following, following.leader_start)
                 if following.stage is Stage.COPYING:
                     self._to_tell[following] = None
             elif following.stage is Stage.COPYING:
                 self._give_up(following, error)
+
+    def _follow_start(self, following: Following, log_start: int) -> None:
+        """Begin where the leader wants it; it hears of that when it is safe on disk."""
+        following.leader_start = log_start
+        following.start.raise_to(following.wanted_start())
+
+    def _start_settled(self, partition: Partition, error: HeadraceError | None) -> None:
+        following = self._followings.get(partition)
+        if following is None or following.stage is not Stage.COPYING:
+            return
+        if error is not None:
+            self._low[following] = None
+            return
+        self._follow_start(following, following.leader_start)
+        self._to_tell[following] = None
+        self._shared.soon(self)
 
     def durable(self, partition: Partition) -> None:
         """A sync of its log has come back."""

@@ -14,9 +14,13 @@ numbers are big-endian. A frame is the length of what follows (uint32), its kind
     7 UNSUBSCRIBE  subscription, epoch
     8 APPEND       subscription, epoch, from int64, watermark int64, log start int64, then whole record batches to the
                    frame's end
-    9 POSITIONS    entries of subscription, epoch, received int64, written int64, flushed int64
+    9 POSITIONS    entries of subscription, epoch, received int64, written int64, flushed int64, log start int64
    10 WATERMARKS   entries of subscription, epoch, watermark int64, log start int64
    11 PING         nothing
+
+The log start of a leader is where it wants the partition to begin, that of a follower where its own log does, safe on
+its disk. This is version 3: version 2 had no log start in POSITIONS, version 1 no `held` either. Two versions do not
+speak with each other.
 
 Subscriptions are numbered by the follower, a new number each time, so that what was sent for an earlier one is told
 apart; each frame also bears the leader epoch that it was sent in. Every length is bounded before memory is spent on it:
@@ -33,7 +37,7 @@ from typing import Any, Final, NamedTuple
 from headrace.errors import ProtocolError
 
 MAGIC: Final = b"hrln"
-VERSION: Final = 2
+VERSION: Final = 3
 HEAD: Final = struct.Struct(">IB")
 HEAD_BYTES: Final = HEAD.size
 LENGTH_BYTES: Final = 4
@@ -51,7 +55,7 @@ _RESET = struct.Struct(">Iiq")
 _STOP = struct.Struct(">IiBH")
 _UNSUBSCRIBE = struct.Struct(">Ii")
 _APPEND = struct.Struct(">Iiqqq")
-_POSITION = struct.Struct(">Iiqqq")
+_POSITION = struct.Struct(">Iiqqqq")
 _WATERMARK = struct.Struct(">Iiqq")
 _APPEND_HEAD = struct.Struct(">IBIiqqq")
 APPEND_BYTES: Final = _APPEND.size
@@ -145,8 +149,8 @@ class Append(NamedTuple):
 
 
 Answer = Start | Truncate | Reset | Stop
-Position = tuple[int, int, int, int, int]
-"""Subscription, epoch, received, written, flushed."""
+Position = tuple[int, int, int, int, int, int]
+"""Subscription, epoch, received, written, flushed, log start."""
 Watermark = tuple[int, int, int, int]
 """Subscription, epoch, watermark, log start."""
 

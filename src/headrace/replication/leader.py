@@ -145,8 +145,8 @@ class Stream:
         return count
 
     def news(self) -> tuple[int, int] | None:
-        """Watermark and log start, if the follower does not know them yet."""
-        watermark, start = self.partition.high_watermark, self.partition.log.start_offset
+        """The watermark and the start that is wanted, if the follower does not know them yet."""
+        watermark, start = self.partition.high_watermark, self.core.wanted_start
         if watermark == self.told_watermark and start == self.told_start:
             return None
         self.told_watermark, self.told_start = watermark, start

@@ -176,7 +176,7 @@ class LeadingEnd:
 
     def _positions(self, data: memoryview, frame: Frame) -> None:
         shared, now = self._shared, self._shared.clock.now()
-        for subscription, epoch, received, written, flushed in frames.read_positions(data, frame):
+        for subscription, epoch, received, written, flushed, start in frames.read_positions(data, frame):
             stream = self._streams.get(subscription)
             if stream is None or stream.epoch != epoch or stream.partition.core is not stream.core:
                 continue  # of an earlier subscription or epoch
@@ -187,7 +187,7 @@ class LeadingEnd:
                 )
             self.under_way_bytes -= stream.arrived(received)
             partition, core = stream.partition, stream.core
-            core.heard(stream.progress, received, written, flushed, partition.log.written_offset, now)
+            core.heard(stream.progress, received, written, flushed, start, partition.log.written_offset, now)
             shared.partitions.settle(partition)
             if not core.is_member(self.broker, self.incarnation):
                 shared.caught_up(partition)

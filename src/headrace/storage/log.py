@@ -112,6 +112,13 @@ class Log(Protocol):
     committed_offset: int
     """The high watermark, set by the partition whenever it moves. Retention, compaction and the key index leave
     everything from it on; 0 until somebody tells, so that nothing is lost if nobody does."""
+    safe_start_offset: int
+    """The start that is safe on disk: no crash lowers it. At most `start_offset`."""
+    retire: Callable[[int], None]
+    """What retention calls with the first offset that it keeps. By itself the log deletes at once what lies below;
+    who serves the log puts something in its place, so that all replicas begin where their leader says."""
+    retiring_to: int
+    """Where the log is about to begin, as who serves it has decided."""
     held_bytes: int
     """What retention would have deleted at its last check, had it been archived."""
     offline: HeadraceError | None

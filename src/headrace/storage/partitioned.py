@@ -246,6 +246,7 @@ class PartitionedLog(SegmentedLog):
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
         self.committed_offset = min(self.committed_offset, end_offset)
+        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
         self.durable_offset = min(self.durable_offset, end_offset)
         self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
         self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]
@@ -269,7 +270,7 @@ class PartitionedLog(SegmentedLog):
             self._raise_start(offset)
         elif done is None:
             return
-        self._around.checkpoint_soon(done)
+        self._around.checkpoint_soon(self.start_kept(done))
 
     def _raise_start(self, offset: int) -> None:
         self.start_offset = offset

@@ -5,15 +5,21 @@ committed.
 by a truncation, so retention, compaction and the key index leave it alone: an older record that compaction had dropped
 for its sake would be lost with it. Nobody tells a log that was just opened, so nothing of it is removed until someone
 does.
+
+`retire` is what retention calls instead of deleting: whoever serves the log decides when its start rises. A replica
+must not begin where the others do not, and a follower never decides by its own clock. A log that nobody has taken over
+deletes at once. `safe_start_offset` is the start that a checkpoint holds, so that no crash lowers it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headrace.errors import HeadraceError
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
 from headrace.storage import copied
+from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, TopicPartition
 
@@ -23,10 +29,13 @@ class ReplicatedLog:
     settings: LogSettings
     start_offset: int
     end_offset: int
+    truncations: int
     epochs: EpochHistory
 
     def __init__(self, archived_offset: Callable[[TopicPartition], int]) -> None:
         self.committed_offset = 0
+        self.safe_start_offset = self.retiring_to = 0
+        self.retire: Callable[[int], None] = self.delete_before
         self.copying = False
         self._archived = archived_offset
 
@@ -64,6 +73,21 @@ class ReplicatedLog:
         finally:
             self.copying = False
         return self.end_offset
+
+    def start_kept(self, done: Done | None) -> Done:
+        """What a checkpoint that holds the start of now calls when it is written, or could not be."""
+        start_offset, truncations = self.start_offset, self.truncations
+
+        def kept(error: HeadraceError | None) -> None:
+            if error is None and truncations == self.truncations:
+                self.safe_start_offset = max(self.safe_start_offset, start_offset)
+            if done is not None:
+                done(error)
+
+        return kept
+
+    def delete_before(self, offset: int, done: Done | None = None) -> None:
+        raise NotImplementedError
 
     def restart_at(self, offset: int) -> None:
         raise NotImplementedError

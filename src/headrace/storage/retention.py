@@ -2,7 +2,7 @@
 
 A segment is as old as the newest timestamp in it; if no record has one, as the last write to its file. With
 `retention.archived` a segment goes only when all of it is archived; what stays for that reason alone is counted.
-Nothing goes before it is committed.
+Nothing goes before it is committed, nor before whoever serves the log agrees (`Log.retire`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.storage.partitioned import PartitionedLog
 
 
 def apply(log: PartitionedLog, now_ms: int, roll: Callable[[PartitionedLog], None]) -> int:
-    """Delete the segments that the topic's settings do not keep; answers how many."""
+    """Retire the segments that the topic's settings do not keep; answers how many."""
     log.held_bytes = 0
     if not log.settings.delete:
         return 0
@@ -26,7 +26,7 @@ def apply(log: PartitionedLog, now_ms: int, roll: Callable[[PartitionedLog], Non
         count += 1
     log.held_bytes = sum(segment.written for segment in log.segments[count:unwanted])
     if count:
-        log.delete_before(log.segments[count].base_offset)
+        log.retire(log.segments[count].base_offset)
     return count
 
 

@@ -46,7 +46,7 @@ class SegmentedLog(ReplicatedLog):
         self.topic_id = topic_id
         self.folder = folder
         self.offline: HeadraceError | None = None
-        self.start_offset = found.start_offset
+        self.start_offset = self.safe_start_offset = found.start_offset
         self.end_offset = self.written_offset = found.end_offset
         self.durable_offset = found.end_offset if found.durable_offset is None else found.durable_offset
         self.sync_asked_offset = found.end_offset

@@ -1,17 +1,19 @@
 """DeleteRecords, versions 0 to 2. 2: compact encoding. Offset -1 means everything that consumers can see.
 
-Only the leader deletes; its followers move their start after its own.
-The answer waits until the new start offsets are safe on disk: what was reported deleted does not come back.
+Only the leader is asked. The answer waits until every replica in sync has the new start safe on its disk, so that what
+was reported deleted does not come back, whoever leads next. After the request's timeout REQUEST_TIMED_OUT is answered;
+the deletion goes on.
 """
 
 from __future__ import annotations
 
 import logging
 
-from headrace.errors import Code, HeadraceError, InvalidRequest, OffsetOutOfRange
+from headrace.errors import Code, HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.partitions.partition import Partition
+from headrace.storage.log import TopicPartition
 from headrace.wire.message import Message
 
 logger = logging.getLogger(__name__)
@@ -20,57 +22,94 @@ HIGH_WATERMARK = -1
 
 
 class _Deletion:
-    """The answer to one request, and how many of its partitions are not safe yet."""
+    """The answer to one request, and the partitions that do not all begin there yet."""
 
     def __init__(self, request: Request) -> None:
+        self.answered = False
         self._request = request
-        self._left = 1  # the loop over the partitions itself
+        self._waiting: dict[_Start, None] = {}
         self._answer = Message(throttle_time_ms=0, topics=[])
 
     def start(self) -> None:
+        """All starts are proposed before any of them is waited for."""
+        starts = []
         for topic in self._request.body.topics:
             told = Message(name=topic.name, partitions=[])
             self._answer.topics.append(told)
             for asked in topic.partitions:
                 answer = Message(partition_index=asked.partition_index, low_watermark=-1, error_code=Code.NONE)
                 told.partitions.append(answer)
-                self._delete(topic.name, asked, answer)
-        self._one_less()
+                starts.append((topic.name, asked.offset, _Start(self, answer)))
+        self._waiting = {start: None for _, _, start in starts}
+        for name, offset, start in starts:
+            self._delete(name, offset, start)
+        if not starts:
+            self._reply()
+        elif not self.answered:
+            partitions = self._request.services.partitions
+            partitions.deadlines.add(partitions.clock.now() + self._request.body.timeout_ms / 1000, self)
 
-    def _delete(self, topic: str, asked: Message, answer: Message) -> None:
+    def _delete(self, topic: str, asked_offset: int, start: _Start) -> None:
         services = self._request.services
-        self._left += 1
-
-        def done(error: HeadraceError | None) -> None:
-            if error is not None:
-                answer.error_code = error.kafka_code
-            else:
-                answer.low_watermark = partition.log.start_offset
-            self._one_less()
-
         try:
             known = services.view.image.topics.get(topic)
             if known is not None and known.internal:
                 raise InvalidRequest(f"records of {topic} cannot be deleted")
-            partition = routing.led(services, topic, asked.partition_index)
-            offset = partition.high_watermark if asked.offset == HIGH_WATERMARK else asked.offset
-            if not 0 <= offset <= partition.high_watermark:
-                raise OffsetOutOfRange(f"{partition.topic_partition}: {offset} is above {partition.high_watermark}")
-            _say_if_not_archived(partition, offset)
-            partition.log.delete_before(offset, done)
+            partition = routing.led(services, topic, start.answer.partition_index)
+            first = max(partition.log.archived_offset(), partition.log.start_offset)
+            offset = partition.high_watermark if asked_offset == HIGH_WATERMARK else asked_offset
+            start.partition = partition
+            services.partitions.delete_before(partition, offset, start)
+            _say_if_not_archived(partition, offset, first)
         except HeadraceError as error:
-            done(error)
+            start.end(error)
 
-    def _one_less(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+    def ended(self, start: _Start) -> None:
+        self._waiting.pop(start, None)
+        if not self._waiting:
+            self._reply()
+
+    def expire(self) -> None:
+        """The deadline has come."""
+        error = RequestTimedOut("not every replica in sync begins there yet; it may later")
+        for start in list(self._waiting):
+            start.end(error)
+
+    def _reply(self) -> None:
+        if not self.answered:
+            self.answered = True
             self._request.reply(self._answer)
 
 
-def _say_if_not_archived(partition: Partition, offset: int) -> None:
+class _Start:
+    """One partition of a request: see `partitions.partition.ProduceWaiter`."""
+
+    def __init__(self, deletion: _Deletion, answer: Message) -> None:
+        self.answered = False
+        self.answer = answer
+        self.partition: Partition | None = None
+        self._deletion = deletion
+
+    def passed(self) -> None:
+        self.end(None)
+
+    def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
+        self.end(error)
+
+    def end(self, error: HeadraceError | None) -> None:
+        if self.answered:
+            return
+        self.answered = True
+        if error is not None:
+            self.answer.error_code = error.kafka_code
+        elif self.partition is not None:
+            self.answer.low_watermark = self.partition.start_offset
+        self._deletion.ended(self)
+
+
+def _say_if_not_archived(partition: Partition, offset: int, first: int) -> None:
     """Who deletes by hand means it, also where retention would wait; but it should be possible to find out later."""
-    log, first = partition.log, max(partition.log.archived_offset(), partition.log.start_offset)
-    if log.settings.retention_archived and offset > first:
+    if partition.log.settings.retention_archived and offset > first:
         logger.warning(
             "%s: a client deletes offsets %d to %d, which are not archived",
             partition.topic_partition, first, offset - 1,

@@ -131,7 +131,7 @@ class PendingFetch:
                     failed = True
                     continue
                 watermark = partition.high_watermark
-                start = partition.log.start_offset
+                start = partition.start_offset
                 if rack and (preferred := routing.preferred_replica(services, partition, offset, rack)) is not None:
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, preferred, (), 0))
                     failed = True

@@ -3,12 +3,13 @@
 -1 is the end that consumers see, -2 the start, -3 the record with the greatest timestamp, other numbers the first
 record not older than that time. Nothing is tiered: -4 is the start, and -5 and -6 have no answer.
 A new leader does not know where the end is before its watermark has reached what its epoch began with: until then it
-answers OFFSET_NOT_AVAILABLE, and LEADER_NOT_AVAILABLE before version 5 (KIP-207).
+answers OFFSET_NOT_AVAILABLE, and LEADER_NOT_AVAILABLE before version 5 (KIP-207). The same goes for the start, as long
+as not all replicas in sync have told where they begin.
 """
 
 from __future__ import annotations
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, OffsetNotAvailable
 from headrace.kafka import routing
 from headrace.kafka.request import Request
 from headrace.partitions.partition import Partition
@@ -39,9 +40,11 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
         partition.check_epoch(asked.current_leader_epoch)
         found = _find(partition, asked.timestamp)
         if not _end_known(partition) and (asked.timestamp == LATEST or found is NONE):
-            found = NONE
-            code = Code.OFFSET_NOT_AVAILABLE if request.version >= NOT_AVAILABLE_FROM else Code.LEADER_NOT_AVAILABLE
+            raise OffsetNotAvailable(f"{partition.topic_partition}: not all of it is known to be committed")
         epoch = partition.epoch if found.offset >= 0 else -1
+    except OffsetNotAvailable:
+        found = NONE
+        code = Code.OFFSET_NOT_AVAILABLE if request.version >= NOT_AVAILABLE_FROM else Code.LEADER_NOT_AVAILABLE
     except HeadraceError as error:
         code = error.kafka_code
     return Message(
@@ -57,7 +60,7 @@ def _find(partition: Partition, timestamp_ms: int) -> TimedOffset:
     if timestamp_ms == LATEST:
         return TimedOffset(partition.high_watermark, -1)
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
-        return TimedOffset(partition.log.start_offset, -1)
+        return TimedOffset(partition.first_offset(), -1)
     if timestamp_ms == GREATEST_TIMESTAMP:
         found = partition.log.greatest_timestamp()
     elif timestamp_ms < 0:

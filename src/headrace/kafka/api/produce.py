@@ -90,17 +90,17 @@ class PendingProduce:
                     raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
                 appended = partition.append(records, self._acks)
             except HeadraceError as refused:
-                rows.append(_refusal(index, partition.log.start_offset, refused))
+                rows.append(_refusal(index, partition.start_offset, refused))
                 continue
             partitions.touch(partition)
             self._staged.append((partition, appended, rows, len(rows)))
-            rows.append((index, 0, appended[0], appended[2], partition.log.start_offset, None, ()))
+            rows.append((index, 0, appended[0], appended[2], partition.start_offset, None, ()))
 
     def add_staged(
         self, name: str | None, topic_id: bytes | None, index: int, partition: Partition, appended: Appended
     ) -> None:
         """A row whose batch is staged already."""
-        rows: list[Row] = [(index, 0, appended[0], appended[2], partition.log.start_offset, None, ())]
+        rows: list[Row] = [(index, 0, appended[0], appended[2], partition.start_offset, None, ())]
         self._topics.append((name, topic_id, rows))
         self._staged.append((partition, appended, rows, 0))
 
@@ -248,7 +248,7 @@ def _finish_lone(connection: Connection, failures: Failures) -> None:
             pending.add_staged(name, topic_id, index, partition, appended)
             pending.written(failures)
             continue
-        row = (index, 0, appended[0], appended[2], partition.log.start_offset, None, ())
+        row = (index, 0, appended[0], appended[2], partition.start_offset, None, ())
         answer = encode(version, correlation_id, [(name, topic_id, [row])])
         slot.parts = (answer,)
         filled_bytes += len(answer)

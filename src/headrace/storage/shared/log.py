@@ -64,7 +64,7 @@ class SharedLog(ReplicatedLog):
         self.folder = folder
         self.offline: HeadraceError | None = None
         self.queue = found.queue
-        self.start_offset = found.start_offset
+        self.start_offset, self.safe_start_offset = found.start_offset, found.safe_start_offset
         end_offset = found.queue.end_offset
         self.end_offset = self.written_offset = self.durable_offset = self.sync_asked_offset = end_offset
         self.truncations = 0
@@ -319,6 +319,7 @@ class SharedLog(ReplicatedLog):
 
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
+        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
         self._forget_from(end_offset)
         self.truncations += 1
         self._epoch = None
@@ -357,7 +358,7 @@ class SharedLog(ReplicatedLog):
             self._around.emptied()
         elif done is None:
             return
-        self._around.checkpoint_soon(done)
+        self._around.checkpoint_soon(self.start_kept(done))
 
     def replaced(self, replacements: Sequence[Replacement]) -> None:
         """The commit log holds replace frames with these runs, and they are synced: let the queue lead to them.

@@ -207,6 +207,7 @@ class Opening:
         found = Found(queue, state.start_offset, epochs=state.history, snapshots=self._snapshots(path, state))
         found.tail = self._tail  # nobody knows whose the bytes were
         if point is not None and point.topic_id == topic_id.hex():
+            found.safe_start_offset = min(point.start_offset, state.start_offset)
             found.cleanings = [(min(cleaned_to, queue.end_offset), at_ms) for cleaned_to, at_ms in point.cleanings]
             if queue.end_offset < point.end_offset and not state.touched:
                 log.error("%s: offsets from %d on had been synced, and are gone", path, queue.end_offset)

@@ -2,7 +2,7 @@
 
 A run is as old as the newest timestamp up to it in its queue file; if no record has one, as the last write to its
 commit file. By size at least the newest run stays. With `retention.archived` a run goes only when all of it is
-archived; what stays for that reason alone is counted. So much is done at a time, and the rest at the next check.
+archived; what stays for that reason alone is counted. So much is done at a time, and the rest once that is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Piece = tuple[QueueFile, int, int]
 
 
 def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> bool:
-    """Delete what the topic's settings do not keep; True if there may be more."""
+    """Retire what the topic's settings do not keep; True if there may be more."""
+    if log.retiring_to > log.start_offset:
+        return True  # who serves the log has not come round to it yet
     log.held_bytes = 0
     settings = log.settings
     if not settings.delete or log.queue.is_empty:
@@ -41,7 +43,7 @@ def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> boo
     if is_held:
         start = _hold(log, pieces, end)
     if start > log.start_offset:
-        log.delete_before(start)
+        log.retire(start)
     return not is_held and sum(last - first for _, first, last in pieces) == RUNS_MAX
 
 

@@ -52,6 +52,8 @@ class Found:
 
     queue: Queue
     start_offset: int = 0
+    safe_start_offset: int = 0
+    """The start that the checkpoint holds."""
     checked_from: int | None = None
     """From this offset on everything was checked just now; None: nothing was."""
     epochs: EpochHistory | None = None

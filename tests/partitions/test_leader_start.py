@@ -1,0 +1,223 @@
+"""Where a partition begins, as its leader decides it: what all in sync have safe on disk, and never lower."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange, StorageFailed
+from headrace.partitions.core import START_SECONDS_MAX, UNKNOWN, LagLimits, LeaderCore, Progress, SetChange
+from partitions.led import Deletion, Led
+from proving import proves
+
+LEADER = 1
+REPLICAS = (1, 2, 3)
+RUN = {1: "a", 2: "b", 3: "c"}
+END = 50
+
+
+def set_of(*brokers: int) -> dict[int, str]:
+    return {broker: RUN[broker] for broker in brokers}
+
+
+def core_of(*members: int, own: int = 0, told: int = 0) -> LeaderCore:
+    core = LeaderCore(LEADER, 0, 0, END, set_of(*members), replicas=REPLICAS, own_start=own, told_start=told)
+    core.moved(END)
+    return core
+
+
+def subscribe(core: LeaderCore, broker: int) -> Progress:
+    return core.subscribed(broker, RUN[broker], END, 0.0)
+
+
+def tell(core: LeaderCore, progress: Progress, start: int, now: float = 0.0) -> None:
+    core.heard(progress, END, END, END, start, END, now)
+
+
+def wanted(core: LeaderCore, now: float) -> SetChange | None:
+    return core.wanted_change(now, END, dict.fromkeys(REPLICAS, now), LagLimits(1000.0))
+
+
+Step = tuple[str, int, int] | tuple[str, frozenset[int]]
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("safe"), st.sampled_from(REPLICAS), st.integers(0, END)),
+        st.tuples(st.just("want"), st.just(LEADER), st.integers(0, END)),
+        st.tuples(
+            st.sampled_from(["propose", "confirm", "refuse"]),
+            st.frozensets(st.sampled_from((2, 3))).map(lambda some: some | {LEADER}),
+        ),
+    ),
+    max_size=40,
+)
+
+
+@proves("F6")
+@given(steps, st.integers(0, END))
+def test_the_start_is_what_every_replica_in_sync_has_safe_and_never_falls(course: list[Step], own: int) -> None:
+    core = core_of(*REPLICAS, own=own)
+    followers = {broker: subscribe(core, broker) for broker in (2, 3)}
+    safe = {1: own, 2: UNKNOWN, 3: UNKNOWN}
+    sets = [frozenset(REPLICAS)]
+    highest, revision = own, 0
+    for step in course:
+        before = core.start
+        if step[0] == "safe" and len(step) == 3:
+            if step[1] == LEADER:  # its own rises last
+                safe[LEADER] = max(safe[LEADER], min(step[2], core.agreed_start()))
+            else:
+                safe[step[1]] = max(safe[step[1]], step[2])
+                tell(core, followers[step[1]], safe[step[1]])
+        elif step[0] == "want" and len(step) == 3:
+            core.want_start(step[2], 0.0)
+            highest = max(highest, step[2])
+        elif len(step) == 2 and step[0] == "confirm":
+            sets, revision = [step[1]], revision + 1
+            core.confirmed(set_of(*step[1]), revision)
+        elif len(step) == 2 and step[0] == "refuse":
+            sets = sets[:1]
+            core.refused(0.0)
+        elif len(step) == 2 and len(sets) == 1:
+            sets = [sets[0], step[1]]
+            core.proposed(SetChange(set_of(*step[1]), (), (), ""))
+        rose = core.start_safe(safe[LEADER])
+        least = min(safe[replica] for replica in sets[0].union(*sets))
+        assert core.wanted_start == highest
+        assert rose == (core.start > before)
+        assert core.start >= before
+        if rose:
+            assert core.start == min(least, highest)
+        else:
+            assert min(least, highest) <= core.start
+
+
+def test_a_leader_that_begins_at_nothing_or_where_it_did_knows_its_start() -> None:
+    assert core_of(*REPLICAS).start == 0
+    assert core_of(*REPLICAS, own=20, told=20).start == 20
+    core = core_of(*REPLICAS, own=20, told=10)
+    assert core.start == UNKNOWN
+    assert not core.start_safe(20)
+    for broker in (2, 3):
+        tell(core, subscribe(core, broker), 25)
+    assert core.start_safe(20)
+    assert core.start == 20
+
+
+def test_a_replica_joins_when_it_begins_where_the_leader_wants_it() -> None:
+    core = core_of(LEADER)
+    core.want_start(30, 0.0)
+    assert core.start_safe(30)
+    progress = subscribe(core, 2)
+    for start in (UNKNOWN, 0, 29):
+        tell(core, progress, start)
+        assert wanted(core, 0.0) is None
+    tell(core, progress, 30)
+    change = wanted(core, 0.0)
+    assert change is not None
+    assert change.added == (2,)
+
+
+def test_a_member_that_begins_below_what_consumers_were_told_leaves_at_once() -> None:
+    core = core_of(LEADER, 2, own=20, told=20)
+    progress = subscribe(core, 2)
+    assert wanted(core, 0.0) is None
+    tell(core, progress, 19)
+    change = wanted(core, 0.0)
+    assert change is not None
+    assert change.removed == (2,)
+
+
+def test_a_member_that_does_not_raise_its_start_leaves_in_the_end() -> None:
+    core = core_of(LEADER, 2)
+    progress = subscribe(core, 2)
+    tell(core, progress, 0)
+    now = START_SECONDS_MAX
+    core.want_start(10, now)
+    core.want_start(20, now + START_SECONDS_MAX - 1)
+    assert wanted(core, now + START_SECONDS_MAX) is None
+    change = wanted(core, now + START_SECONDS_MAX + 1)
+    assert change is not None
+    assert change.removed == (2,)
+
+
+@pytest.fixture(params=["partitioned", "shared"])
+def led(request: pytest.FixtureRequest) -> Led:
+    return Led(request.param)
+
+
+def test_a_start_is_told_when_it_is_safe_on_disk(led: Led) -> None:
+    partition = led.lead(durability="disk")
+    for nth in range(9):
+        led.produce(partition, b"%d" % nth)
+    led.clock.run_soon()
+    led.disk.hold_syncs()
+    deletion = Deletion()
+    led.partitions.delete_before(partition, 5, deletion)
+    led.clock.run_soon()
+    assert (partition.start_offset, deletion.answered) == (0, False)
+    with pytest.raises(OffsetNotAvailable):
+        partition.read(4, 1000)
+    assert partition.read(5, 1000).count
+    led.disk.release_syncs()
+    led.clock.run_soon()
+    assert (partition.start_offset, deletion.answered, deletion.error) == (5, True, None)
+    with pytest.raises(OffsetOutOfRange):
+        partition.read(4, 1000)
+    again = Deletion()
+    led.partitions.delete_before(partition, 3, again)
+    assert again.answered
+    with pytest.raises(OffsetOutOfRange):
+        led.partitions.delete_before(partition, 10)
+
+
+def test_a_start_that_is_not_safe_says_so_and_is_tried_again(led: Led) -> None:
+    partition = led.lead()
+    for _ in range(9):
+        led.produce(partition)
+    led.clock.run_soon()
+    led.disk.fail_write("/data/@checkpoint.tmp", errno.EIO)
+    deletion = Deletion()
+    led.partitions.delete_before(partition, 5, deletion)
+    led.clock.run_soon()
+    assert isinstance(deletion.error, StorageFailed)
+    assert partition.start_offset == 0
+    led.clock.advance(6)
+    assert partition.start_offset == 5
+
+
+def test_files_that_cannot_be_removed_do_not_hold_up_the_start(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = led.lead(segment_bytes=1024)
+    for _ in range(9):
+        led.produce(partition, bytes(500))
+    led.clock.run_soon()
+
+    def fails(source: str, _target: str) -> None:
+        raise OSError(errno.EIO, "no", source)
+
+    deletion = Deletion()
+    with monkeypatch.context() as patched:
+        patched.setattr(led.disk, "rename", fails)
+        led.partitions.delete_before(partition, 5, deletion)
+    if deletion.answered:
+        assert isinstance(deletion.error, StorageFailed)
+    led.partitions.delete_before(partition, 5, again := Deletion())
+    led.clock.advance(6)
+    assert (again.error, partition.start_offset) == (None, 5)
+
+
+def test_who_waits_for_a_start_is_answered_when_the_role_ends(led: Led) -> None:
+    partition = led.lead()
+    led.produce(partition)
+    led.clock.run_soon()
+    led.disk.hold_syncs()
+    deletion = Deletion()
+    led.partitions.delete_before(partition, 1, deletion)
+    led.partitions.follow(partition.log, 1, 7)
+    assert isinstance(deletion.error, NotLeader)
+    led.disk.release_syncs()
+    led.clock.run_soon()
+    with pytest.raises(NotLeader):
+        led.partitions.delete_before(partition, 1)
