@@ -37,6 +37,11 @@ SETTINGS = log_settings({}, {"max.message.bytes": "33554432"})
 LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebalance_delay_ms=0))
 
 
+def topic_id(image: Image, name: str) -> bytes | None:
+    found = image.topics.get(name)
+    return None if found is None else found.id
+
+
 def image_of(*topics: str) -> Image:
     state = PartitionState(0, BROKER, 0, (BROKER,), (BROKER,))
     known = {name: Topic(name, name.encode().ljust(16), (state,)) for name in topics}
@@ -69,7 +74,9 @@ class Scene:
     def _serve(self, store: Store, incarnation: str, watermarks: dict[tuple[bytes, int], int]) -> None:
         self.partitions = Partitions(store, self.clock, BROKER, incarnation, watermarks)
         append = GroupLog(self.partitions).append
-        self.groups = GroupCoordinator(self.clock, append, lambda: 1, lambda: "id", lambda: LIMITS)
+        self.groups = GroupCoordinator(
+            self.clock, append, lambda: 1, lambda: "id", lambda: LIMITS, lambda name: topic_id(self.image, name)
+        )
         self.followed = GroupPartitions(
             self.partitions, self.groups, self.disk, lambda: self.image, lambda: self.accepted
         )
@@ -131,7 +138,7 @@ class Scene:
 
 
 def commit_records(offset: int) -> list[Record]:
-    return records_of("g", {("t", 0): OffsetAndMetadata(offset, 0, "", 0)})
+    return records_of("g", {("t", 0): OffsetAndMetadata(offset, 0, "", 0, topic_id=image_of("t").topics["t"].id)})
 
 
 class FailingReads:
@@ -167,10 +174,17 @@ def test_a_large_partition_is_loaded_over_several_turns_and_says_so_meanwhile() 
         assert scene.commit(offset, "m" * each_bytes) == [0]
     scene.lead()
     turns = 0
-    while scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS:
-        assert scene.followed.reading
-        assert scene.clock.turn()
-        turns += 1
+
+    def look() -> None:
+        nonlocal turns
+        if scene.committed()[0] != Code.COORDINATOR_LOAD_IN_PROGRESS:
+            scene.clock.halt()
+        else:
+            assert scene.followed.reading
+            turns += 1
+
+    scene.clock.watch = look
+    assert scene.clock.run()
     assert turns >= turns_wanted
     assert scene.committed() == (0, [offset])
     assert not scene.followed.reading
@@ -217,22 +231,57 @@ def test_offsets_of_a_topic_that_went_away_elsewhere_are_not_inherited() -> None
     scene.clock.run_soon()
     assert scene.commit(7) == [0]
     scene.follow()
-    before = scene.image
-    scene.image = replace(image_of(OFFSETS_TOPIC), deleted={before.topics["t"].id: Deletion("t", (1,), 0)})
-    scene.followed.forget_topics(before, scene.image)
+    scene.image = image_of(OFFSETS_TOPIC)
     scene.lead()
     scene.clock.run_soon()
+    assert scene.committed() == (0, []), "a list names only what there is"
+    anew = replace(scene.image.topics[OFFSETS_TOPIC], name="t", id=b"another topic id")
+    scene.image = replace(scene.image, topics={**scene.image.topics, "t": anew})
     assert scene.committed() == (0, [])
+    assert scene.groups.fetch_offsets("g", [("t", 0)]).offsets[0].committed_offset == -1
+    assert scene.commit(3) == [0]
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.committed() == (0, [3])
 
 
-def test_offsets_of_a_topic_whose_key_is_missing_stay() -> None:
+def test_offsets_of_a_topic_whose_key_was_missing_for_a_while_are_kept() -> None:
     scene = Scene()
     scene.lead()
     scene.clock.run_soon()
     assert scene.commit(7) == [0]
-    before, kept = scene.image, scene.committed()
-    scene.followed.forget_topics(before, image_of(OFFSETS_TOPIC))
-    assert scene.committed() == kept != (0, [])
+    there, scene.image = scene.image, image_of(OFFSETS_TOPIC)
+    scene.followed.follow()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.groups.fetch_offsets("g", [("t", 0)]).offsets[0].committed_offset == 7
+    scene.image = there
+    scene.followed.follow()
+    assert scene.committed() == (0, [7])
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.committed() == (0, [7])
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_offsets_of_a_topic_that_was_deleted_are_removed(loaded: bool) -> None:
+    scene = Scene()
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.commit(7) == [0]
+    if not loaded:
+        scene.follow()
+    before, deleted = scene.image, {scene.image.topics["t"].id: Deletion("t", (1,), 0)}
+    scene.image = replace(image_of(OFFSETS_TOPIC), deleted=deleted)
+    scene.followed.forget_topics(before, scene.image)
+    if not loaded:
+        scene.lead()
+    scene.clock.run_soon()
+    assert scene.groups.fetch_offsets("g", [("t", 0)]).offsets[0].committed_offset == -1
+    scene.image = before
+    scene.lead()
+    scene.clock.run_soon()
+    assert scene.committed() == (0, []), "it is in the log"
 
 
 def test_a_topic_without_the_offsets_partition_leaves_nothing() -> None:

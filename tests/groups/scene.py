@@ -32,6 +32,7 @@ LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebala
 SESSION_MS = 10_000
 REBALANCE_MS = 30_000
 GROUP = "g"
+TOPIC_ID = b"the topic's id.."
 
 T = TypeVar("T")
 
@@ -66,6 +67,8 @@ class Scene:
     on_the_way: list[tuple[int, list[Record], AppendDone]] = field(default_factory=list)
     coordinator: GroupCoordinator = field(init=False)
     ids: Callable[[], str] = field(init=False)
+    topics: dict[str, bytes | None] = field(default_factory=dict)
+    """Ids of topics, None for one that is not there; all others are there, and have one."""
 
     def __post_init__(self) -> None:
         numbers = itertools.count(1)
@@ -75,7 +78,12 @@ class Scene:
             self.coordinator.lead(partition, 0).ready()
 
     def _coordinator(self) -> GroupCoordinator:
-        return GroupCoordinator(self.clock, self.append, lambda: self.partitions, self.ids, lambda: self.limits)
+        return GroupCoordinator(
+            self.clock, self.append, lambda: self.partitions, self.ids, lambda: self.limits, self.topic_id
+        )
+
+    def topic_id(self, name: str) -> bytes | None:
+        return self.topics.get(name, TOPIC_ID)
 
     def append(self, partition: int, _epoch: int, records: list[Record], done: AppendDone) -> None:
         self.on_the_way.append((partition, records, done))

@@ -77,13 +77,14 @@ def test_a_group_that_was_deleted_has_archived_nothing() -> None:
 
 
 @proves("S4")
-def test_offsets_that_a_crash_left_behind_are_not_there_for_a_new_topic_of_that_name() -> None:
+def test_what_was_archived_of_a_topic_says_nothing_of_a_new_one_of_that_name() -> None:
     scene = Scene(limits=NAMED)
     scene.commit({("gone", 0): 5, ("kept", 0): 6}, group_id=ARCHIVE)
+    scene.topics["gone"] = None
+    assert archived(scene, "gone") is None
+    scene.topics["gone"] = b"made anew......."
     scene.take_over()
-    scene.coordinator.keep_topics(0, {"kept"})
-    assert scene.committed(ARCHIVE) == {("kept", 0): 6}
-    scene.take_over()
+    assert (archived(scene, "gone"), archived(scene, "kept")) == (None, 6)
     assert scene.committed(ARCHIVE) == {("kept", 0): 6}
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from groups.scene import GROUP, LIMITS, SESSION_MS, Scene, Waiter
+from groups.scene import GROUP, LIMITS, SESSION_MS, TOPIC_ID, Scene, Waiter
 from headrace.errors import Code, CorruptBatch
 from headrace.groups.coordinator import partition_of
 from headrace.groups.limits import limits_from
@@ -19,7 +19,7 @@ from headrace.groups.messages import (
     OffsetToCommit,
     PartitionResult,
 )
-from headrace.groups.offsets import OffsetKey, Record, encode_offset_key
+from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
 from headrace.settings import load
 from proving import proves
 
@@ -312,13 +312,61 @@ def test_offsets_of_groups_that_are_not_consumers_are_deleted_only_when_empty() 
     assert [reply.error_code for reply in replies] == [Code.NON_EMPTY_GROUP, Code.GROUP_ID_NOT_FOUND]
 
 
-def test_offsets_of_a_deleted_topic_are_dropped() -> None:
-    scene = Scene(partitions=3)
-    for name in ("a", "b", "c"):
-        scene.commit({("t", 0): 1, ("u", 0): 2}, group_id=name)
-    scene.coordinator.drop_topics({"t"})
+def test_offsets_belong_to_the_topic_that_they_were_committed_to() -> None:
+    """Also when another coordinator has taken over, and when nobody coordinated while the topic was made anew."""
+    scene = Scene()
+    scene.commit({("t", 0): 1, ("u", 0): 2}, retention_ms=LIMITS.retention_ms)
+    scene.topics["t"] = b"made anew......."
+    assert scene.committed() == {("u", 0): 2}
     scene.take_over()
-    assert [scene.committed(name) for name in ("a", "b", "c")] == [{("u", 0): 2}] * 3
+    assert scene.committed() == {("u", 0): 2}
+    assert scene.coordinator.fetch_offsets(GROUP, [("t", 0)]).offsets == (FetchedOffset("t", 0),)
+    assert scene.coordinator.committed_offset(GROUP, "t", 0) is None
+    assert [lag.topic for lag in scene.coordinator.lags(lambda *_: 9)] == ["u"]
+    scene.commit({("t", 0): 3})
+    scene.take_over()
+    assert scene.committed() == {("t", 0): 3, ("u", 0): 2}
+
+
+def test_a_topic_that_is_missing_for_a_while_keeps_its_offsets() -> None:
+    """Its key may have been lost, and come back. Nothing counts as archived meanwhile."""
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    scene.topics["t"] = None
+    scene.take_over()
+    assert scene.committed() == {}, "a list names only what there is"
+    assert scene.coordinator.fetch_offsets(GROUP, [("t", 0)]).offsets[0].committed_offset == 1
+    assert scene.coordinator.committed_offset(GROUP, "t", 0) is None
+    del scene.topics["t"]
+    assert scene.committed() == {("t", 0): 1}
+
+
+def test_offsets_that_were_written_without_an_id_get_that_of_the_topic_at_the_next_load() -> None:
+    scene = Scene()
+    old = OffsetAndMetadata(7, 1, "m", scene.clock.wall_ms())
+    key = encode_offset_key(OffsetKey(GROUP, "t", 0))
+    missing = encode_offset_key(OffsetKey(GROUP, "missing", 0))
+    scene.log[0] = [(key, encode_offset(old)), (missing, encode_offset(old))]
+    scene.topics["missing"] = None
+    scene.take_over()
+    assert scene.log[0][2:] == [(key, encode_offset(replace(old, topic_id=TOPIC_ID)))]
+    assert scene.committed() == {("t", 0): 7}
+    scene.topics = {"t": b"made anew......."}
+    scene.take_over()
+    assert scene.committed() == {("missing", 0): 7}
+
+
+def test_offsets_of_an_earlier_topic_expire_though_the_group_reads_the_new_one() -> None:
+    scene = Scene(limits=replace(LIMITS, retention_ms=3_600_000))
+    member = subscribed_member(scene, "t")
+    scene.commit({("t", 0): 1, ("t", 1): 1}, member)
+    scene.topics["t"] = b"made anew......."
+    scene.commit({("t", 0): 2}, member)
+    for _ in range(2 * 3600 // 5):
+        scene.advance(5)
+        assert scene.beat(member) == Code.NONE
+    assert scene.committed() == {("t", 0): 2}
+    assert list(scene.coordinator._shards[0].offsets.of(GROUP)) == [("t", 0)]
 
 
 def test_lag_is_the_distance_from_the_commit_to_the_end() -> None:

@@ -58,6 +58,18 @@ def test_offsets_of_older_versions_are_read(version: int) -> None:
     assert decode_offset(value) == OffsetAndMetadata(5, -1, "m", 9)
 
 
+def test_an_offset_with_its_topics_id_is_laid_out_as_kafka_has_it() -> None:
+    topic_id = bytes(range(16))
+    committed = OffsetAndMetadata(5, 2, "m", 9, topic_id=topic_id)
+    head = b"\0\4" + struct.pack(">qi", 5, 2) + b"\2m" + struct.pack(">q", 9)
+    assert encode_offset(committed) == head + b"\1\0\x10" + topic_id
+    assert decode_offset(encode_offset(committed)) == committed
+    assert decode_offset(head + b"\0") == OffsetAndMetadata(5, 2, "m", 9)
+    assert decode_offset(head + b"\2\0\x10" + topic_id + b"\5\3new") == committed, "unknown tags are passed over"
+    kept = OffsetAndMetadata(5, 2, "m" * 200, 9, 77, topic_id)
+    assert decode_offset(encode_offset(kept)) == kept
+
+
 def test_groups_are_laid_out_as_kafka_has_them() -> None:
     value = encode_group(SNAPSHOT)
     assert value.startswith(
@@ -82,10 +94,13 @@ def test_records_cut_anywhere_or_of_unknown_versions_are_refused() -> None:
         for end in range(len(value)):
             with pytest.raises(CorruptBatch):
                 decode_group("g", value[:end])
-    whole = encode_offset(OffsetAndMetadata(5, 2, "metadata", 9))
-    for end in range(len(whole)):
-        with pytest.raises(CorruptBatch):
-            decode_offset(whole[:end])
+    for topic_id in (None, bytes(16)):
+        whole = encode_offset(OffsetAndMetadata(5, 2, "metadata", 9, topic_id=topic_id))
+        for end in range(len(whole)):
+            with pytest.raises(CorruptBatch):
+                decode_offset(whole[:end])
+    with pytest.raises(CorruptBatch, match="five bytes"):
+        decode_offset(struct.pack(">hqi", 4, 5, 2) + b"\xff" * 9)
     for decode in (decode_offset, lambda value: decode_group("g", value)):
         with pytest.raises(CorruptBatch, match="version 9"):
             decode(b"\0\x09" + bytes(100))

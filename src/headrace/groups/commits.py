@@ -14,6 +14,7 @@ from headrace.groups.offsets import (
     OffsetAndMetadata,
     OffsetKey,
     Record,
+    TopicId,
     encode_offset,
     encode_offset_key,
 )
@@ -39,7 +40,9 @@ Accepted = Mapping[tuple[str, int], OffsetAndMetadata]
 Refused = Mapping[tuple[str, int], int]
 
 
-def sorted_out(request: CommitRequest, metadata_max_bytes: int, now_ms: int) -> tuple[Refused, Accepted]:
+def sorted_out(
+    request: CommitRequest, metadata_max_bytes: int, now_ms: int, topic_id: TopicId
+) -> tuple[Refused, Accepted]:
     """Offsets that are refused, with their codes, and those to store."""
     expiry_ms = NO_EXPIRY if request.retention_time_ms < 0 else now_ms + request.retention_time_ms
     refused: dict[tuple[str, int], int] = {}
@@ -50,7 +53,12 @@ def sorted_out(request: CommitRequest, metadata_max_bytes: int, now_ms: int) -> 
             refused[place] = Code.OFFSET_METADATA_TOO_LARGE
         else:
             accepted[place] = OffsetAndMetadata(
-                one.committed_offset, one.committed_leader_epoch, one.committed_metadata, now_ms, expiry_ms
+                one.committed_offset,
+                one.committed_leader_epoch,
+                one.committed_metadata,
+                now_ms,
+                expiry_ms,
+                topic_id(one.topic),
             )
     return refused, accepted
 
@@ -73,12 +81,15 @@ def all_failed(request: CommitRequest, code: int) -> tuple[PartitionResult, ...]
     return results(request, {}, code)
 
 
-def fetched(known: Accepted, wanted: Iterable[tuple[str, int]] | None) -> tuple[FetchedOffset, ...]:
-    """A partition without a commit has offset -1; with None, all that have one."""
+def fetched(known: Accepted, wanted: Iterable[tuple[str, int]] | None, topic_id: TopicId) -> tuple[FetchedOffset, ...]:
+    """A partition without a commit has offset -1, and so has one that was committed to an earlier topic of its name.
+    With None, all that have one, of the topics that there are."""
+    if wanted is None:
+        wanted = [place for place in known if topic_id(place[0]) is not None and known[place].is_of(topic_id(place[0]))]
     found = []
-    for topic, partition in known if wanted is None else wanted:
+    for topic, partition in wanted:
         committed = known.get((topic, partition))
-        if committed is None:
+        if committed is None or not committed.is_of(topic_id(topic)):
             found.append(FetchedOffset(topic, partition))
         else:
             found.append(FetchedOffset(topic, partition, committed.offset, committed.leader_epoch, committed.metadata))

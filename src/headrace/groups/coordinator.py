@@ -41,7 +41,15 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_group_key, encode_offset_key
+from headrace.groups.offsets import (
+    NO_TOPIC_ID,
+    OffsetAndMetadata,
+    OffsetKey,
+    Record,
+    TopicId,
+    encode_group_key,
+    encode_offset_key,
+)
 from headrace.groups.shard import Loading, Shard
 from headrace.groups.snapshot import encode_group
 from headrace.ports.clock import Clock
@@ -71,12 +79,14 @@ class GroupCoordinator:
         partition_count: Callable[[], int],
         draw_id: Callable[[], str],
         limits: Callable[[], CoordinatorLimits],
+        topic_id: TopicId = lambda _name: NO_TOPIC_ID,
     ) -> None:
         self._clock = clock
         self._appends = Appends(append)
         self._partition_count = partition_count
         self._draw_id = draw_id
         self._limits = limits
+        self._topic_id = topic_id
         self._alarms = Alarms(clock)
         self._shards: dict[int, Shard] = {}
         self._closed = False
@@ -109,6 +119,7 @@ class GroupCoordinator:
 
     def _open(self, shard: Shard) -> None:
         shard.open(self._limits().group, self._draw_id, self._now())
+        self._appends.add(shard, shard.give_ids(self._topic_id), _unheard)
         for group in shard.groups.values():
             self._set_alarm(shard, group)
 
@@ -171,7 +182,9 @@ class GroupCoordinator:
             reply(commits.all_failed(request, fault))
             return
         limits = self._limits()
-        refused, accepted = commits.sorted_out(request, limits.metadata_max_bytes, self._clock.wall_ms())
+        refused, accepted = commits.sorted_out(
+            request, limits.metadata_max_bytes, self._clock.wall_ms(), self._topic_id
+        )
         if not accepted:
             reply(commits.results(request, refused, Code.NONE))
             return
@@ -213,7 +226,7 @@ class GroupCoordinator:
         shard = self._find(group_id)
         if isinstance(shard, int):
             return OffsetFetchReply(shard)
-        return OffsetFetchReply(Code.NONE, commits.fetched(shard.offsets.of(group_id), wanted))
+        return OffsetFetchReply(Code.NONE, commits.fetched(shard.offsets.of(group_id), wanted, self._topic_id))
 
     def delete_offsets(
         self, group_id: str, wanted: Sequence[tuple[str, int]], reply: Callable[[OffsetDeleteReply], None]
@@ -238,21 +251,16 @@ class GroupCoordinator:
         self._drop_offsets(shard, free, deleted)
 
     def committed_offset(self, group_id: str, topic: str, partition: int) -> int | None:
-        """None when there is none, or the group cannot be asked now."""
+        """None when there is none for the topic that has this name, or the group cannot be asked now."""
         shard = self._find(group_id)
         committed = None if isinstance(shard, int) else shard.offsets.of(group_id).get((topic, partition))
-        return None if committed is None else committed.offset
+        known = self._topic_id(topic)
+        return None if committed is None or known is None or not committed.is_of(known) else committed.offset
 
-    def drop_topics(self, names: Collection[str]) -> None:
-        """Topics were deleted: nobody can come back to their offsets."""
+    def drop_topics(self, ids: Collection[bytes]) -> None:
+        """Topics with these ids were deleted: nobody can come back to their offsets."""
         for shard in self._open_shards():
-            self._drop_offsets(shard, shard.offsets.of_topics(names.__contains__), _unheard)
-
-    def keep_topics(self, partition: int, names: Collection[str]) -> None:
-        """The partition was loaded, and there are no other topics: a crash or another coordinator left their offsets
-        behind, and a new topic must not inherit them."""
-        shard = self._shards[partition]
-        self._drop_offsets(shard, shard.offsets.of_topics(lambda name: name not in names), _unheard)
+            self._drop_offsets(shard, shard.offsets.of_topics(ids), _unheard)
 
     # Groups as a whole
 
@@ -285,7 +293,7 @@ class GroupCoordinator:
 
     def lags(self, end_offset_of: Callable[[str, int], int | None]) -> Iterator[Lag]:
         """How far each group is behind the ends of the partitions that it committed to."""
-        return listing.lags(self._open_shards(), end_offset_of)
+        return listing.lags(self._open_shards(), end_offset_of, self._topic_id)
 
     def states(self) -> Counter[str]:
         """How many groups are in each state."""
@@ -314,7 +322,7 @@ class GroupCoordinator:
 
     def _expire_offsets(self, shard: Shard, group: Group, retention_ms: int) -> None:
         offsets = shard.offsets.of(group.group_id)
-        keys = expired(group, offsets, self._clock.wall_ms(), retention_ms)
+        keys = expired(group, offsets, self._clock.wall_ms(), retention_ms, self._topic_id)
         if len(keys) == len(offsets) and group.state is State.EMPTY and not group.roster.pending:
             self._bury(shard, group, _unheard)
         else:

@@ -2,7 +2,8 @@
 
 Retention counts, for a group that had members, from when it became empty; for a group that never had (it only
 commits), from the commit. While a consumer group is stable, offsets of topics that it no longer subscribes to count
-from their commit, and the others are in use. A client of an old version may have set the end itself.
+from their commit, and the others are in use. Offsets of an earlier topic of that name count from their commit in any
+group. A client of an old version may have set the end itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.groups.group import Group, State
-from headrace.groups.offsets import NO_EXPIRY, OffsetAndMetadata, OffsetKey
+from headrace.groups.offsets import NO_EXPIRY, OffsetAndMetadata, OffsetKey, TopicId
 from headrace.groups.subscription import CONSUMER, subscribed
 
 
@@ -22,13 +23,19 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
 
 
 def expired(
-    group: Group, offsets: Mapping[tuple[str, int], OffsetAndMetadata], now_ms: int, retention_ms: int
+    group: Group,
+    offsets: Mapping[tuple[str, int], OffsetAndMetadata],
+    now_ms: int,
+    retention_ms: int,
+    topic_id: TopicId,
 ) -> list[OffsetKey]:
     topics = subscribed_topics(group) if group.state is State.STABLE else None
     keys = []
     for (topic, partition), committed in offsets.items():
         if committed.expiry_ms != NO_EXPIRY:
             over = committed.expiry_ms <= now_ms
+        elif not committed.is_of(topic_id(topic)):
+            over = now_ms - committed.commit_ms >= retention_ms
         elif group.state is State.EMPTY:
             base_ms = committed.commit_ms if group.protocol_type is None else group.state_since_ms
             over = now_ms - base_ms >= retention_ms

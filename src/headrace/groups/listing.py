@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.errors import Code
 from headrace.groups.group import Group, State
 from headrace.groups.messages import DescribedGroup, DescribedMember, ListedGroup
+from headrace.groups.offsets import TopicId
 from headrace.groups.shard import Shard
 
 
@@ -69,10 +70,10 @@ def listed(shards: Iterable[Shard], states: Collection[str], types: Collection[s
     )
 
 
-def lags(shards: Iterable[Shard], end_offset_of: Callable[[str, int], int | None]) -> Iterator[Lag]:
+def lags(shards: Iterable[Shard], end_offset_of: Callable[[str, int], int | None], topic_id: TopicId) -> Iterator[Lag]:
     for shard in shards:
         for group_id in shard.offsets.groups():
             for (topic, partition), committed in shard.offsets.of(group_id).items():
                 end = end_offset_of(topic, partition)
-                if end is not None:
+                if end is not None and committed.is_of(topic_id(topic)):
                     yield Lag(group_id, topic, partition, committed.offset, max(0, end - committed.offset))

@@ -14,6 +14,21 @@ def string(text: str | None) -> bytes:
     return struct.pack(">h", len(encoded)) + encoded
 
 
+def uvarint(value: int) -> bytes:
+    """Seven bits to a byte, the lowest first, as the wire's compact types have them."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def compact_string(text: str) -> bytes:
+    encoded = text.encode()
+    return uvarint(len(encoded) + 1) + encoded
+
+
 def blob(content: bytes) -> bytes:
     return struct.pack(">i", len(content)) + content
 
@@ -43,15 +58,33 @@ class Reader:
 
     def optional_string(self) -> str | None:
         length = self.int16()
-        if length == -1:
-            return None
+        return None if length == -1 else self._text(length)
+
+    def string(self) -> str:
+        return self.optional_string() or ""
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while shift < 35:
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise CorruptBatch("a number in a record has more than five bytes")
+
+    def compact_string(self) -> str:
+        return self._text(self.uvarint() - 1)
+
+    def tagged(self) -> dict[int, bytes]:
+        """Fields by their tags, which end a record of a flexible version."""
+        return {self.uvarint(): self.take(self.uvarint()) for _ in range(self.uvarint())}
+
+    def _text(self, length: int) -> str:
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
             raise CorruptBatch("a string in a record is not UTF-8") from None
-
-    def string(self) -> str:
-        return self.optional_string() or ""
 
     def blob(self) -> bytes:
         return self.take(self.int32())

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from headrace.groups.actions import Moment
 from headrace.groups.group import Group
 from headrace.groups.limits import GroupLimits
-from headrace.groups.offsets import GroupKey, OffsetCache, OffsetKey, Record, decode_key, decode_offset
+from headrace.groups.offsets import (
+    GroupKey,
+    OffsetCache,
+    OffsetKey,
+    Record,
+    TopicId,
+    decode_key,
+    decode_offset,
+    encode_offset,
+    encode_offset_key,
+)
 from headrace.groups.snapshot import GroupSnapshot, decode_group
 
 
@@ -54,6 +65,18 @@ class Shard:
                 self.groups[name] = Group(name, limits, draw_id, now)
         self._snapshots.clear()
         self.loading = False
+
+    def give_ids(self, topic_id: TopicId) -> list[Record]:
+        """Offsets that were committed before ids were written belong to the topics that have their names now; answers
+        the records that say so from now on. Where there is no such topic, its key may only be missing: they stay."""
+        records: list[Record] = []
+        for key, committed in self.offsets.without_id():
+            found = topic_id(key.topic)
+            if found is not None:
+                known = replace(committed, topic_id=found)
+                self.offsets.put(key.group, key.topic, key.partition, known)
+                records.append((encode_offset_key(key), encode_offset(known)))
+        return records
 
     def forget(self, group: Group, keys: Iterable[OffsetKey]) -> None:
         """The group is gone from the log. What was committed to it meanwhile stays, with a fresh group of that name."""

@@ -57,6 +57,7 @@ class FrontEnd:
             self._offsets_partitions,
             draw_id,
             lambda: limits_from(participant.effective_settings()),
+            self._topic_id,
         )
         self._built.callback(self.groups.close)
         participant.store.on_sync(metrics.syncs.add)
@@ -67,8 +68,7 @@ class FrontEnd:
             lambda: participant.view.image,
             lambda: accepted_losses(participant.effective_settings()[ACCEPTED_SETTING]),
         )
-        image = participant.view.image
-        self._follow_groups(image, image)
+        self.group_partitions.follow()
         participant.view.listen(self._follow_groups)
         self.services = self._services(metrics, spawn, failed)
         self.server = KafkaServer(network, self.services, connections_max)
@@ -120,6 +120,10 @@ class FrontEnd:
     def _follow_groups(self, old: Image, new: Image) -> None:
         self.group_partitions.follow()
         self.group_partitions.forget_topics(old, new)
+
+    def _topic_id(self, name: str) -> bytes | None:
+        found = self._participant.view.image.topics.get(name)
+        return None if found is None else found.id
 
     def _offsets_partitions(self) -> int:
         participant = self._participant

@@ -97,14 +97,9 @@ class GroupPartitions:
                 self._go_on(index, partition)
 
     def forget_topics(self, old: Image, new: Image) -> None:
-        """An image listener: offsets of topics that were deleted must not be found by others of their names. One whose
-        key is only missing keeps them.
-        """
-        gone = [
-            name
-            for name, topic in old.topics.items()
-            if topic.id in new.deleted or (name in new.topics and new.topics[name].id != topic.id)
-        ]
+        """An image listener: nobody can come back to the offsets of topics that were deleted. Topics that are only
+        missing keep theirs."""
+        gone = new.deleted.keys() - old.deleted.keys()
         if gone:
             self._groups.drop_topics(gone)
 
@@ -119,9 +114,9 @@ class GroupPartitions:
         del self._loads[index]
         self._groups.resign(index)
 
-    def loaded(self, index: int, partition: Partition) -> None:
+    def loaded(self, partition: Partition) -> None:
         self._partitions.unable.discard(partition)
-        self._groups.keep_topics(index, self._image().topics)
+        self._groups.drop_topics(self._image().deleted.keys())
 
     def unable(self, partition: Partition) -> None:
         """It could not be loaded for a long time, for no reason that lies in its log."""
@@ -258,7 +253,7 @@ class _Load:
         self._end_loss(self._end)
         self._done, self.reading, self.fault = True, False, None
         self._loading.ready()
-        self._owner.loaded(self._index, self.partition)
+        self._owner.loaded(self.partition)
 
     # What cannot be read.
 

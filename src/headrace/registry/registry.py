@@ -129,6 +129,7 @@ class Registry:
             self._offsets_partitions,
             lambda: str(uuid.uuid4()),
             lambda: group_limits_from(effective()),
+            lambda _name: None,
         )
         self._built.callback(groups.close)
         return Services(
