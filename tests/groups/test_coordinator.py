@@ -21,6 +21,7 @@ from headrace.groups.messages import (
 )
 from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
 from headrace.settings import load
+from headrace.sim.clock import VirtualClock
 from proving import proves
 
 RETENTION_SECONDS = LIMITS.retention_ms / 1000
@@ -428,6 +429,62 @@ def test_a_client_may_say_how_long_its_offsets_are_kept() -> None:
     scene.commit({("t", 1): 1})
     scene.advance(CHECK_SECONDS)
     assert scene.committed() == {("t", 1): 1}
+
+
+def test_a_commit_that_is_on_its_way_does_not_expire_with_the_one_that_it_replaces() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1, ("t", 1): 1})
+    scene.advance(RETENTION_SECONDS - 1)
+    scene.held = True
+    late = scene.commit({("t", 0): 2})
+    scene.advance(1 + CHECK_SECONDS)
+    assert not late.answered
+    scene.held = False
+    scene.acknowledge()
+    assert [result.error_code for result in late.reply] == [Code.NONE]
+    assert scene.committed() == {("t", 0): 2}
+    scene.take_over()
+    assert scene.committed() == {("t", 0): 2}
+
+
+def test_a_group_that_is_deleted_takes_along_what_was_on_its_way() -> None:
+    scene = Scene(held=True)
+    scene.commit({("t", 0): 1})
+    scene.acknowledge()
+    scene.commit({("t", 1): 1})
+    codes: list[int] = []
+    scene.coordinator.delete(GROUP, codes.append)
+    scene.acknowledge()
+    assert codes == [Code.NONE]
+    scene.held = False
+    scene.take_over()
+    assert scene.committed() == {}
+
+
+class SteppingClock(VirtualClock):
+    """A wall clock that somebody sets."""
+
+    set_by_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.set_by_ms
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_wall_clock_that_is_set_wrong_for_a_while_makes_no_commit_old(direction: int) -> None:
+    clock = SteppingClock()
+    scene = Scene(clock=clock)
+    member = scene.stable(1)[0]
+    scene.commit({("t", 0): 1}, member)
+    scene.coordinator.leave(GROUP, [Leaver(member.member_id)])
+    scene.commit({("t", 0): 1}, group_id="simple")
+    clock.set_by_ms = 10 * direction * LIMITS.retention_ms
+    scene.commit({("t", 1): 1}, group_id="simple")
+    scene.commit({("t", 1): 1})
+    scene.advance(2 * CHECK_SECONDS)
+    clock.set_by_ms = 0
+    scene.advance(2 * CHECK_SECONDS)
+    assert scene.committed() == scene.committed("simple") == {("t", 0): 1, ("t", 1): 1}
 
 
 def test_expiry_goes_through_many_groups_in_slices() -> None:

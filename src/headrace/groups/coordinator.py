@@ -52,6 +52,7 @@ from headrace.groups.offsets import (
 )
 from headrace.groups.shard import Loading, Shard
 from headrace.groups.snapshot import encode_group
+from headrace.groups.wall import Wall
 from headrace.ports.clock import Clock
 
 GROUPS_PER_TURN: Final = 200
@@ -87,6 +88,7 @@ class GroupCoordinator:
         self._draw_id = draw_id
         self._limits = limits
         self._topic_id = topic_id
+        self._wall = Wall(clock)
         self._alarms = Alarms(clock)
         self._shards: dict[int, Shard] = {}
         self._closed = False
@@ -183,12 +185,13 @@ class GroupCoordinator:
             return
         limits = self._limits()
         refused, accepted = commits.sorted_out(
-            request, limits.metadata_max_bytes, self._clock.wall_ms(), self._topic_id
+            request, limits.metadata_max_bytes, self._wall.latest_ms(), self._topic_id
         )
         if not accepted:
             reply(commits.results(request, refused, Code.NONE))
             return
         records = commits.records_of(group_id, accepted)
+        shard.on_the_way[group_id].update(accepted.keys())
         self._appends.add(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
 
     def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest) -> int:
@@ -212,6 +215,7 @@ class GroupCoordinator:
         reply: Callable[[tuple[PartitionResult, ...]], None],
         code: int,
     ) -> None:
+        shard.arrived(group_id, accepted.keys())
         if code == Code.NONE:
             if group_id not in shard.groups:
                 self._create(shard, group_id)
@@ -240,7 +244,7 @@ class GroupCoordinator:
         if fault != Code.NONE:
             reply(OffsetDeleteReply(fault))
             return
-        known = shard.offsets.of(group_id)
+        known = shard.places(group_id)
         free = [OffsetKey(group_id, *one) for one in wanted if one in known and one[0] not in in_use]
 
         def deleted(code: int) -> None:
@@ -321,9 +325,11 @@ class GroupCoordinator:
             self._clock.call_soon(partial(self._expire_some, groups))
 
     def _expire_offsets(self, shard: Shard, group: Group, retention_ms: int) -> None:
-        offsets = shard.offsets.of(group.group_id)
-        keys = expired(group, offsets, self._clock.wall_ms(), retention_ms, self._topic_id)
-        if len(keys) == len(offsets) and group.state is State.EMPTY and not group.roster.pending:
+        """A commit that is on its way is not in memory yet, and must not be taken for the old one that it replaces."""
+        offsets, on_the_way = shard.offsets.of(group.group_id), shard.on_the_way.get(group.group_id, ())
+        found = expired(group, offsets, self._wall.earliest_ms(), retention_ms, self._topic_id)
+        keys = [key for key in found if (key.topic, key.partition) not in on_the_way]
+        if len(keys) == len(offsets) and not on_the_way and group.state is State.EMPTY and not group.roster.pending:
             self._bury(shard, group, _unheard)
         else:
             self._drop_offsets(shard, keys, _unheard)
@@ -333,7 +339,7 @@ class GroupCoordinator:
     def _bury(self, shard: Shard, group: Group, done: AppendDone) -> None:
         """Remove an empty group with its offsets. It answers nobody while its tombstones are on their way."""
         kept = group.snapshot()
-        keys = [OffsetKey(group.group_id, *one) for one in shard.offsets.of(group.group_id)]
+        keys = [OffsetKey(group.group_id, *one) for one in shard.places(group.group_id)]
         records: list[Record] = [(encode_offset_key(key), None) for key in keys]
         if group.generation_id > 0:
             records.append((encode_group_key(group.group_id), None))
@@ -401,7 +407,7 @@ class GroupCoordinator:
         return (shard for shard in self._shards.values() if not shard.loading)
 
     def _now(self) -> Moment:
-        return Moment(self._clock.now(), self._clock.wall_ms())
+        return Moment(self._clock.now(), self._wall.latest_ms())
 
 
 def _unheard(_code: int) -> None:

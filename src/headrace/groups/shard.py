@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, KeysView
 from dataclasses import replace
 
 from headrace.groups.actions import Moment
@@ -33,6 +34,8 @@ class Shard:
         self.offsets = OffsetCache()
         self.loading = True
         self.gone = False
+        self.on_the_way: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+        """By group, what is committed to in appends that are not answered yet, and how often."""
         self._snapshots: dict[str, GroupSnapshot] = {}
 
     def replay(self, records: Iterable[Record]) -> None:
@@ -77,6 +80,18 @@ class Shard:
                 self.offsets.put(key.group, key.topic, key.partition, known)
                 records.append((encode_offset_key(key), encode_offset(known)))
         return records
+
+    def arrived(self, group_id: str, places: KeysView[tuple[str, int]]) -> None:
+        """An append was answered, whatever the answer."""
+        left = self.on_the_way[group_id]
+        left.subtract(places)
+        left += Counter()
+        if not left:
+            del self.on_the_way[group_id]
+
+    def places(self, group_id: str) -> Collection[tuple[str, int]]:
+        """What the group has committed to, or is about to."""
+        return self.offsets.of(group_id).keys() | self.on_the_way.get(group_id, {}).keys()
 
     def forget(self, group: Group, keys: Iterable[OffsetKey]) -> None:
         """The group is gone from the log. What was committed to it meanwhile stays, with a fresh group of that name."""
