@@ -246,8 +246,8 @@ def _drained(image: Image, context: Context) -> Iterator[Decision]:
         if not state.target:
             left -= 1
             begun.add(where)
-            begun = begin_move(state, move.after, live_members(state, image.brokers))
-            after = replace(_same_members(begun), controller=context.epoch)
+            after = _same_members(begin_move(state, move.after, live_members(state, image.brokers)))
+            after = replace(after, controller=context.epoch)
             yield Decision(topic, state, after, frozenset(move.added))
 
 
