@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headrace.cli.local.status import read
-from headrace.client.topology import Partition, Topic, Topology
+from headrace.client.topology import Broker, Partition, Topic, Topology
+from headrace.ports.network import Address
 
 
 def topology(*partitions: Partition) -> Topology:
@@ -14,3 +15,11 @@ def test_a_partition_without_a_key_is_told_from_one_without_a_leader() -> None:
     health = read(topology(Partition(0, -1, 3, (1, 2), (1,), ()), Partition(1, -1, -1, (), (), ())))
     assert health.leaderless == ["t-0", "t-1: its key is missing in coordination, put it back"]
     assert not health.is_whole
+
+
+def test_internal_partitions_below_their_factor_are_named_and_no_fault() -> None:
+    offsets = Topic("o", b"o" * 16, True, (Partition(0, 1, 0, (1,), (1,), ()), Partition(1, 1, 0, (1, 2), (1, 2), ())))
+    found = Topology("c", 1, {1: Broker(1, Address("h", 1), "")}, {"o": offsets}, {})
+    assert read(found, 2).below_factor == ["o-0: 1 of 2 replicas"]
+    assert read(found, 1).below_factor == []
+    assert read(found, 2).is_whole

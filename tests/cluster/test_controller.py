@@ -305,7 +305,7 @@ def test_replicas_of_a_draining_broker_begin_to_move() -> None:
     four = [ONE, TWO, THREE, broker(4)]
     image = image_of([led(1, 4, (1, 2, 3))], four, draining=frozenset({1}))
     plan = plan_drains(image)
-    context = Context(8, lambda _: True, lambda _: Rules(), drains=plan)
+    context = Context(8, lambda _: True, lambda _: Rules(), moves=plan)
     (decision,) = decide(image, context)
     assert set(decision.after.target) == {2, 3, 4}
     assert set(decision.after.replicas) == {1, 2, 3, 4}

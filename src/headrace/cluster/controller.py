@@ -10,7 +10,8 @@ Rules, in this order, for each partition:
   leads. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
   to say what they hold, those that have said it. What was lost is in the key;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
-  resign if another member can lead; a draining broker's replicas begin to move.
+  resign if another member can lead; planned moves begin: away from draining brokers, and of internal topics to more
+  replicas.
 
 A decision holds only for the image that it was made on: `in_transactions` makes each write compare the revision of the
 partition's key, the registrations that it relies on and the fence of the controller's term.
@@ -35,7 +36,7 @@ from headrace.ports.coordination import ACTIONS_MAX, Compare, Delete, Put
 
 PARTITIONS_A_STEP: Final = 60
 MOVES_MAX: Final = 100
-"""Partitions that move at the same time because their broker drains."""
+"""Partitions that move at the same time because the controller has planned it."""
 UNKNOWN_END: Final = -1
 """End of what was lost, when replicas that are away may hold more."""
 
@@ -60,8 +61,9 @@ class Context:
     """Whether replicas that are alive have had their time to report what they hold of a partition."""
     prefer: bool = False
     """Every partition goes back to its preferred leader where that one is able."""
-    drains: Sequence[ReplicaMove] = ()
-    """What is planned to empty draining brokers; a move that does not fit the image is left out."""
+    moves: Sequence[ReplicaMove] = ()
+    """What is planned to empty draining brokers and to let internal topics grow; a move that does not fit the image is
+    left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def decide(image: Image, context: Context, since: Image | None = None) -> list[D
                 if decision is not None:
                     decisions.append(decision)
     decided = {(decision.topic.name, decision.before.index) for decision in decisions}
-    for decision in _drained(image, context):
+    for decision in _planned(image, context):
         if (decision.topic.name, decision.before.index) not in decided:
             decisions.append(decision)
     return decisions
@@ -228,14 +230,14 @@ def _same_members(state: PartitionState) -> PartitionState:
     return replace(state, incarnations={broker: state.incarnations.get(broker, "") for broker in state.isr})
 
 
-def _drained(image: Image, context: Context) -> Iterator[Decision]:
-    """Moves away from draining brokers, as many as may be under way at a time."""
-    if not context.drains:
+def _planned(image: Image, context: Context) -> Iterator[Decision]:
+    """The planned moves, as many as may be under way at a time."""
+    if not context.moves:
         return
     left = MOVES_MAX - sum(bool(state.target) for topic in image.topics.values() for state in topic.partitions)
     able = {site.broker for site in open_sites(image)}
     begun: set[Where] = set()
-    for move in context.drains:
+    for move in context.moves:
         where = move.topic, move.partition
         if left <= 0:
             return

@@ -20,6 +20,7 @@ from headrace.cluster.controller import Batch, Context, Decision, Rules, decide,
 from headrace.cluster.deletions import overdue
 from headrace.cluster.draining import Drains
 from headrace.cluster.election import Election, Term
+from headrace.cluster.growth import plan_growth
 from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
 from headrace.cluster.membership import Membership
 from headrace.cluster.reports_due import ReportsDue
@@ -54,6 +55,7 @@ class Controlling:
         failed: Callable[[BaseException], None],
         prefer_seconds: float = 0.0,
         compute: Compute = at_once,
+        internal_replicas: Callable[[], int] = lambda: 1,
     ) -> None:
         self.election = Election(coordination, view, membership)
         self._coordination = coordination
@@ -63,6 +65,7 @@ class Controlling:
         self._rules = rules
         self._failed = failed
         self._prefer_seconds = prefer_seconds
+        self._internal_replicas = internal_replicas
         self._bell = Bell()
         self._drains = Drains(clock, compute, self._bell.ring, failed)
         self._reports_due = ReportsDue(clock, membership.lease_seconds)
@@ -147,7 +150,7 @@ class Controlling:
                 self._known_rules,
                 self._reports_due.is_over,
                 prefer=now >= self._prefer_at,
-                drains=self._drains.moves(image),
+                moves=(*self._drains.moves(image), *plan_growth(image, self._internal_replicas())),
             )
             decisions = decide(image, context, self._settled)
             if not decisions:

@@ -22,6 +22,7 @@ from headrace.cluster.controller import Rules
 from headrace.cluster.controlling import Controlling
 from headrace.cluster.coordination import etcd_addresses, on_etcd
 from headrace.cluster.deletions import Deletions
+from headrace.cluster.growth import internal_replicas
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
 from headrace.cluster.incarnation import RunRecord
 from headrace.cluster.insync import InSyncSets
@@ -266,7 +267,15 @@ class Participant:
         self.reports = EndReports(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
         prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
         self.controlling = Controlling(
-            self.coordination, self.view, member, self.clock, self.rules_of, self._failed, prefer_seconds, self._compute
+            self.coordination,
+            self.view,
+            member,
+            self.clock,
+            self.rules_of,
+            self._failed,
+            prefer_seconds,
+            self._compute,
+            lambda: internal_replicas(self.effective_settings()),
         )
         deletions = Deletions(self.coordination, self.view, member, self.clock, self.disk, self.folder, self._failed)
         for part in (self.in_sync, self.reports, self.controlling, deletions):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headrace.cluster.growth import INTERNAL_REPLICAS
 from headrace.cluster.image import Topic
+from headrace.cluster.placement import open_sites
 from headrace.cluster.topics import CreateTopic, Topics
 from headrace.cluster.view import ClusterView
 from headrace.errors import TopicExists, UnknownPartition
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.settings import BrokerSettings
 
-OFFSETS_REPLICAS = 3
 OFFSETS_OVERRIDES = {"cleanup.policy": "compact", "segment.bytes": str(100 << 20), "max.message.bytes": str(32 << 20)}
 
 
@@ -30,11 +31,13 @@ class TopicCreation:
             return found
         if name == OFFSETS_TOPIC:
             settings = self._settings()
+            # Where nobody says how many, it begins with the brokers that are there and grows (cluster.growth).
             replicas = settings["offsets.topic.replication.factor"]
+            there = max(1, len(open_sites(self._view.image)))
             request = CreateTopic(
                 name,
                 settings["offsets.topic.partitions"],
-                replicas or min(OFFSETS_REPLICAS, len(self._view.image.brokers)),
+                replicas or min(INTERNAL_REPLICAS, there),
                 OFFSETS_OVERRIDES,
                 internal=True,
             )

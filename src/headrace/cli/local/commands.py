@@ -152,7 +152,12 @@ def status(folder: Path, as_json: bool) -> int:
         return 1
     click.echo(f"cluster {health.cluster_id}, controller {health.controller or 'none'}")
     show_table(health.brokers, ("broker", "leads", "replicas", "behind"))
-    for title, places in (("without a leader", health.leaderless), ("under-replicated", health.behind)):
+    lists = {
+        "without a leader": health.leaderless,
+        "under-replicated": health.behind,
+        "below their factor, growing as brokers come": health.below_factor,
+    }
+    for title, places in lists.items():
         click.echo(f"{title}: {len(places)} of {health.partition_count} partitions")
         for place in places[:PLACES_SHOWN_MAX]:
             click.echo(f"  {place}")

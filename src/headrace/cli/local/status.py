@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from headrace.cli.local import control
 from headrace.cli.local.cluster_file import LocalCluster
 from headrace.cli.local.processes import State
+from headrace.client import admin
+from headrace.client.cluster import Cluster
 from headrace.client.topology import NO_LEADER, Topology
+from headrace.cluster.growth import INTERNAL_REPLICAS
 from headrace.errors import HeadraceError
+
+FACTOR_SETTING: Final = "offsets.topic.replication.factor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +28,12 @@ class Health:
     leaderless: list[str]
     """With why, where it is known."""
     behind: list[str]
+    below_factor: list[str]
+    """Partitions of internal topics with fewer replicas than they should have."""
 
     @property
     def is_whole(self) -> bool:
+        """What is below its factor for want of brokers is no fault: it grows when they come."""
         return self.controller is not None and not self.leaderless and not self.behind
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,13 +47,20 @@ def describe(cluster: LocalCluster) -> Health | None:
             continue
         try:
             with control.connect(node.address) as client:
-                return read(client.topology())
+                topology = client.topology()
+                return read(topology, _internal_replicas(client, topology))
         except HeadraceError:
             continue
     return None
 
 
-def read(topology: Topology) -> Health:
+def _internal_replicas(client: Cluster, topology: Topology) -> int:
+    settings = admin.describe_configs(client, "broker", str(min(topology.brokers)))
+    value = next((setting.value for setting in settings if setting.name == FACTOR_SETTING), None)
+    return int(value or 0) or INTERNAL_REPLICAS
+
+
+def read(topology: Topology, internal_replicas: int = INTERNAL_REPLICAS) -> Health:
     partitions = [(topic.name, part) for topic in topology.topics.values() for part in topic.partitions]
     partitions.sort(key=lambda place: (place[0], place[1].index))
     rows = [
@@ -72,6 +87,11 @@ def read(topology: Topology) -> Health:
             f"{name}-{part.index}: {_listed(part.in_sync)} of {_listed(part.replicas)} in sync"
             for name, part in partitions
             if len(part.in_sync) < len(part.replicas)
+        ],
+        below_factor=[
+            f"{name}-{part.index}: {len(part.replicas)} of {internal_replicas} replicas"
+            for name, part in partitions
+            if topology.topics[name].is_internal and 0 < len(part.replicas) < internal_replicas
         ],
     )
 
