@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,14 @@ class HeadraceError(Exception):
     @property
     def kafka_code(self) -> int:
         return self.mapping.kafka_code
+
+    def again(self) -> Self:
+        """The same error for one more request. One that is kept and raised itself would hold the frames of its last
+        raising, and with them the receive buffer of the request that it refused.
+        """
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
 
 
 class ProtocolError(HeadraceError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import pytest
 
@@ -181,6 +182,19 @@ def test_a_failed_sync_fails_who_waits_and_takes_the_log_offline(led: Led) -> No
     assert partition.high_watermark == 0
     refused = led.produce(partition)
     assert isinstance(refused.error, StorageFailed)
+
+
+def test_a_refused_request_leaves_nothing_of_its_buffer_behind(led: Led) -> None:
+    """The error is kept for the next request; the receive buffer of this one must not be."""
+    partition = led.lead(durability="disk")
+    led.disk.fail_sync(led.log_path(partition.log))
+    led.produce(partition)
+    led.clock.run_soon()
+    received = bytearray(batch(b"refused"))
+    with suppress(StorageFailed):
+        partition.append(memoryview(received), -1)
+        pytest.fail("it was taken")
+    received.clear()
 
 
 def test_nobody_waits_for_a_log_that_went_offline_in_the_same_turn(led: Led) -> None:

@@ -146,9 +146,9 @@ class Partition:
         log, core = self.log, self.core
         if core is None:
             self.refuse(records)
-            raise self._not_leading() if self._closed is None else self._closed.with_traceback(None)
+            raise self._not_leading() if self._closed is None else self._closed.again()
         if log.offline is not None:  # and it stays so: what comes behind this batch is refused as well
-            raise log.offline.with_traceback(None)  # one that is raised again keeps every frame, with its buffers
+            raise log.offline.again()
         if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
             self._check_enough(core, records)
         header = check_produced(records)

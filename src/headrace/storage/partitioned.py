@@ -51,7 +51,7 @@ class PartitionedLog(SegmentedLog):
 
     def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
         if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
+            raise self._refusal.again()
         segment = self._active
         size = header.size_bytes
         position = segment.size
@@ -241,7 +241,7 @@ class PartitionedLog(SegmentedLog):
         if error is not None:
             log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
         if self.offline is not None:
-            raise self.offline.with_traceback(None)
+            raise self.offline.again()
 
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
@@ -264,7 +264,7 @@ class PartitionedLog(SegmentedLog):
 
     def delete_before(self, offset: int, done: Done | None = None) -> None:
         if self.offline is not None:
-            raise self.offline.with_traceback(None)
+            raise self.offline.again()
         offset = min(offset, self.written_offset)
         if offset > self.start_offset:
             self._raise_start(offset)

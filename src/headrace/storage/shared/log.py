@@ -116,7 +116,7 @@ class SharedLog(ReplicatedLog):
 
     def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
         if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
+            raise self._refusal.again()
         turn, size = self._turn, header.size_bytes
         if not turn.batches:
             self._begin_turn(base)
@@ -262,7 +262,7 @@ class SharedLog(ReplicatedLog):
         if offset >= limit:
             return NOTHING
         if isinstance(self.offline, UnknownPartition):
-            raise self.offline.with_traceback(None)
+            raise self.offline.again()
         try:
             return self._reader.read(offset, max_bytes, limit, warm=warm)
         except OSError as error:
@@ -315,7 +315,7 @@ class SharedLog(ReplicatedLog):
         if self._turn.batches and (error := self._around.write_now(self)) is not None:
             log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
         if self.offline is not None:
-            raise self.offline.with_traceback(None)
+            raise self.offline.again()
 
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
@@ -347,7 +347,7 @@ class SharedLog(ReplicatedLog):
 
     def delete_before(self, offset: int, done: Done | None = None) -> None:
         if self.offline is not None:
-            raise self.offline.with_traceback(None)
+            raise self.offline.again()
         offset = min(offset, self.written_offset)
         if offset > self.start_offset:
             self._remember_producers(offset)
