@@ -100,3 +100,75 @@ def test_a_trace_keeps_its_last_lines_and_a_sum_over_all() -> None:
     assert traces[0].sum == traces[1].sum
     traces[1].note(0.0, "one more")
     assert traces[0].sum != traces[1].sum
+
+
+# Bounds
+
+
+def told(noted: History, what: str, epoch: int, value: int, *, before: dict[int, int] | None = None) -> None:
+    floor = noted.ends(WHERE) if what == "end" else noted.starts(WHERE)
+    noted.bound(WHERE, what, floor, floor.known() if before is None else before, epoch, value, "b1.1")
+
+
+@pytest.mark.parametrize("what", ["start", "end"])
+def test_a_bound_that_was_told_does_not_fall(what: str) -> None:
+    noted = history()
+    told(noted, what, 1, 10)
+    told(noted, what, 2, 12)
+    told(noted, what, 1, 11)  # by a leader that does not know yet that another has followed it
+    told(noted, what, 2, 9, before={})  # asked before all that
+    with pytest.raises(Violation, match=f"the {what} 12 was told, and then by b1.1 11 in epoch 3"):
+        told(noted, what, 3, 11)
+
+
+def test_what_was_deleted_is_gone_and_nothing_else() -> None:
+    noted = history()
+    acknowledged(noted, ONE, 0)
+    acknowledged(noted, TWO, 2)
+    noted.asks_to_delete(WHERE, 2)
+    noted.deleted(WHERE, 2, 2, 1, "b1.1")
+    noted.check(WHERE, *log(ONE, TWO), start=2)
+    with pytest.raises(Violation, match="the start 2 was told, and the log begins at 0"):
+        noted.check(WHERE, *log(ONE, TWO), start=0)
+    with pytest.raises(Violation, match="the log begins at 4, and nobody deleted more than 2"):
+        noted.check(WHERE, *log(ONE, TWO), start=4)
+    with pytest.raises(Violation, match="the start 2 was told, and then"):
+        told(noted, "start", 1, 0)
+    with pytest.raises(Violation, match="a deletion below 3 with the start 2"):
+        noted.deleted(WHERE, 3, 2, 1, "b1.1")
+
+
+# Groups
+
+
+def test_a_partition_has_one_owner_in_a_generation() -> None:
+    noted = history()
+    noted.assigned("readers", 1, WHERE, "one")
+    noted.assigned("readers", 1, WHERE, "one")
+    noted.assigned("readers", 2, WHERE, "two")
+    noted.assigned("others", 1, WHERE, "two")
+    with pytest.raises(Violation, match="given to one and to two in generation 1"):
+        noted.assigned("readers", 1, WHERE, "two")
+
+
+def test_a_group_that_has_not_committed_everything_is_told() -> None:
+    noted = history()
+    number = noted.commits("readers", WHERE).begin(5)
+    assert "has committed None of 5" in noted.behind(WHERE, 5)
+    noted.committed("readers", WHERE, number, 1, "b1.1")
+    assert noted.behind(WHERE, 5) == ""
+    assert "has committed 5 of 6" in noted.behind(WHERE, 6)
+
+
+def test_a_commit_that_was_acknowledged_is_answered() -> None:
+    noted = history()
+    register = noted.commits("readers", WHERE)
+    first = register.begin(1)
+    noted.committed("readers", WHERE, first, 1, "b1.1")
+    second = register.begin(2)
+    noted.committed_told("readers", WHERE, register.ask(), first, 1, "b1.1")
+    noted.committed("readers", WHERE, second, 1, "b1.1")
+    with pytest.raises(Violation, match="answers as committed 1, though a later value was acknowledged"):
+        noted.committed_told("readers", WHERE, register.ask(), first, 2, "b2.1")
+    with pytest.raises(Violation, match="answers as committed nothing"):
+        noted.committed_told("readers", WHERE, register.ask(), None, 2, "b2.1")

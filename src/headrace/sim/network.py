@@ -26,6 +26,7 @@ FIRST_FREE_PORT: Final = 40_000
 
 Way = tuple[str, str]
 """From which host to which."""
+Overheard = Callable[["MemoryChannel", Sequence[Part]], None]
 
 
 class MemoryNetwork:
@@ -157,6 +158,8 @@ class MemoryHost:
         self._network = network
         self._clock = clock
         self.name = name
+        self.overheard: Overheard | None = None
+        """Is told of everything that this host sends."""
 
     def hear(self, call: Callable[[], None]) -> None:
         """Something reaches this host."""
@@ -292,6 +295,8 @@ class MemoryChannel:
     def send(self, parts: Sequence[Part]) -> None:
         if self._gone or self._closing:
             return
+        if self.host.overheard is not None:
+            self.host.overheard(self, parts)
         for part in parts:
             if len(part):
                 self._out.append(part if isinstance(part, FileSlice) else memoryview(bytes(part)))

@@ -1,27 +1,90 @@
-"""The real broker on the ports of a simulated machine, and the topics of a scenario."""
+"""The real broker on the ports of a simulated machine, with the Kafka front end that node.py has, and the topics of a
+scenario.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from headrace.cluster.image import Endpoint
 from headrace.cluster.participant import Participant
 from headrace.cluster.topics import CreateTopic
+from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.kafka.front_end import FrontEnd
+from headrace.kafka.listeners import DEFAULT_NAME
+from headrace.kafka.server import Listening
+from headrace.kafka.topic_creation import OFFSETS_OVERRIDES
+from headrace.metrics import Metrics
 from headrace.ports.network import Address
+from headrace.serving import OwnedTasks
 from headrace.settings import load
 from headrace.sim.network import MemoryHost
 from headrace.sim.process import Process
+from headrace.simulator.connection import KAFKA_PORT
 from headrace.simulator.machine import DATA, Machine
 from headrace.simulator.scenario import BROKERS, Scenario, SimTopic
+from headrace.storage.log import TICK_SECONDS
 
 CLUSTER: Final = "sim"
 LINK_PORT: Final = 9192
+CONNECTIONS_MAX: Final = 1000
+OFFSETS_TOPIC_OVERRIDES: Final = {
+    **OFFSETS_OVERRIDES,
+    "segment.bytes": "4096",
+    "durability": "disk",
+    "min.insync.replicas": "2",
+}
 
-Build = Callable[[Machine, Process, MemoryHost], Participant]
+
+class Broker:
+    """A participant with its front end; started and stopped in the order of node.py."""
+
+    def __init__(self, participant: Participant, machine: Machine, process: Process, host: MemoryHost) -> None:
+        self.participant = participant
+        self.metrics = Metrics()
+        self._machine = machine
+        self._process = process
+        self._host = host
+        self._tasks = OwnedTasks(process.loop, machine.failed)
+        self._built = contextlib.ExitStack()
+
+    async def start(self) -> None:
+        participant, address = self.participant, Address(self._machine.name, KAFKA_PORT)
+        await participant.open()
+        self._built.callback(self._tasks.cancel)
+        self.front_end = FrontEnd(
+            participant,
+            self._host,
+            self.metrics,
+            connections_max=CONNECTIONS_MAX,
+            draw_id=lambda: self._machine.random.randbytes(8).hex(),
+            spawn=self._tasks.spawn,
+            failed=self._machine.failed,
+        )
+        self._built.callback(self.front_end.close)
+        self.front_end.server.bind(Listening(DEFAULT_NAME, address))
+        await participant.join({DEFAULT_NAME: Endpoint(address.host, address.port)})
+        await self.front_end.load_groups()
+        self._tick()
+        self._built.callback(lambda: self._ticker.cancel())
+
+    def _tick(self) -> None:
+        self._ticker = self._process.call_later(TICK_SECONDS, self._tick)
+        self.front_end.tick()
+
+    async def stop(self) -> None:
+        await self.participant.leave()
+        self._built.close()
+        await self.participant.close()
+
+
+Build = Callable[[Machine, Process, MemoryHost], Broker]
 
 
 def builder(scenario: Scenario) -> Build:
-    def build(machine: Machine, process: Process, host: MemoryHost) -> Participant:
+    def build(machine: Machine, process: Process, host: MemoryHost) -> Broker:
         settings = load(
             None,
             {},
@@ -33,7 +96,7 @@ def builder(scenario: Scenario) -> Build:
                 "log.layout": scenario.layouts[machine.id - 1],
             },
         )
-        return Participant(
+        participant = Participant(
             machine.disk,
             process,
             host,
@@ -45,10 +108,14 @@ def builder(scenario: Scenario) -> Build:
             listen=Address(machine.name, LINK_PORT),
             boot=machine.boot,
         )
+        return Broker(participant, machine, process, host)
 
     return build
 
 
-async def create_topics(participant: Participant, topics: Sequence[SimTopic]) -> None:
+async def create_topics(participant: Participant, topics: Sequence[SimTopic], offsets_partitions: int) -> None:
     for topic in topics:
         await participant.topics.create(CreateTopic(topic.name, topic.partitions, BROKERS, topic.overrides))
+    if offsets_partitions:
+        offsets = CreateTopic(OFFSETS_TOPIC, offsets_partitions, BROKERS, OFFSETS_TOPIC_OVERRIDES, internal=True)
+        await participant.topics.create(offsets)

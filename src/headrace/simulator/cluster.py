@@ -25,13 +25,14 @@ from headrace.sim.coordination import CoordinationStore
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.network import MemoryNetwork
 from headrace.simulator.broker import CLUSTER, builder, create_topics
+from headrace.simulator.contents import parse_content
 from headrace.simulator.faults import Faults
 from headrace.simulator.harm import ANY
 from headrace.simulator.history import History, Record, Trace, Violation
-from headrace.simulator.load import Clients, Consumer, Producer, Wire, content, parse_content
+from headrace.simulator.load import Load
 from headrace.simulator.machine import Machine
 from headrace.simulator.scenario import BROKERS, Scenario
-from headrace.storage.log import Log, TopicPartition
+from headrace.storage.log import Log, ReadResult, TopicPartition
 
 START_SECONDS: Final = 30.0
 SETTLE_SECONDS: Final = 60.0
@@ -68,10 +69,9 @@ class Cluster:
             for id in range(1, BROKERS + 1)
         ]
         self.faults = Faults(scenario, self, trace)
-        self.producers: list[Producer] = []
+        self.load = Load(scenario, self.network, self.clock, self.machines, self.history)
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
-        self._random = random.Random(f"{seed} load")
         self._image: Image | None = None
 
     # The course.
@@ -82,13 +82,12 @@ class Cluster:
         await self._wait(lambda: all(machine.participant for machine in self.machines), START_SECONDS, self._not_up)
         await self.create_topics()
         self._look()
-        self._begin_load()
+        self.load.start()
         self.faults.start()
         await asyncio.sleep(self.scenario.load_seconds)
         await self.faults.finish()
         self.trace.note(self.clock.now(), "healed")
-        for producer in self.producers:
-            producer.stop()
+        self.load.stop()
         await self._wait(lambda: not self._unsettled(), SETTLE_SECONDS, self._unsettled)
         self._compare()
 
@@ -109,30 +108,12 @@ class Cluster:
         first = self.machines[0]
         assert first.process is not None
         assert first.participant is not None
-        await first.process.run(create_topics(first.participant, self.scenario.topics))
+        partitions = self.scenario.settings["offsets.topic.partitions"] if self.scenario.groups else 0
+        await first.process.run(create_topics(first.participant, self.scenario.topics, partitions))
         for topic in self.scenario.topics:
             for where in topic.all_partitions():
                 may_lose = topic.durability != "disk" and self.faults.regime == ANY
                 self.history.watch(where, may_lose=may_lose)
-
-    def _begin_load(self) -> None:
-        scenario = self.scenario
-        wire = Wire(self.network, self.clock)
-        clients = Clients(wire, self.clock, self.machines, self.history, self._random)
-        number = 0
-        for where in self.history.partitions():
-            for _ in range(scenario.producers):
-                number += 1
-                producer = Producer(clients, where, number, scenario.in_flight, 0.05)
-                self.producers.append(producer)
-                self._make_batches(producer)
-            Consumer(clients, where, f"consumer {number}", 0.05, scenario.follower_reads)
-
-    def _make_batches(self, producer: Producer) -> None:
-        producer.make()
-        delay = self._random.expovariate(1 / self.scenario.batch_pause_seconds)
-        if not producer.done:
-            self.clock.call_later(delay, lambda: self._make_batches(producer))
 
     # What can be seen of it.
 
@@ -192,6 +173,7 @@ class Cluster:
                     continue
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
+                if partition.leading or not self.scenario.bytes_flip:  # a follower may begin anew for damage
                     self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
         self.clock.call_later(LOOK_SECONDS, self._look)
 
@@ -202,7 +184,7 @@ class Cluster:
         """Why the cluster is not at rest; empty if it is."""
         if (down := [machine.name for machine in self.machines if machine.participant is None]) != []:
             return f"{', '.join(down)} not up"
-        if (waiting := sum(producer.waiting for producer in self.producers)) != 0:
+        if (waiting := self.load.waiting) != 0:
             return f"{waiting} batches are not acknowledged"
         if not self.all_in_sync():
             return "not all in sync"
@@ -210,6 +192,8 @@ class Cluster:
             ends = {machine.name: _ends(machine, where) for machine in self.machines}
             if len(set(ends.values())) != 1 or len(set(ends[self.machines[0].name])) != 1:
                 return f"{where}: end and watermark differ: {ends}"
+            if (behind := self.history.behind(where, ends[self.machines[0].name][0])) != "":
+                return behind
         return self._damage() if self.scenario.bytes_flip else ""
 
     def _damage(self) -> str:
@@ -239,12 +223,15 @@ class Cluster:
     def _compare(self) -> None:
         for where in self.history.partitions():
             logs = {machine.name: _log(machine, where) for machine in self.machines}
+            starts = {name: log.start_offset for name, log in logs.items()}
+            if len(set(starts.values())) != 1:
+                raise Violation(f"{where}: replicas start at different offsets: {starts}")
             whole = {name: _bytes(log) for name, log in logs.items()}
             if len(set(whole.values())) != 1:
                 sizes = {name: len(data) for name, data in whole.items()}
                 raise Violation(f"{where}: replicas differ below the watermark: {sizes}")
             records, contents = _records(next(iter(whole.values())))
-            self.history.check(where, records, contents)
+            self.history.check(where, records, contents, max(starts.values()))
             self.history.counts["records"] += len(records)
 
     def close(self) -> None:
@@ -274,7 +261,7 @@ def _read_through(machine: Machine, where: TopicPartition) -> bool:
     offset = partition.log.start_offset
     while offset < partition.high_watermark:
         before = offset
-        for header, _ in batches(memoryview(content(partition.read(offset, READ_BYTES, warm=True)))):
+        for header, _ in batches(memoryview(_content(partition.read(offset, READ_BYTES, warm=True)))):
             offset = header.next_offset
         if offset == before:
             return False
@@ -287,12 +274,16 @@ def _ends(machine: Machine, where: TopicPartition) -> tuple[int, int]:
     return (-1, -2) if partition is None else (partition.log.written_offset, partition.high_watermark)
 
 
+def _content(result: ReadResult) -> bytes:
+    return b"".join(part.file.pread(part.count, part.position) for part in result.slices)
+
+
 def _bytes(log: Log) -> bytes:
     parts = []
     offset = log.start_offset
     while offset < log.written_offset:
         before = offset
-        for header, view in batches(memoryview(content(log.read(offset, READ_BYTES, log.written_offset, warm=True)))):
+        for header, view in batches(memoryview(_content(log.read(offset, READ_BYTES, log.written_offset, warm=True)))):
             parts.append(bytes(view))
             offset = header.next_offset
         if offset == before:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from headrace.simulator.connection import CLIENT
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, Course
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import Trace
-from headrace.simulator.load import CLIENT
 from headrace.simulator.machine import Machine
 from headrace.simulator.scenario import Scenario
 

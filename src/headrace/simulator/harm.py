@@ -16,7 +16,7 @@ from headrace.cluster.image import PartitionState
 from headrace.sim.clock import VirtualClock
 from headrace.sim.coordination import CoordinationStore
 from headrace.sim.network import MemoryNetwork
-from headrace.simulator.load import CLIENT
+from headrace.simulator.connection import CLIENT
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
 

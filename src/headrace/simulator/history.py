@@ -1,10 +1,11 @@
 """What happened in one run, and whether it may: every rule is checked as soon as it can be seen to be broken.
 
 While it runs: one batch has one offset and one offset one batch among all that was acknowledged; one leader in an
-epoch; a watermark never falls within an epoch; what a consumer has read never changes, and the end that it is told
-never falls.
+epoch; a watermark never falls within an epoch, a leader's or a follower's; what a consumer has read never changes, and
+the bounds that it is told never fall; a committed offset that was acknowledged is answered until a later one is; a
+partition has one owner in a generation of a group.
 At the end: the log that all replicas agree on, byte for byte below the watermark, holds every acknowledged batch at its
-offset, no batch twice, each producer's in order, and everything that a consumer saw.
+offset, no batch twice, each producer's in order, and everything that a consumer saw, but for what clients had deleted.
 
 A topic that may lose by its level (page caches alone, and all of them gone) is judged by the agreement of its replicas
 only.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.simulator.registers import Floor, Register, floor_of
 from headrace.storage.log import TopicPartition
 
 TRACE_LINES: Final = 400
@@ -70,6 +72,11 @@ class Watched:
     consumed: dict[int, bytes] = field(default_factory=dict)
     leaders: dict[int, str] = field(default_factory=dict)
     watermarks: dict[tuple[str, int], int] = field(default_factory=dict)
+    starts: Floor = field(default_factory=Floor)
+    """Told by leaders, as an answer to who asked or who deleted."""
+    ends: Floor = field(default_factory=Floor)
+    to_delete: int = 0
+    """Below this a client has asked to delete."""
 
 
 class History:
@@ -78,6 +85,8 @@ class History:
         self._now = now
         self.counts: Counter[str] = Counter()
         self._watched: dict[TopicPartition, Watched] = {}
+        self._commits: dict[tuple[str, TopicPartition], Register] = {}
+        self._owners: dict[tuple[str, int, TopicPartition], str] = {}
 
     def watch(self, where: TopicPartition, *, may_lose: bool) -> None:
         self._watched[where] = Watched(may_lose)
@@ -98,7 +107,8 @@ class History:
         watched = self._watched[where]
         self.note(f"ack {where} {batch} at {offset} epoch {epoch} by {by}")
         self.counts["acknowledged"] += 1
-        self.leads(where, epoch, by)
+        if epoch >= 0:
+            self.leads(where, epoch, by)
         known = watched.acknowledged.setdefault(batch, offset)
         if watched.may_lose:
             watched.acknowledged[batch] = offset
@@ -128,31 +138,98 @@ class History:
         if known != content and not watched.may_lose:
             raise Violation(f"{where}: offset {offset} was read as {known!r} and from {by} as {content!r}")
 
+    # Bounds of a partition.
+
+    def starts(self, where: TopicPartition) -> Floor:
+        return self._watched[where].starts
+
+    def ends(self, where: TopicPartition) -> Floor:
+        return self._watched[where].ends
+
+    def bound(
+        self, where: TopicPartition, what: str, floor: Floor, known: dict[int, int], epoch: int, value: int, by: str
+    ) -> None:
+        """A leader answers where the log starts or ends; `known` was told before it was asked."""
+        least = floor_of(known, epoch)
+        if value < least and not self._watched[where].may_lose:
+            raise Violation(f"{where}: the {what} {least} was told, and then by {by} {value} in epoch {epoch}")
+        floor.told(epoch, value)
+
+    def asks_to_delete(self, where: TopicPartition, before: int) -> None:
+        watched = self._watched[where]
+        watched.to_delete = max(watched.to_delete, before)
+
+    def deleted(self, where: TopicPartition, before: int, start: int, epoch: int, by: str) -> None:
+        """A leader decided to answer that everything below is gone."""
+        self.note(f"deleted {where} below {before} by {by}, start {start}")
+        self.counts["deletions"] += 1
+        if start < before:
+            raise Violation(f"{where}: {by} answers a deletion below {before} with the start {start}")
+        self._watched[where].starts.told(epoch, before)
+
+    # Groups.
+
+    def commits(self, group: str, where: TopicPartition) -> Register:
+        return self._commits.setdefault((group, where), Register())
+
+    def committed(self, group: str, where: TopicPartition, number: int, epoch: int, by: str) -> None:
+        """A coordinator decided to answer a commit."""
+        register = self.commits(group, where)
+        self.note(f"commit {group} {where} {register.writes[number].value} epoch {epoch} by {by}")
+        self.counts["commits"] += 1
+        register.acknowledged(number, epoch)
+
+    def committed_told(
+        self, group: str, where: TopicPartition, asked: dict[int, int], number: int | None, epoch: int, by: str
+    ) -> None:
+        """A coordinator answers what is committed."""
+        fault = self.commits(group, where).fault(asked, number, epoch)
+        if fault:
+            raise Violation(f"{group} {where}: {by} in epoch {epoch} answers as committed {fault}")
+
+    def assigned(self, group: str, generation: int, where: TopicPartition, member: str) -> None:
+        owner = self._owners.setdefault((group, generation, where), member)
+        if owner != member:
+            raise Violation(f"{group}: {where} is given to {owner} and to {member} in generation {generation}")
+
+    def behind(self, where: TopicPartition, end: int) -> str:
+        """The first group that has not committed everything; empty if there is none."""
+        for (group, of), register in self._commits.items():
+            last = register.acknowledged_last
+            if of == where and end and (last is None or last.value != end):
+                return f"{group} has committed {None if last is None else last.value} of {end} in {where}"
+        return ""
+
     # At the end.
 
-    def check(self, where: TopicPartition, records: list[Record], contents: dict[int, bytes]) -> None:
-        """Compare with the final log."""
+    def check(self, where: TopicPartition, records: list[Record], contents: dict[int, bytes], start: int = 0) -> None:
+        """Compare with the final log, which begins at `start`."""
         watched = self._watched[where]
         if watched.may_lose:
             return
-        self._check_order(where, records)
+        if start < watched.starts.highest:
+            raise Violation(f"{where}: the start {watched.starts.highest} was told, and the log begins at {start}")
+        if start > watched.to_delete:
+            raise Violation(f"{where}: the log begins at {start}, and nobody deleted more than {watched.to_delete}")
+        records = [record for record in records if record.offset >= start]
+        self._check_order(where, records, start)
         found = {(record.batch, record.nth): record.offset for record in records}
         for batch, offset in watched.acknowledged.items():
-            for nth in range(watched.records_of[batch]):
+            for nth in range(max(0, start - offset), watched.records_of[batch]):
                 at = found.get((batch, nth))
                 if at is None:
                     raise Violation(f"{where}: acknowledged batch {batch} at {offset} is lost")
                 if at != offset + nth:
                     raise Violation(f"{where}: batch {batch}, acknowledged at {offset}, is at {at - nth}")
         for offset, content in watched.consumed.items():
-            if contents.get(offset) != content:
+            if offset >= start and contents.get(offset) != content:
                 raise Violation(
                     f"{where}: a consumer read {content!r} at {offset}, where the log has {contents.get(offset)!r}"
                 )
 
-    def _check_order(self, where: TopicPartition, records: list[Record]) -> None:
+    def _check_order(self, where: TopicPartition, records: list[Record], start: int) -> None:
         last: dict[int, tuple[int, int]] = {}
-        offset, epoch = -1, -1
+        offset, epoch = start - 1, -1
         for record in records:
             if record.offset != offset + 1:
                 raise Violation(f"{where}: offset {record.offset} follows {offset}")

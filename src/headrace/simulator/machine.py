@@ -1,22 +1,24 @@
 """One machine of a simulated cluster: a disk that stays, and one process after another that runs a broker on it.
 
-The broker is the real `Participant`, on the disk, clock, network and coordination of the simulation. A supervisor
+The broker is the real one, on the disk, clock, network and coordination of the simulation. A supervisor
 starts it again when it ends by itself.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
 
 from headrace.cluster.participant import Participant
 from headrace.errors import HeadraceError
+from headrace.ports.network import Part
 from headrace.records import kernel
 from headrace.sim.coordination import CoordinationStore
 from headrace.sim.disk import SimDisk
 from headrace.sim.loop import VirtualLoop
-from headrace.sim.network import MemoryHost, MemoryNetwork
+from headrace.sim.network import MemoryChannel, MemoryHost, MemoryNetwork
 from headrace.sim.process import Process
 from headrace.simulator.history import Trace
 from headrace.storage import folder
@@ -32,6 +34,16 @@ DATA: Final = "/data"
 COMMIT_LOG: Final = "/data/@commitlog"
 
 
+class Broker(Protocol):
+    participant: Participant
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Safe at any point of a start that failed."""
+        ...
+
+
 class Machine:
     def __init__(
         self,
@@ -42,7 +54,7 @@ class Machine:
         trace: Trace,
         seed: int,
         sync_seconds: tuple[float, float],
-        build: Callable[[Machine, Process, MemoryHost], Participant],
+        build: Callable[[Machine, Process, MemoryHost], Broker],
     ) -> None:
         self.id = id
         self.name = f"b{id}"
@@ -56,6 +68,8 @@ class Machine:
         self.disk.sync_folder("/")
         self.participant: Participant | None = None
         """The broker, once it has started."""
+        self.overheard: Callable[[Machine, MemoryChannel, Sequence[Part]], None] | None = None
+        """Is told of everything that its broker sends."""
         self.process: Process | None = None
         self.buried: list[Process] = []
         self.boots = 1
@@ -107,18 +121,20 @@ class Machine:
         process = self.process = Process(self.loop, self.name)
         self.disk.serve(process, lambda: self.random.uniform(*self.sync_seconds))
         self._host = self.network.host(self.name, process)
+        if self.overheard is not None:
+            self._host.overheard = partial(self.overheard, self)
         process.run(self._serve(process, self._host))
 
     async def _serve(self, process: Process, host: MemoryHost) -> None:
-        participant = self._build(self, process, host)
+        broker = self._broker = self._build(self, process, host)
         try:
-            await participant.start()
+            await broker.start()
         except HeadraceError as error:
             self.note(f"cannot start: {error}")
-            await participant.stop()
+            await broker.stop()
             self._ended(process)
             return
-        self.participant = participant
+        self.participant = broker.participant
         self.note("serves")
 
     def failed(self, error: BaseException) -> None:
@@ -139,10 +155,10 @@ class Machine:
             return
         self.note("stops")
         self.stopping = True
-        self.process.run(self._stop(self.process, self.participant))
+        self.process.run(self._stop(self.process, self._broker))
 
-    async def _stop(self, process: Process, participant: Participant) -> None:
-        await participant.stop()
+    async def _stop(self, process: Process, broker: Broker) -> None:
+        await broker.stop()
         self.note("stopped")
         self._ended(process)
 

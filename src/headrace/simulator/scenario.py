@@ -46,6 +46,12 @@ class Scenario:
     courses: tuple[str, ...] = ()
     syncs_fail: bool = False
     bytes_flip: bool = False
+    groups: int = 0
+    """Consumer groups, each with two members."""
+    deletions: bool = False
+    """Whether records are deleted that consumers have read."""
+    first_in_flight: bool = False
+    """Whether a producer sends more before its first batch is answered, as real ones do."""
 
 
 def draw(seed: int) -> Scenario:
@@ -60,6 +66,8 @@ def draw(seed: int) -> Scenario:
         "replica.catchup.bytes.per.second": chance.choice((5000, 50 << 20)),
         "checkpoint.ms": chance.choice((300, 60_000)),
         "commitlog.file.bytes": 1 << 16,
+        "offsets.topic.partitions": 1 + seed % 2,
+        "group.initial.rebalance.delay.ms": 100,
     }
     names = ("kept", "cached")
     topics = []
@@ -92,6 +100,7 @@ def draw(seed: int) -> Scenario:
         courses=courses,
         syncs_fail=seed % 8 == 2,
         bytes_flip=seed % 8 == 7,
+        groups=random.Random(f"{seed} groups").choice((0, 1, 1, 2)),
     )
 
 
