@@ -217,8 +217,8 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "offsets.topic.replication.factor",
         "int",
         0,
-        "replicas of __consumer_offsets: its creation waits for so many brokers, and it grows to a number that is raised; "
-        "0: three, beginning with the brokers that are alive",
+        "replicas of __consumer_offsets: its creation waits for so many brokers, and it grows to a number that is "
+        "raised; 0: three, beginning with the brokers that are alive",
         "replicas",
         0,
         1000,

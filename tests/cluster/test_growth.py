@@ -22,8 +22,8 @@ from proving import proves
 INTERNAL = "__of_its_own"
 
 
-def internal(brokers: tuple[int, ...], placement: Placement, **more: dict[int, str]) -> Image:
-    image = image_of(brokers, placement, **more)
+def internal(brokers: tuple[int, ...], placement: Placement, racks: dict[int, str] | None = None) -> Image:
+    image = image_of(brokers, placement, racks=racks)
     return replace(image, topics={name: replace(topic, internal=True) for name, topic in image.topics.items()})
 
 
