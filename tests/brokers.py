@@ -26,6 +26,8 @@ STDERR_SHOWN_BYTES: Final = 8000
 # The kernel kills such a child when the test process goes away.
 DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
 LAYOUT_VARIABLE: Final = "HEADRACE_LOG_LAYOUT"
+QUICK: Final = {"group.initial.rebalance.delay.ms": 100}
+"""What is set where a test does not say otherwise: an empty group waits 3 s for more members by default."""
 Found = TypeVar("Found")
 
 
@@ -66,7 +68,7 @@ class Broker:
         prefix: Iterable[str] = (),
     ) -> None:
         self.data = data
-        self.settings = dict(settings)
+        self.settings = {**QUICK, **settings}
         self.listen = list(listen)
         self.advertise = list(advertise)
         self.environment = dict(environment or {})

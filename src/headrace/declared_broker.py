@@ -237,7 +237,7 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "group.initial.rebalance.delay.ms",
         "int",
-        100,
+        3000,
         "how long an empty group waits for more members before its first rebalance",
         "ms",
         0,

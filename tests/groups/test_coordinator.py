@@ -506,3 +506,4 @@ def test_limits_come_from_the_settings() -> None:
     settings = load(environment={"HEADRACE_GROUP_MAX_SIZE": "7", "HEADRACE_OFFSETS_RETENTION_MS": "8"})
     limits = limits_from(settings)
     assert (limits.group.max_size, limits.retention_ms, limits.groups_max) == (7, 8, 100_000)
+    assert limits.group.initial_rebalance_delay_ms == 3000, "as Kafka has it"

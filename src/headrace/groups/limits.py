@@ -12,7 +12,7 @@ class GroupLimits:
     min_session_timeout_ms: int = 1000
     max_session_timeout_ms: int = 1_800_000
     max_size: int = 1000
-    initial_rebalance_delay_ms: int = 100
+    initial_rebalance_delay_ms: int = 3000
 
 
 @dataclass(frozen=True, slots=True)
