@@ -1,7 +1,8 @@
 """FindCoordinator, versions 0 to 6. 1: kinds of coordinators; 3: compact encoding; 4: many keys in one request.
 
 The coordinator of a group is the leader of the group's partition of __consumer_offsets, which is created when first
-asked for.
+asked for. Transactions have none: librdkafka asks again for ever, but for TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
+it takes for final and shows with the reason given; Java's client and the others do so too.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
 GROUP: Final = 0
+TRANSACTION: Final = 1
 MANY_KEYS_FROM: Final = 4
 
 
 def handle(request: Request) -> Message | None:
-    if OFFSETS_TOPIC in request.services.view.image.topics:
+    kind = request.body.key_type if request.version >= 1 else GROUP
+    if kind != GROUP or OFFSETS_TOPIC in request.services.view.image.topics:
         return _response(request)
     request.later(_create_then_answer(request))
     return None
@@ -46,6 +49,9 @@ def _response(request: Request, failure: str | None = None) -> Message:
 
 def _coordinator(request: Request, kind: int, key: str, failure: str | None) -> Message:
     services = request.services
+    if kind == TRANSACTION:
+        reason = "transactions are not served: use an idempotent producer, without a transactional id"
+        return _none(key, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
     if kind != GROUP:
         return _none(key, Code.INVALID_REQUEST, f"coordinators of kind {kind} are not served, only of groups (0)")
     if failure is not None:
