@@ -65,6 +65,10 @@ class CorruptBatch(HeadraceError):
     """A record batch whose length, CRC or header is wrong."""
 
 
+class UnreadableBatch(CorruptBatch):
+    """Bytes of a log that the disk does not give back."""
+
+
 class BatchTooLarge(HeadraceError):
     """A record batch above the topic's limit."""
 

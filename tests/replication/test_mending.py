@@ -156,7 +156,7 @@ def test_what_lies_before_the_damage_is_not_dropped_for_a_leader_that_is_damaged
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_follower_copies_again_what_it_finds_damaged(layout: str) -> None:
     scene, broker = damaged(layout)
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(StorageFailed):
         read_all(broker)
     scene.run(0.5)
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
@@ -170,7 +170,7 @@ def test_a_member_cuts_nothing_before_it_has_left_the_set() -> None:
     """Were it elected meanwhile, what is committed behind the damage would be lost."""
     scene, broker = damaged("partitioned")
     scene.held = []
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(StorageFailed):
         read_all(broker)
     scene.run(5)
     assert broker.log().end_offset == 40
@@ -187,7 +187,7 @@ def test_a_leader_with_damage_is_mended_once_it_follows() -> None:
     scene, broker = damaged("partitioned")
     scene.elect(2, (1, 2, 3))
     scene.until_answered(scene.produce(b"more"))
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(StorageFailed):
         read_all(broker)
     scene.run(5)
     assert broker.log().end_offset == 41
@@ -206,7 +206,7 @@ def test_nothing_is_cut_where_the_leader_is_damaged_too() -> None:
     flip(disk, "/data/orders/orders-0")
     scene.start(1)
     scene.elect(1, (1, 2, 3))
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(StorageFailed):
         read_all(broker)
     scene.run(10)
     assert broker.log().end_offset == 40
@@ -223,7 +223,7 @@ def test_damage_that_is_found_while_the_link_is_opened_again_is_mended() -> None
     scene.run(1)
     scene.network.reset("b1", "b2")
     scene.until("the end of the link", lambda: broker.replication._leaders[1].link is None)
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(StorageFailed):
         read_all(broker)
     scene.until("mending", lambda: not broker.partitions.damaged)
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
@@ -238,7 +238,7 @@ def test_a_cut_that_fails_holds_up_its_partition_alone() -> None:
     before = link.connects
     folder = "/data/orders/orders-0"
     scene.disks[2].fail_open(f"{folder}/{20:020d}.1.cut", errno.ENOSPC)
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(StorageFailed):
         read_all(broker)
     scene.until("mending", lambda: not broker.partitions.damaged)
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)

@@ -73,8 +73,8 @@ def test_a_sync_that_cannot_open_its_files_is_tried_again(sim: Harness, number: 
 def test_a_producer_whose_state_cannot_be_read_hears_it_and_may_try_again(sim: Harness) -> None:
     disk, log = stopped(sim)
     header = read_header(batch(producer=(7, 0, 3)))
-    disk.fail_open(f"{log.folder}/{3:020d}.snapshot", errno.EIO)
-    with pytest.raises(HeadraceError, match="snapshot: Input/output error"):
+    disk.fail_open(f"{log.folder}/{3:020d}.snapshot", errno.EMFILE)
+    with pytest.raises(HeadraceError, match="snapshot: Too many open files"):
         log.producers.check(header)
     assert log.offline is None
     assert log.producers.check(header) is None
@@ -87,8 +87,8 @@ def test_a_search_by_time_that_cannot_read_says_so(sim: Harness) -> None:
         log.active.release()
         log.active.index.count = -1
         log.active._greatest_ms = None
-        disk.fail_open(log.active.index.path, errno.EIO)
-        with pytest.raises(StorageFailed, match="Input/output error"):
+        disk.fail_open(log.active.index.path, errno.EMFILE)
+        with pytest.raises(StorageFailed, match="Too many open files"):
             search()
 
 

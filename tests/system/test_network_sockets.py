@@ -111,11 +111,53 @@ def test_a_file_without_a_descriptor_is_read_instead(joined: JoinedSockets) -> N
 @pytest.mark.parametrize("count", [1000, 1_000_000])
 def test_a_file_that_ends_too_early_ends_the_connection(joined: JoinedSockets, tmp_path: Path, count: int) -> None:
     file = SystemDisk().open(written(tmp_path, b"short"))
-    server, client = Recorder(), Recorder()
+    server, client, source = Recorder(), Recorder(), Doubted()
     joined.pair(server, client)
-    server.end.send([FileSlice(file, 0, count)])
+    server.end.send([FileSlice(file, 0, count, source)])
     joined.wait("the end", lambda: server.is_closed and client.is_closed)
     assert server.reasons == [f"sending failed: {file.path} ends before position {count}"]
+    assert source.doubts == 1, "whoever gave it out hears of it"
+
+
+@pytest.mark.parametrize("count", [1000, 1_000_000])
+def test_a_sector_that_cannot_be_read_ends_the_connection_and_is_told(
+    joined: JoinedSockets, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = SystemDisk().open(written(tmp_path, pattern(count)))
+    monkeypatch.setattr(os, "sendfile", fails)
+    monkeypatch.setattr(os, "pread", fails)
+    server, client, source = Recorder(), Recorder(), Doubted()
+    joined.pair(server, client)
+    server.end.send([b"head", FileSlice(file, 0, count, source)])
+    joined.wait("the end", lambda: server.is_closed and client.is_closed)
+    assert server.reasons == ["sending failed: Input/output error"]
+    assert source.doubts == 1
+
+
+def test_a_peer_that_is_gone_says_nothing_about_the_file(
+    joined: JoinedSockets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    file = SystemDisk().open(written(tmp_path, pattern(1_000_000)))
+    monkeypatch.setattr(os, "sendfile", fails)
+    server, client, source = Recorder(), Recorder(), Doubted()
+    joined.pair(server, client)
+    server.end.send([FileSlice(file, 0, 1_000_000, source)])
+    joined.wait("the end", lambda: server.is_closed and client.is_closed)
+    assert source.doubts == 0
+
+
+class Doubted:
+    def __init__(self) -> None:
+        self.doubts = 0
+
+    def doubt(self) -> None:
+        self.doubts += 1
 
 
 # Peers that go away or misbehave

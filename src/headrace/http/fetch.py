@@ -28,6 +28,7 @@ from headrace.ports.disk import FileSlice
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_header
 from headrace.records.record import Record
+from headrace.storage import refusal
 from headrace.storage.warming import are_warm
 
 QUERY: Final = ("offset", "count", "max_bytes", "wait_ms", "format")
@@ -113,9 +114,10 @@ class Fetching:
         return None
 
     def _answer(self, partition: Partition, slices: Sequence[FileSlice]) -> Response:
-        if self._binary:
-            return self._answer_binary(partition, slices)
-        records, next_offset = self._unpack(partition, slices)
+        with refusal.reading(partition.topic_partition):
+            if self._binary:
+                return self._answer_binary(partition, slices)
+            records, next_offset = self._unpack(partition, slices)
         return json_response(
             {
                 "topic": self._topic,
@@ -176,7 +178,7 @@ def _first_offset(partition: Partition, given: str) -> int:
 
 
 def _read(slices: Sequence[FileSlice]) -> bytes:
-    return b"".join([piece.file.pread(piece.count, piece.position) for piece in slices])
+    return b"".join([piece.read() for piece in slices])
 
 
 def _records(partition: Partition, header: BatchHeader, view: memoryview) -> list[Record]:
@@ -197,14 +199,14 @@ def _whole_batches(slices: Sequence[FileSlice], offset: int, max_records: int) -
     for piece in slices:
         position, end = piece.position, piece.position + piece.count
         while end - position >= HEADER_BYTES and found < max_records:
-            header = read_header(piece.file.pread(HEADER_BYTES, position))
+            header = read_header(piece.part(position - piece.position, HEADER_BYTES).read())
             if header.size_bytes > end - position:
                 break
             position += header.size_bytes
             found += header.last_offset - max(offset, header.base_offset) + 1
             next_offset = header.next_offset
         if position > piece.position:
-            whole.append(FileSlice(piece.file, piece.position, position - piece.position))
+            whole.append(piece.part(0, position - piece.position))
     return whole, next_offset
 
 

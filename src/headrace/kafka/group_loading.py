@@ -221,7 +221,7 @@ class _Load:
     def _take(self, slices: Sequence[FileSlice]) -> None:
         before = self._offset
         for piece in slices:
-            data = memoryview(piece.file.pread(piece.count, piece.position))
+            data = memoryview(piece.read())
             for header, view in batches(data):
                 if header.next_offset > self._offset and header.base_offset < self._end:
                     check(view)

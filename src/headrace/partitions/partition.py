@@ -389,14 +389,21 @@ class Partition:
         if log.start_offset <= offset < watermark:
             try:
                 return log.read(offset, max_bytes, watermark, warm=warm)
-            except CorruptBatch:
-                self.found_damage(offset)
-                raise
+            except CorruptBatch as error:
+                if not self.others_hold:
+                    raise
+                raise StorageFailed(f"{error}; another replica is asked to lead: try again") from None
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
         if self.core is not None and self.core.start <= offset < log.start_offset:
             raise OffsetNotAvailable(f"{self.topic_partition}: offset {offset} is being deleted")
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
+
+    @property
+    def others_hold(self) -> bool:
+        """Whether, as far as is known here, another broker can be asked for what cannot be read here."""
+        core = self.core
+        return len(core.members) > 1 if core is not None else self.leader >= 0
 
     def found_damage(self, offset: int) -> None:
         """What lies at this offset cannot be read: whoever copies from others can mend it."""

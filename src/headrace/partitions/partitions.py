@@ -192,6 +192,7 @@ class Partitions:
         where = partition.topic_partition
         self._replicas.setdefault(where.topic, {})[where.partition] = partition
         self._by_log[partition.log] = self._by_id[partition.log.topic_id, where.partition] = partition
+        partition.log.on_damage = partition.found_damage
         known = self.damaged.pop(before, None) if before is not None else first_damaged_offset(partition.log)
         if known is not None:
             partition.found_damage(known)

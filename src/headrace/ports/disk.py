@@ -6,13 +6,20 @@ All calls but `request_sync` are synchronous and short: they touch the page cach
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 SYNC_FAILED: Final = "sync-failed"
 """Name of the empty file that a failed sync leaves in the folder of a file, before anybody is told of it."""
+
+MEDIUM_ERRORS: Final = frozenset(
+    {errno.EIO, errno.ENODATA, errno.EREMOTEIO, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN}
+)
+"""What a disk answers that cannot give back what was written to it. Other errors of a read say nothing about the bytes,
+and may pass: no descriptors, no memory."""
 
 Buffer = bytes | bytearray | memoryview
 SyncDone = Callable[[OSError | None], None]
@@ -63,6 +70,14 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class Source(Protocol):
+    """Whoever gave out a slice of a file."""
+
+    def doubt(self) -> None:
+        """Bytes that it gave out could not be read after all: what it gives out next is looked at before."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FileSlice:
     """A range of a file on its way to a socket; never read unless the channel has to (TLS, small, no descriptor)."""
@@ -70,9 +85,35 @@ class FileSlice:
     file: File
     position: int
     count: int
+    source: Source | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return self.count
+
+    def part(self, first: int, count: int) -> FileSlice:
+        return FileSlice(self.file, self.position + first, count, self.source)
+
+    def read(self) -> bytes:
+        """All of its bytes; OSError if the file does not have or give them."""
+        try:
+            data = self.file.pread(self.count, self.position)
+        except OSError as error:
+            self.failed(error)
+            raise
+        if len(data) != self.count:
+            raise self.ended()
+        return data
+
+    def failed(self, error: OSError) -> None:
+        """It could not be read."""
+        if self.source is not None and error.errno in MEDIUM_ERRORS:
+            self.source.doubt()
+
+    def ended(self) -> OSError:
+        """The file is shorter than it was."""
+        error = OSError(errno.EIO, f"{self.file.path} ends before position {self.position + self.count}")
+        self.failed(error)
+        return error
 
 
 class SyncFailed(OSError):
@@ -165,3 +206,13 @@ def read_whole(disk: Disk, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
+
+
+def read_derived(disk: Disk, path: str) -> bytes | None:
+    """A file that can be made again; None if the disk does not give it back."""
+    try:
+        return read_whole(disk, path)
+    except OSError as error:
+        if error.errno not in MEDIUM_ERRORS:
+            raise
+        return None

@@ -182,14 +182,14 @@ def whole_batches(found: ReadResult) -> tuple[list[Part], int, int]:
     total, next_offset = 0, -1
     for piece in found.slices:
         if piece.count <= READ_WHOLE_BYTES:
-            data = piece.file.pread(piece.count, piece.position)
+            data = piece.read()
             end, following = _walk(data)
             if end:
                 parts.append(data if end == len(data) else data[:end])
         else:
             end, following = _walk_file(piece)
             if end:
-                parts.append(piece if end == piece.count else FileSlice(piece.file, piece.position, end))
+                parts.append(piece if end == piece.count else piece.part(0, end))
         if end:
             total += end
             next_offset = following
@@ -215,7 +215,7 @@ def _walk(data: bytes) -> tuple[int, int]:
 def _walk_file(piece: FileSlice) -> tuple[int, int]:
     at, next_offset = 0, -1
     while at + HEADS_BYTES <= piece.count:
-        base, length, delta = _FIELDS(piece.file.pread(HEADS_BYTES, piece.position + at), 0)
+        base, length, delta = _FIELDS(piece.part(at, HEADS_BYTES).read(), 0)
         end = at + LENGTH_END + length
         if length <= 0:
             raise CorruptBatch(f"{piece.file.path} at byte {piece.position + at}: a batch of length {length}")

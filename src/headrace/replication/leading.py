@@ -130,7 +130,7 @@ class LeadingEnd:
             return
         told = leader.answer(asked, partition.log, partition.high_watermark)
         if isinstance(told, Start):
-            told = self._readable(told, partition) or told
+            told = self._readable(told, partition, surely=asked.mends) or told
         self._answers.append(frames.answer(told))
         if isinstance(told, Start):
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
@@ -140,16 +140,16 @@ class LeadingEnd:
             self._shared.began(self, stream)
             self.mark(stream)
 
-    def _readable(self, start: Start, partition: Partition) -> Stop | None:
+    def _readable(self, start: Start, partition: Partition, *, surely: bool) -> Stop | None:
         """Why there is nothing to copy from there. A follower that mends a damaged log cuts it when it hears START, so
-        that must not be said by a leader that is damaged at the same place."""
+        that must not be said by a leader that is damaged at the same place: `surely` looks, cost it a wait or not."""
         held = partition.log
         try:
-            held.read(start.from_offset, 1, held.written_offset)
+            found = held.read(start.from_offset, 1, held.written_offset, warm=surely)
+            for piece in found.slices if surely else ():
+                piece.read()
         except (HeadraceError, OSError) as error:
             log.error("%s cannot be copied to broker %d: %s", partition.topic_partition, self.broker, str(error))
-            if isinstance(error, CorruptBatch):
-                partition.found_damage(start.from_offset)
             return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))
         return None
 

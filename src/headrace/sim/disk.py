@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.ports.clock import Clock
 from headrace.ports.disk import SYNC_FAILED, Buffer, File, Range, SyncDone, SyncFailed
-from headrace.sim.platter import FileNode, FolderNode, Resize, Write
+from headrace.sim.platter import SECTOR_BYTES, FileNode, FolderNode, Resize, Write
 
 UNLIMITED_BYTES: Final = 1 << 50
 
@@ -65,7 +65,10 @@ class SimFile:
         return len(data)
 
     def pread(self, count: int, position: int) -> bytes:
-        return bytes(self._file().content[position : position + count])
+        node = self._file()
+        if node.bad and node.is_bad(position, count):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+        return bytes(node.content[position : position + count])
 
     def truncate(self, size: int) -> None:
         self._file(write=True).change(Resize(size))
@@ -157,6 +160,12 @@ class SimDisk:
         """What was told to fail and has not yet does not."""
         for failing in (self._failing_syncs, self._failing_writes, self._failing_opens):
             failing.clear()
+
+    def go_bad(self, path: str, position: int) -> None:
+        """The sector there cannot be read any more."""
+        node = self._find(path)
+        assert isinstance(node, FileNode)
+        node.bad.add(position // SECTOR_BYTES)
 
     def flip(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter."""

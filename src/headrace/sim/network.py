@@ -312,7 +312,11 @@ class MemoryChannel:
             return
         had = self._out_bytes
         while self._out and self.other._under_way < WINDOW_BYTES:
-            data = self._take(min(self._network.draw_piece(), WINDOW_BYTES - self.other._under_way))
+            try:
+                data = self._take(min(self._network.draw_piece(), WINDOW_BYTES - self.other._under_way))
+            except OSError as error:
+                self.drop(f"sending failed: {error.strerror or error}")
+                return
             self.other._under_way += len(data)
             self.transmit(partial(self.other._arrive, data))
         if self._out:
@@ -328,8 +332,8 @@ class MemoryChannel:
         self._out_bytes -= count
         if isinstance(head, FileSlice):
             if count < head.count:
-                self._out.appendleft(FileSlice(head.file, head.position + count, head.count - count))
-            return bytes(head.file.pread(count, head.position))
+                self._out.appendleft(head.part(count, head.count - count))
+            return head.part(0, count).read()
         if count < len(head):
             self._out.appendleft(head[count:])
         return bytes(head[:count])

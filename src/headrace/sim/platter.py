@@ -52,10 +52,30 @@ class FileNode:
     exported: bool = False
     """Whether a process has mapped it at all."""
     cold: bool = False
+    bad: set[int] = field(default_factory=set)
+    """Numbers of sectors that cannot be read any more; writing one anew mends it, as the disk puts it elsewhere."""
+
+    def is_bad(self, position: int, count: int) -> bool:
+        return any(
+            position < (sector + 1) * SECTOR_BYTES and sector * SECTOR_BYTES < position + count for sector in self.bad
+        )
 
     def change(self, change: Write | Resize) -> None:
+        if self.bad:
+            self._write_over_bad(change)
         change.apply(self.content)
         self.changes.append(change)
+
+    def _write_over_bad(self, change: Write | Resize) -> None:
+        if isinstance(change, Resize):
+            self.bad = {sector for sector in self.bad if sector * SECTOR_BYTES < change.size}
+        else:
+            end = change.position + len(change.data)
+            self.bad = {
+                sector
+                for sector in self.bad
+                if not change.position <= sector * SECTOR_BYTES < (sector + 1) * SECTOR_BYTES <= end
+            }
 
     def moment(self) -> tuple[int, bytes | None]:
         """What a sync that is asked for now makes safe."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import Image, PartitionState, apply, from_listing
-from headrace.errors import CorruptBatch
+from headrace.errors import CorruptBatch, StorageFailed
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.sim.coordination import CoordinationStore
@@ -203,7 +203,7 @@ class Cluster:
             try:
                 if not machine.process.context.run(_read_through, machine, where):
                     return f"{machine.life} is still reading {where}"
-            except CorruptBatch as error:
+            except (CorruptBatch, StorageFailed) as error:
                 return f"{machine.life}: {error}"
         return ""
 

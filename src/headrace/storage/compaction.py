@@ -22,8 +22,10 @@ from headrace.records.batch import BatchHeader
 from headrace.settings import FOREVER_MS
 from headrace.storage import sums, swap, thinning
 from headrace.storage.cleaner import Steps, wait_for_sync
+from headrace.storage.damage import look_at
 from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closing_crc
 from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.scan import read_log
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, Segment, stem
 from headrace.storage.thinning import Batch, LatestOffsets, Thinning
 
@@ -66,8 +68,8 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
     """The whole compaction of one log. A damaged batch ends it: a log that is not whole is not believed. After an
     OSError the log is as it was, or offline."""
     segments, truncations = _cleanable(cleaned, now_ms), cleaned.truncations
+    latest = LatestOffsets()
     try:
-        latest = LatestOffsets()
         yield from _read_keys(latest, segments, cleaned.cleaned_to)
         segments = [segment for segment in segments if segment.next_offset <= latest.complete_to]
         for group in _groups(segments, cleaned.settings.segment_bytes):
@@ -76,6 +78,7 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
             yield from _Rewrite(cleaned, disk, group, Thinning(cleaned, latest, now_ms), truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
+        look_at(cleaned, max(cleaned.start_offset, latest.reached))
         return
     except FileNotFoundError:
         return  # a segment was deleted meanwhile; the next round begins anew
@@ -101,8 +104,9 @@ def _groups(segments: list[Segment], segment_bytes: int) -> list[list[Segment]]:
 def _read_keys(latest: LatestOffsets, segments: list[Segment], from_offset: int) -> Steps:
     for segment in segments:
         if segment.next_offset > from_offset:
+            latest.reached = segment.base_offset
             for position, header in segment.headers(0, segment.base_offset):
-                latest.add(segment.file.pread(header.size_bytes, position), header)
+                latest.add(read_log(segment.file, header.size_bytes, position), header)
                 yield None
             if latest.is_full and latest.complete_to > from_offset:
                 return  # this segment waits for the next round
@@ -170,8 +174,9 @@ class _Rewrite:
     def _run(self) -> Steps:
         output = _Output(self._new_file(LOG), self._group[0].base_offset)
         for segment in self._group:
+            self._thinning.begins(segment.base_offset)
             for position, header in segment.headers(0, segment.base_offset):
-                kept = self._thinning.thin(segment.file.pread(header.size_bytes, position), header)
+                kept = self._thinning.thin(read_log(segment.file, header.size_bytes, position), header)
                 if kept is not None:
                     output.add(kept[0], kept[1])
                 yield None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from headrace.errors import HeadraceError
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
 
@@ -12,3 +15,11 @@ def first_damaged_offset(log: Log) -> int | None:
         return None
     found = [damage.first_offset for segment in log.segments for damage in segment.damage]
     return min(found, default=None)
+
+
+def look_at(log: Log, offset: int) -> None:
+    """Somebody could not make sense of the batch at this offset: look at it again. If it is the log that is damaged,
+    and not what a client once sent, `Log.on_damage` hears of it."""
+    log.doubt()
+    with suppress(HeadraceError):
+        log.read(offset, 1, log.written_offset, warm=True)

@@ -21,7 +21,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from headrace.ports.disk import Disk, read_whole
+from headrace.ports.disk import Disk, read_derived
 
 FIRST_BYTES: Final = 4096
 GROWTH: Final = 4
@@ -92,7 +92,8 @@ class MappedIndex:
         """Count the entries of a file that was cut; False if it is not whole, or not of a log of so many bytes."""
         if not self._disk.exists(self.path):
             return False
-        entries = closed_entries(read_whole(self._disk, self.path), type(self), log_bytes)
+        data = read_derived(self._disk, self.path)
+        entries = closed_entries(data, type(self), log_bytes) if data is not None else None
         if entries is None:
             return False
         self.count = len(entries) // self._entry_bytes

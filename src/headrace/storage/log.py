@@ -123,6 +123,8 @@ class Log(Protocol):
     """What retention would have deleted at its last check, had it been archived."""
     offline: HeadraceError | None
     tail: Tail
+    on_damage: Callable[[int], None]
+    """Hears the offset of a batch that turned out to be wrong, or that the disk does not give back."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -148,7 +150,12 @@ class Log(Protocol):
         """Batches from `offset` up to, not including, `limit_offset`, which is the boundary of a batch or at the end.
         Bytes that were never checked are checked a piece at a time, but not while they are outside the page cache,
         unless the caller has read them ahead and says `warm`: then at least one batch is.
-        Raises OffsetOutOfRange below the start or above the end, CorruptBatch where the log is damaged."""
+        Raises OffsetOutOfRange below the start or above the end, CorruptBatch where the log is damaged; `on_damage` has
+        heard of it then."""
+        ...
+
+    def doubt(self) -> None:
+        """Slices of it could not be read when they were sent: check everything anew before it is served."""
         ...
 
     def truncate(self, offset: int) -> None:

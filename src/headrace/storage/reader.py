@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.ports.disk import FileSlice
+from headrace.ports.disk import FileSlice, Source
 from headrace.storage.checked import CheckBudget
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import ReadResult
+from headrace.storage.scan import read_log
 from headrace.storage.segment import Checks, Segment
 from headrace.storage.segments import Segments
 
@@ -20,10 +21,11 @@ PLACES_MAX: Final = 16
 
 
 class Reader:
-    def __init__(self, segments: Segments, epochs: EpochHistory, budget: CheckBudget) -> None:
+    def __init__(self, segments: Segments, epochs: EpochHistory, budget: CheckBudget, source: Source) -> None:
         self._segments = segments
         self._epochs = epochs
         self._budget = budget
+        self._source = source
         self._places: dict[int, tuple[Segment, int]] = {}
 
     def forget(self) -> None:
@@ -41,7 +43,7 @@ class Reader:
         # An offset that compaction removed from the end of one segment is served from the beginning of the next.
         held = max(offset, segment.base_offset)
         sound = segment.sound_end(position, end, held, checks, exact=place is not None)
-        slices = [FileSlice(segment.file, position, sound - position)] if sound > position else []
+        slices = [FileSlice(segment.file, position, sound - position, self._source)] if sound > position else []
         count = sound - position
         while sound == segment.written and segment.next_offset < limit and count < max_bytes:
             segment = self._segments.after(segment)
@@ -53,7 +55,7 @@ class Reader:
             except CorruptBatch:
                 break  # the next read begins there, and says so
             if sound:
-                slices.append(FileSlice(segment.file, 0, sound))
+                slices.append(FileSlice(segment.file, 0, sound, self._source))
                 count += sound
         return ReadResult(tuple(slices), count, checks.unchecked)
 
@@ -72,7 +74,7 @@ class Reader:
         segment.load_indexes()
         first_end = position
         if whole_first:
-            first_end = position + int.from_bytes(segment.file.pread(4, position + 8), "big") + 12
+            first_end = position + int.from_bytes(read_log(segment.file, 4, position + 8), "big") + 12
         relative_offset, boundary = segment.index.at_or_below_position(position + max_bytes)
         if boundary > position and boundary >= first_end:
             self._remember(segment.base_offset + relative_offset, segment, boundary)

@@ -37,6 +37,7 @@ class ReplicatedLog:
         self.safe_start_offset = self.retiring_to = 0
         self.retire: Callable[[int], None] = self.delete_before
         self.copying = False
+        self.on_damage: Callable[[int], None] = lambda _offset: None
         self._archived = archived_offset
 
     def archived_offset(self) -> int:

@@ -15,8 +15,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from headrace.errors import CorruptBatch, InvalidRecord
-from headrace.ports.disk import File
+from headrace.errors import CorruptBatch, InvalidRecord, UnreadableBatch
+from headrace.ports.disk import MEDIUM_ERRORS, File
 from headrace.records.batch import (
     ATTRIBUTES_AT,
     HEADER_BYTES,
@@ -73,6 +73,19 @@ Headers = Iterator[tuple[int, BatchHeader]]
 """Headers with their positions."""
 
 
+def read_log(file: File, count: int, position: int, least: int | None = None) -> bytes:
+    """Bytes of a log, not all of them if the disk cannot give them back, but at least so many: UnreadableBatch if not
+    even those. Other errors of the disk are no damage."""
+    try:
+        return file.pread(count, position)
+    except OSError as error:
+        if error.errno not in MEDIUM_ERRORS:
+            raise
+        if least is not None and least < count:
+            return read_log(file, least, position)
+        raise UnreadableBatch(f"{file.path} at byte {position}: {error.strerror}; mend or replace the disk") from error
+
+
 def walk(file: File, position: int, end: int) -> Headers:
     """Headers from a position that is known to be a batch's. CorruptBatch says where they stop making sense."""
     window, window_at, size_bytes = b"", position, 0
@@ -80,7 +93,8 @@ def walk(file: File, position: int, end: int) -> Headers:
         at = position - window_at
         if at + HEADER_BYTES > len(window):
             count = HEADER_BYTES if size_bytes > WALK_LARGE_BATCH_BYTES else WALK_WINDOW_BYTES
-            window, window_at, at = file.pread(min(count, end - position), position), position, 0
+            window = read_log(file, min(count, end - position), position, HEADER_BYTES)
+            window_at, at = position, 0
         try:
             header = read_header(window, at)
         except (CorruptBatch, InvalidRecord) as error:
@@ -100,10 +114,11 @@ def walk_checked(file: File, position: int, wanted_end: int, end: int) -> Header
         need = _size_at(window, at)
         if need is None or at + need > len(window):
             count = max(min(SCAN_WINDOW_BYTES, wanted_end - position), need or HEADER_BYTES)
-            window, window_at, at = file.pread(min(count, end - position), position), position, 0
+            window = read_log(file, min(count, end - position), position, HEADER_BYTES)
+            window_at, at = position, 0
             need = _size_at(window, 0)
             if need is not None and len(window) < need <= end - position:
-                window = file.pread(need, position)
+                window = read_log(file, need, position)
         try:
             header = check(window, at)
         except (CorruptBatch, InvalidRecord) as error:
@@ -131,13 +146,17 @@ def sound_run(window: bytes, expected_offset: int, epoch: int, batches_max: int)
 def find(file: File, position: int, end: int, expected_offset: int, offset: int, *, dense: bool) -> int:
     """Position of the first batch that ends at or after the offset, `end` if none does: `walk` without its luxury.
 
-    -1 where the headers do not make sense; `walk` from the same position says why.
+    -1 where the headers do not make sense or cannot be read; `walk` from the same position says why.
     """
     window, window_at = b"", position
     while position < end:
         at = position - window_at
         if at + HEADER_BYTES > len(window):
-            window, window_at, at = file.pread(min(FIND_WINDOW_BYTES, end - position), position), position, 0
+            try:
+                window = read_log(file, min(FIND_WINDOW_BYTES, end - position), position, HEADER_BYTES)
+            except UnreadableBatch:
+                return -1
+            window_at, at = position, 0
             if len(window) < HEADER_BYTES:
                 return -1
         base, length, magic, last_offset_delta = _PLACE_FIELDS(window, at)

@@ -8,6 +8,7 @@ from headrace.ports.disk import File
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import TimedOffset
+from headrace.storage.scan import read_log
 from headrace.storage.segment import NEVER, NO_TIMESTAMP, Segment
 
 
@@ -50,7 +51,7 @@ def in_batch(
 ) -> TimedOffset | None:
     if header.append_time:
         return TimedOffset(max(header.base_offset, start_offset), header.max_timestamp_ms)
-    found = kernel.columns(file.pread(header.size_bytes, position))
+    found = kernel.columns(read_log(file, header.size_bytes, position))
     for offset, record_ms in zip(found.offsets, found.timestamps_ms, strict=True):
         if record_ms >= timestamp_ms and offset >= start_offset:
             return TimedOffset(offset, record_ms)

@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.errors import CorruptBatch
+from headrace.errors import CorruptBatch, UnreadableBatch
 from headrace.ports.disk import Disk, File, FileSlice
 from headrace.records.batch import HEADER_BYTES
 from headrace.storage import sums
@@ -21,7 +21,7 @@ from headrace.storage.checked import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.index import OffsetIndex, TimeIndex
 from headrace.storage.open_segments import OpenSegments
-from headrace.storage.scan import Headers, find, sound_run, walk, walk_checked
+from headrace.storage.scan import Headers, find, read_log, sound_run, walk, walk_checked
 
 log = logging.getLogger(__name__)
 
@@ -245,8 +245,8 @@ class Segment:
         self.load_indexes()
         try:
             return self._locate(offset)
-        except CorruptBatch:
-            if self._index_doubted or self.damage:
+        except CorruptBatch as error:
+            if self._index_doubted or self.damage or isinstance(error, UnreadableBatch):
                 raise
             # The index may have led to a place where no batch begins: the log itself decides.
             self._index_doubted = True
@@ -271,7 +271,7 @@ class Segment:
     def end_before(self, position: int) -> int:
         """The offset behind the last batch before the position, at which one begins or the segment ends."""
         if not self.sparse and position < self.written:
-            return int.from_bytes(self.file.pread(8, position), "big")
+            return int.from_bytes(read_log(self.file, 8, position), "big")
         self.load_indexes()
         _, indexed = self.index.at_or_below_position(position - 1)
         end = self.base_offset
@@ -362,7 +362,8 @@ class Segment:
         epoch = checks.epochs.epoch_at(due) if due >= 0 and not self.sparse else None
         if epoch is not None:
             budget = checks.budget
-            window = self.file.pread(max(HEADER_BYTES, min(budget.bytes, wanted_end - position)), position)
+            count = max(HEADER_BYTES, min(budget.bytes, wanted_end - position))
+            window = read_log(self.file, count, position, HEADER_BYTES)
             used, due, batches = sound_run(window, due, epoch, max(1, budget.batches))
             if used:
                 budget.spend(used, batches)
@@ -376,6 +377,11 @@ class Segment:
             raise self._wrong(found_at, f"leader epoch is {header.leader_epoch}, not {epoch}")
         checks.budget.spend(header.size_bytes, 1)
         return found_at + header.size_bytes, header.next_offset
+
+    def doubt(self) -> None:
+        """What was checked, or written by this process, is checked again before it is served."""
+        self._checked = CheckedBytes()
+        self._checked.own_from = self.written
 
     def trust_all(self) -> None:
         """Everything was checked just now."""

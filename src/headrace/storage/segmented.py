@@ -8,7 +8,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from headrace.errors import HeadraceError, OffsetOutOfRange
+from headrace.errors import CorruptBatch, HeadraceError, OffsetOutOfRange
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
@@ -71,7 +71,7 @@ class SegmentedLog(ReplicatedLog):
         self._unsynced = Unsynced(around.disk, found.unsynced)
         self.epochs = found.epochs or EpochHistory(self._disk, folder)
         self.epochs.rebuild_from(self._epochs_in_log)
-        self._reader = Reader(self.segments, self.epochs, around.check_budget)
+        self._reader = Reader(self.segments, self.epochs, around.check_budget, self)
         self._epoch: int | None = None
         self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
         self.settings = settings
@@ -200,8 +200,15 @@ class SegmentedLog(ReplicatedLog):
             return NOTHING
         try:
             return self._reader.read(offset, max_bytes, limit, self.written_offset, warm=warm)
+        except CorruptBatch:
+            self.on_damage(offset)
+            raise
         except OSError as error:
             raise refusal.unreadable(self.topic_partition, error) from error
+
+    def doubt(self) -> None:
+        for segment in self.segments:
+            segment.doubt()
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         return self.segments.headers(from_offset)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from headrace.ports.disk import Disk, read_whole
+from headrace.ports.disk import Disk, read_derived
 from headrace.storage import producers
 from headrace.storage.producers import ProducerState
 from headrace.storage.segment import SNAPSHOT, stem
@@ -47,9 +47,10 @@ class Snapshots:
         """The newest whole one that is not beyond the end, and its offset."""
         for offset in sorted((each for each in self._offsets if each <= end_offset), reverse=True):
             try:
-                states = producers.decode(read_whole(self._disk, self.path(offset)))
+                data = read_derived(self._disk, self.path(offset))
             except FileNotFoundError:
                 continue
+            states = producers.decode(data) if data is not None else None
             if states is not None:
                 return offset, states
             log.warning("%s: not whole: left out, the log itself is read instead", self.path(offset))

@@ -45,6 +45,8 @@ class LatestOffsets:
 
     def __init__(self) -> None:
         self.offsets: dict[bytes, int] = {}
+        self.reached = 0
+        """Batches below it were read."""
         self.complete_to = 0
         """Every key of the dirty part below it is in the map."""
 
@@ -53,11 +55,11 @@ class LatestOffsets:
         return len(self.offsets) > KEYS_MAX
 
     def add(self, batch: Batch, header: BatchHeader) -> None:
-        if header.is_control or not header.record_count:
-            return
-        for offset, key, _ in kernel.keys(batch):
-            if key is not None:
-                self.offsets[_short(key)] = offset
+        if not header.is_control and header.record_count:
+            for offset, key, _ in kernel.keys(batch):
+                if key is not None:
+                    self.offsets[_short(key)] = offset
+        self.reached = header.next_offset
 
 
 class Thinning:
@@ -65,14 +67,25 @@ class Thinning:
 
     def __init__(self, cleaned: CleanedLog, latest: LatestOffsets, now_ms: int) -> None:
         self._latest = latest.offsets
+        self._progress = latest
         old_ms = now_ms - cleaned.settings.delete_retention_ms
         self._horizon = max((offset for offset, at_ms in cleaned.cleanings if at_ms <= old_ms), default=0)
         """Tombstones below it were there long enough for every reader to see."""
         states = cleaned.producers.states.values()
         self._last_batches = {state.batches[-1].base_offset for state in states if state.batches}
 
+    def begins(self, offset: int) -> None:
+        """What comes next is read from this offset on."""
+        self._progress.reached = offset
+
     def thin(self, batch: Batch, header: BatchHeader) -> tuple[Batch, BatchHeader] | None:
         """The batch with what is kept of it, and its new header; None if nothing is. The very same batch if all is."""
+        self._progress.reached = header.base_offset
+        kept = self._thin(batch, header)
+        self._progress.reached = header.next_offset
+        return kept
+
+    def _thin(self, batch: Batch, header: BatchHeader) -> tuple[Batch, BatchHeader] | None:
         if header.is_control:
             kernel.columns(batch)
             return batch, header

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
 import ssl
@@ -273,12 +272,16 @@ class SocketChannel:
                 if self._to_be_read(head):
                     self._read_head(head)
                     continue
-                sent = os.sendfile(self._fd, head.file.fileno(), head.position, min(head.count, turn_bytes))
+                try:
+                    sent = os.sendfile(self._fd, head.file.fileno(), head.position, min(head.count, turn_bytes))
+                except OSError as error:
+                    head.failed(error)
+                    raise
                 if sent == 0:
-                    raise OSError(errno.EIO, f"{head.file.path} ends before position {head.position + head.count}")
+                    raise head.ended()
                 self._out_bytes -= sent
                 if sent < head.count:
-                    out[0] = FileSlice(head.file, head.position + sent, head.count - sent)
+                    out[0] = head.part(sent, head.count - sent)
                 else:
                     out.popleft()
                 turn_bytes -= sent
@@ -315,7 +318,7 @@ class SocketChannel:
                 read_bytes += part.count
                 if not self._to_be_read(part) or read_bytes > READ_PIECE_BYTES:
                     break
-                part = self._out[place] = _read_slice(part, part.count)
+                part = self._out[place] = memoryview(part.read())
             run.append(part)
         return run
 
@@ -325,11 +328,11 @@ class SocketChannel:
     def _read_head(self, head: FileSlice) -> None:
         """Turn the slice at the head, or a piece of it, into bytes."""
         count = min(head.count, READ_PIECE_BYTES)
-        data = _read_slice(head, count)
+        data = head.part(0, count).read()
         self._out.popleft()
         if count < head.count:
-            self._out.appendleft(FileSlice(head.file, head.position + count, head.count - count))
-        self._out.appendleft(data)
+            self._out.appendleft(head.part(count, head.count - count))
+        self._out.appendleft(memoryview(data))
 
     # Closing.
 
@@ -364,10 +367,3 @@ class SocketChannel:
         """Without TLS's own end mark the peer cannot tell a whole answer from a cut one."""
         with contextlib.suppress(OSError, ValueError):
             self._sock.unwrap()  # type: ignore[attr-defined]
-
-
-def _read_slice(part: FileSlice, count: int) -> memoryview:
-    data = part.file.pread(count, part.position)
-    if len(data) != count:
-        raise OSError(errno.EIO, f"{part.file.path} ends before position {part.position + count}")
-    return memoryview(data)

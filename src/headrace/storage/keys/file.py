@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from headrace.ports.disk import Disk, File
+from headrace.ports.disk import MEDIUM_ERRORS, Disk, File
 from headrace.records.key_hashing import KeyTable
 from headrace.storage.keys.steps import Steps
 
@@ -116,6 +116,10 @@ class KeyFile:
         file = disk.open(path)
         try:
             header, size = file.pread(HEADER_BYTES, 0), file.size()
+        except OSError as error:
+            if error.errno not in MEDIUM_ERRORS:
+                raise
+            return None
         finally:
             file.close()
         if len(header) < HEADER_BYTES or _CRC.unpack_from(header, HEADER_BYTES - 4)[0] != crc32c(header[:-4]):

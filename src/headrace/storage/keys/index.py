@@ -230,7 +230,7 @@ class PartitionKeys:
         yield None
 
     def _take(self, found: ReadResult) -> None:
-        data = b"".join([piece.file.pread(piece.count, piece.position) for piece in found.slices])
+        data = b"".join([piece.read() for piece in found.slices])
         if not data:  # compaction has left nothing up to the end
             if not self.files:
                 self._begin(self.next_offset, 1)

@@ -179,7 +179,7 @@ class Search:
             else:
                 yield None
             warm = True
-        data = b"".join([piece.file.pread(piece.count, piece.position) for piece in found.slices])
+        data = b"".join([piece.read() for piece in found.slices])
         if data:
             header = read_header(data)
             self._batch = _Batch(header, memoryview(data)[: header.size_bytes])

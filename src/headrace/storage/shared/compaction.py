@@ -18,12 +18,14 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from headrace.errors import CorruptBatch, InvalidRecord
+from headrace.errors import CorruptBatch, InvalidRecord, UnreadableBatch
 from headrace.ports.disk import Buffer, Disk
 from headrace.records.batch import BatchHeader, batches
 from headrace.settings import FOREVER_MS
 from headrace.storage import thinning
 from headrace.storage.cleaner import Steps
+from headrace.storage.damage import look_at
+from headrace.storage.scan import read_log, walk_checked
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queue import Queue
@@ -136,6 +138,7 @@ def steps(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, replacements: R
             yield from _Compaction(cleaned, commit_log, latest, replacements, now_ms, truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
+        look_at(cleaned, max(cleaned.start_offset, latest.reached))
         return
     except OSError:
         yield from replacements.settle()
@@ -158,8 +161,16 @@ def _batches(commit_log: CommitLog, entry: Entry) -> Iterator[tuple[BatchHeader,
             f"{commit_log.path(entry.number)} at byte {entry.byte}: offsets {entry.offset} to {entry.next_offset - 1} "
             "are damaged"
         )
-    if entry.size != GONE:
-        yield from batches(memoryview(commit_log.file(entry.number).pread(entry.size, entry.byte)))
+    if entry.size == GONE:
+        return
+    file, end = commit_log.file(entry.number), entry.byte + entry.size
+    try:
+        data = read_log(file, entry.size, entry.byte)
+    except UnreadableBatch:
+        for byte, header in walk_checked(file, entry.byte, end, end):
+            yield header, memoryview(read_log(file, header.size_bytes, byte))
+        return
+    yield from batches(memoryview(data))
 
 
 def _read_keys(cleaned: SharedLog, commit_log: CommitLog, latest: LatestOffsets, end: int) -> Steps:
@@ -171,6 +182,7 @@ def _read_keys(cleaned: SharedLog, commit_log: CommitLog, latest: LatestOffsets,
         if place is None:
             return
         entry = cleaned.queue.entry(place)
+        latest.reached = entry.offset
         for header, batch in _batches(commit_log, entry):
             latest.add(batch, header)
         offset = latest.complete_to = max(offset + 1, entry.next_offset)
@@ -226,6 +238,7 @@ class _Compaction:
     def _take(self, entry: Entry) -> None:
         kept: list[Buffer] = []
         loses = False
+        self._thinning.begins(entry.offset)
         for header, batch in _batches(self._commit_log, entry):
             found = self._thinning.thin(batch, header)
             if found is None or found[0] is not batch:

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from headrace.errors import HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
+from headrace.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
 from headrace.ports.disk import Buffer, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
@@ -89,7 +89,7 @@ class SharedLog(ReplicatedLog):
         self.beside = Beside(around.disk, folder, self.epochs, found.snapshots)
         self.epochs.rebuild_from(self._epochs_in_log)
         checked_from = end_offset if found.checked_from is None else found.checked_from
-        self._reader = Reader(self.queue, around.commit_log, self.epochs, around.check_budget, checked_from)
+        self._reader = Reader(self.queue, around.commit_log, self.epochs, around.check_budget, checked_from, self)
         self._epoch: int | None = None
         self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
         self.settings = settings
@@ -265,8 +265,14 @@ class SharedLog(ReplicatedLog):
             raise self.offline.again()
         try:
             return self._reader.read(offset, max_bytes, limit, warm=warm)
+        except CorruptBatch:
+            self.on_damage(offset)
+            raise
         except OSError as error:
             raise refusal.unreadable(self.topic_partition, error) from error
+
+    def doubt(self) -> None:
+        self._reader.doubt(self.written_offset)
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         return search.headers(self.queue, self._around.commit_log, from_offset, from_offset)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import File
-from headrace.storage.scan import find, walk
+from headrace.storage.scan import find, read_log, walk
 from headrace.storage.shared import splicing
 from headrace.storage.shared.queuefile import (
     DAMAGED,
@@ -154,7 +154,7 @@ class Queue(QueueFiles):
             return True, offset, None
         if at <= entry.byte:  # it begins with the batch that spans the offset, or nobody knows what is in it
             return False, entry.offset, None
-        base = int.from_bytes(file.pread(8, at), "big")
+        base = int.from_bytes(read_log(file, 8, at), "big")
         run = Run(entry.number, entry.byte, at - entry.byte, entry.offset, _greatest_ms(file, entry.byte, at))
         return False, min(offset, base), run
 

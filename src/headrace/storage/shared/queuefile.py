@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from headrace.ports.disk import Disk, File, read_whole
+from headrace.ports.disk import Disk, File, read_derived
 
 QUEUE: Final = ".queue"
 OLD: Final = ".old"
@@ -194,8 +194,8 @@ class QueueFile:
         """Take what is on disk: a closed file, or the first entries of an active one. False if it does not agree."""
         if not self._disk.exists(self.path):
             return False
-        data = read_whole(self._disk, self.path)
-        if len(data) < HEAD_BYTES:
+        data = read_derived(self._disk, self.path)
+        if data is None or len(data) < HEAD_BYTES:
             return False
         magic, first_offset, base_ms, head_crc = _HEAD.unpack_from(data)
         if (magic, first_offset) != (_MAGIC, self.first_offset) or crc32c(data[: _HEAD_BODY.size]) != head_crc:

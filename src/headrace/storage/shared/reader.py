@@ -8,16 +8,17 @@ are first served.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.errors import CorruptBatch
-from headrace.ports.disk import File, FileSlice
+from headrace.errors import CorruptBatch, UnreadableBatch
+from headrace.ports.disk import File, FileSlice, Source
 from headrace.records.batch import LENGTH_END
 from headrace.storage.checked import CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import ReadResult
-from headrace.storage.scan import find, sound_run, walk_checked
+from headrace.storage.scan import find, read_log, sound_run, walk_checked
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.queue import Place, Queue
 from headrace.storage.shared.queuefile import DAMAGED, GONE, Entry
@@ -35,6 +36,7 @@ class _Answer:
     """Slices in the making."""
 
     warm: bool
+    source: Source
     slices: list[FileSlice] = field(default_factory=list)
     count: int = 0
     unchecked: FileSlice | None = None
@@ -56,22 +58,34 @@ class _Answer:
 
     def flush(self) -> None:
         if self.file is not None:
-            self.slices.append(FileSlice(self.file, self.byte, self.end - self.byte))
+            self.slices.append(FileSlice(self.file, self.byte, self.end - self.byte, self.source))
         self.file = None
 
 
 class Reader:
     def __init__(
-        self, queue: Queue, commit_log: CommitLog, epochs: EpochHistory, budget: CheckBudget, checked_from: int
+        self,
+        queue: Queue,
+        commit_log: CommitLog,
+        epochs: EpochHistory,
+        budget: CheckBudget,
+        checked_from: int,
+        source: Source,
     ) -> None:
         self._queue = queue
         self._commit_log = commit_log
         self._epochs = epochs
         self._budget = budget
+        self._source = source
         self.checked = CheckedBytes()
         """By offset, not by byte: where a batch lies may change."""
         self.checked.own_from = checked_from
         self._places: dict[int, tuple[Place, int]] = {}
+
+    def doubt(self, end_offset: int) -> None:
+        """Everything before this offset is checked again before it is served."""
+        self.checked = CheckedBytes()
+        self.checked.own_from = end_offset
 
     def forget(self) -> None:
         """Places have changed."""
@@ -80,7 +94,7 @@ class Reader:
     def read(self, offset: int, max_bytes: int, limit: int, *, warm: bool) -> ReadResult:
         """Slices from the batch that holds the offset; the limit is the boundary of a batch above it."""
         found = self._find(offset)
-        answer = _Answer(warm)
+        answer = _Answer(warm, self._source)
         while found is not None:
             place, entry, byte, base = found
             if entry.offset >= limit:
@@ -146,7 +160,7 @@ class Reader:
                 file = self._commit_log.file(entry.number)
                 byte = self._seek(file, entry, offset)
                 if byte < entry.byte + entry.size:
-                    return place, entry, byte, int.from_bytes(file.pread(8, byte), "big")
+                    return place, entry, byte, int.from_bytes(read_log(file, 8, byte), "big")
             place = self._queue.settle((place[0], place[1] + 1))
         return None
 
@@ -189,7 +203,7 @@ class Reader:
         if stop <= byte:
             return False
         if not answer.count and stop - byte > max_bytes:
-            first_end = byte + int.from_bytes(file.pread(4, byte + 8), "big") + LENGTH_END
+            first_end = byte + int.from_bytes(read_log(file, 4, byte + 8), "big") + LENGTH_END
             answer.add(file, byte, min(stop, max(first_end, byte + max_bytes)))
             return False
         answer.add(file, byte, stop)
@@ -207,7 +221,7 @@ class Reader:
             answer.unchecked = FileSlice(file, byte, run_end - byte)
             return byte
         answer.has_old = True
-        window = file.pread(run_end - byte, byte)
+        window = _readable(file, byte, run_end)
         at, due = 0, base
         while at < len(window):
             epoch = self._epochs.epoch_at(due)
@@ -229,7 +243,7 @@ class Reader:
             at += used
         if at < len(window) and self._budget.spent:
             answer.unchecked = FileSlice(file, byte + at, run_end - byte - at)
-        self.checked.add(base, entry.next_offset if at == len(window) else due, due)
+        self.checked.add(base, entry.next_offset if byte + at == run_end else due, due)
         return byte + at
 
     def _check_one(self, file: File, byte: int, end: int, due: int) -> tuple[int, int, int]:
@@ -255,3 +269,17 @@ class Reader:
         if len(places) >= PLACES_MAX:
             del places[next(iter(places))]
         places[offset] = (place, byte)
+
+
+def _readable(file: File, byte: int, end: int) -> bytes:
+    """The bytes of a run, up to the first batch that the disk does not give back."""
+    try:
+        return read_log(file, end - byte, byte)
+    except UnreadableBatch:
+        at = byte
+        with suppress(UnreadableBatch):
+            for found, header in walk_checked(file, byte, end, end):
+                at = found + header.size_bytes
+        if at == byte:
+            raise
+        return read_log(file, at - byte, byte)

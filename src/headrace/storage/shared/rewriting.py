@@ -28,6 +28,8 @@ from typing import Final, cast
 from headrace.errors import CorruptBatch
 from headrace.settings import BROKER_BY_NAME
 from headrace.storage.cleaner import Steps
+from headrace.storage.damage import look_at
+from headrace.storage.scan import read_log
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES
 from headrace.storage.shared.log import SharedLog
@@ -126,8 +128,10 @@ class Rewriter:
 
     def _move(self, source: SharedLog, entries: list[Entry], replacements: Replacements) -> None:
         file = self._commit_log.file(entries[0].number)
-        batches = [file.pread(entry.size, entry.byte) for entry in entries if entry.size != GONE]
         try:
+            batches = [read_log(file, entry.size, entry.byte) for entry in entries if entry.size != GONE]
             replacements.add(source, entries[0].offset, entries[-1].next_offset, batches)
         except CorruptBatch as error:
             log.error("%s stays: %s", file.path, error)
+            for entry in entries:
+                look_at(source, max(source.start_offset, entry.offset))
