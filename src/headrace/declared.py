@@ -48,6 +48,8 @@ class Setting:
     choices: tuple[str, ...] = ()
     pattern: str = ""
     """What each item of a list must look like."""
+    fixed: str = ""
+    """Why nothing but the default is taken."""
 
     def parse(self, given: object) -> Value:
         """The value in its own type, or SettingError that says what would be right."""
@@ -66,6 +68,8 @@ class Setting:
         wrong = [item for item in chosen if self.pattern and not re.fullmatch(self.pattern, str(item))]
         if wrong:
             raise SettingError(f"setting {self.name}: {wrong[0]!r} is not of the form {self.unit}")
+        if self.fixed and value != self.default:
+            raise SettingError(f"setting {self.name}: {given!r} is refused: {self.fixed}")
         return value
 
 
@@ -104,6 +108,8 @@ LEVELS: Final[dict[str, dict[str, str]]] = {
     "all-replicas": {"durability": "disk", "replication.point": "flushed", "replication.policy": "all"},
 }
 """What each named level of reliability stands for; partitions.levels says what each can lose."""
+
+_THROTTLED: Final = r"\*|\d+:\d+"
 
 TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
@@ -265,4 +271,79 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
         False,
         "while a partition has no leader, followers serve its readers up to their watermark",
     ),
+    Setting(
+        "leader.replication.throttled.replicas",
+        "list",
+        (),
+        "kept for Kafka's tools, without effect: replica.catchup.bytes.per.second limits every replica that catches up",
+        "partition:broker or *",
+        pattern=_THROTTLED,
+    ),
+    Setting(
+        "follower.replication.throttled.replicas",
+        "list",
+        (),
+        "kept for Kafka's tools, without effect: replica.catchup.bytes.per.second limits every replica that catches up",
+        "partition:broker or *",
+        pattern=_THROTTLED,
+    ),
+    Setting(
+        "remote.storage.enable",
+        "bool",
+        False,
+        "tiered storage, which is not here; false only",
+        fixed="there is no tiered storage here; archive the topic and set retention.archived",
+    ),
+    Setting(
+        "remote.log.copy.disable",
+        "bool",
+        False,
+        "of tiered storage; false only",
+        fixed="there is no tiered storage here",
+    ),
+    Setting(
+        "remote.log.delete.on.disable",
+        "bool",
+        False,
+        "of tiered storage; false only",
+        fixed="there is no tiered storage here",
+    ),
+    Setting(
+        "local.retention.ms",
+        "int",
+        -2,
+        "kept, without effect as in Kafka without tiered storage: retention.ms holds, which -2 stands for",
+        "ms",
+        -2,
+    ),
+    Setting(
+        "local.retention.bytes",
+        "int",
+        -2,
+        "kept, without effect as in Kafka without tiered storage: retention.bytes holds, which -2 stands for",
+        "bytes",
+        -2,
+    ),
 )
+
+GROUP_SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting(
+        "consumer.session.timeout.ms",
+        "int",
+        45_000,
+        "kept for groups of KIP-848, which are not served yet; members of classic groups say it themselves",
+        "ms",
+        1,
+        (1 << 31) - 1,
+    ),
+    Setting(
+        "consumer.heartbeat.interval.ms",
+        "int",
+        5000,
+        "kept for groups of KIP-848, which are not served yet; members of classic groups choose it themselves",
+        "ms",
+        1,
+        (1 << 31) - 1,
+    ),
+)
+"""Of a consumer group, kept by its name whether it is there or not."""

@@ -6,6 +6,8 @@ from typing import Final
 
 from headrace.declared import Secret, Setting
 
+_ONE_LOOP: Final = "kept for Kafka's tools, without effect: a broker is one loop"
+
 BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("node.id", "int", 1, "number of this broker in the cluster", "", 0, (1 << 31) - 1),
     Setting("cluster.id", "str", "", "name of the cluster; empty draws one at first start and keeps it"),
@@ -249,4 +251,18 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("group.max.size", "int", 1000, "most members of one group", "members", 1),
     Setting("groups.max", "int", 100_000, "most groups that one broker keeps", "groups", 1),
     Setting("http.body.max.bytes", "int", 16 << 20, "largest HTTP request body", "bytes", 1024),
+    Setting("background.threads", "int", 10, _ONE_LOOP, "threads", 1),
+    Setting("num.io.threads", "int", 8, _ONE_LOOP, "threads", 1),
+    Setting("num.network.threads", "int", 3, _ONE_LOOP, "threads", 1),
+    Setting("num.replica.fetchers", "int", 1, _ONE_LOOP, "threads", 1),
+    Setting("num.recovery.threads.per.data.dir", "int", 2, _ONE_LOOP, "threads", 1),
+    Setting("log.cleaner.threads", "int", 1, _ONE_LOOP, "threads", 1),
+    Setting(
+        "sasl.kerberos.min.time.before.relogin",
+        "int",
+        60_000,
+        "kept for Kafka's tools, without effect: there is no Kerberos here",
+        "ms",
+        0,
+    ),
 )

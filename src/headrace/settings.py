@@ -12,25 +12,25 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from headrace.declared import FOREVER_MS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
+from headrace.declared import FOREVER_MS, GROUP_SETTINGS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
 from headrace.declared_broker import BROKER_SETTINGS
 from headrace.declared_registry import REGISTRY_SETTINGS, USED_BY_REGISTRY
 from headrace.errors import InvalidConfig, SettingError
 
 __all__ = [
-    "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "REGISTRY_BY_NAME",
-    "REGISTRY_SETTINGS", "TOPIC_BY_NAME", "TOPIC_SETTINGS", "BrokerSettings", "LogSettings", "Secret", "Setting",
-    "Value", "check_topic_overrides", "load", "log_settings",
+    "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "GROUP_BY_NAME",
+    "REGISTRY_BY_NAME", "REGISTRY_SETTINGS", "TOPIC_BY_NAME", "TOPIC_SETTINGS", "BrokerSettings", "LogSettings",
+    "Secret", "Setting", "Value", "check_topic_overrides", "load", "log_settings",
 ]  # fmt: skip
 
 DEFAULTS_FOR_TOPICS: Final = tuple(
-    Setting("log." + s.name, s.kind, s.default, "topic default: " + s.meaning, s.unit, s.least, s.most, s.choices)
-    for s in TOPIC_SETTINGS
+    replace(s, name="log." + s.name, meaning="topic default: " + s.meaning) for s in TOPIC_SETTINGS
 )
 TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC_SETTINGS}
+GROUP_BY_NAME: Final = {setting.name: setting for setting in GROUP_SETTINGS}
 CLIENT_VARIABLES: Final = frozenset({"HEADRACE_BOOTSTRAP", "HEADRACE_REGISTRY"})
 """Read by the command line when it talks to a server; a server that finds them passes over them."""
 BROKER_BY_NAME: Final = {setting.name: setting for setting in (*BROKER_SETTINGS, *DEFAULTS_FOR_TOPICS)}

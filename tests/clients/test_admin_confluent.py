@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,6 +128,117 @@ def test_topic_settings_are_described_and_altered(admin: AdminClient, topic: Mak
 def test_broker_settings_are_described(admin: AdminClient) -> None:
     entries = only(admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, "1")]))
     assert entries["num.partitions"].value == "1"
+
+
+def settings_of(admin: AdminClient, kind: Any, name: str) -> dict[str, Any]:
+    return dict(only(admin.describe_configs([ConfigResource(kind, name)])))
+
+
+def altered(admin: AdminClient, kind: Any, name: str, **changes: tuple[Any, str]) -> dict[str, Any]:
+    """What is described after the changes, each an operation and a value by a name with underscores for dots."""
+    entries = [
+        ConfigEntry(key.replace("_", "."), value, incremental_operation=operation)
+        for key, (operation, value) in changes.items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    only(admin.incremental_alter_configs([resource]))
+    return {key: entry.value for key, entry in settings_of(admin, kind, name).items()}
+
+
+def test_broker_settings_answer_under_the_names_that_kafka_gives_them(fresh_broker: Callable[..., Broker]) -> None:
+    broker = fresh_broker(settings={"rack": "RACK1", "log.max.message.bytes": 4321})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    described = settings_of(admin, ConfigResource.Type.BROKER, "1")
+    values = {name: entry.value for name, entry in described.items()}
+    assert (values["broker.id"], values["node.id"], values["broker.rack"]) == ("1", "1", "RACK1")
+    assert values["advertised.listeners"] == f"PLAINTEXT://{broker.bootstrap}"
+    assert values["listeners"] == "PLAINTEXT://127.0.0.1:0"
+    assert values["log.dirs"] == values["data"]
+    assert (values["message.max.bytes"], described["message.max.bytes"].is_read_only) == ("4321", False)
+    assert described["broker.rack"].is_read_only
+    for name in (
+        "auto.create.topics.enable", "compression.type", "default.replication.factor", "min.insync.replicas",
+        "group.initial.rebalance.delay.ms", "num.partitions", "offsets.topic.replication.factor", "log.roll.ms",
+        "offsets.retention.minutes", "replica.lag.time.max.ms", "log.cleaner.backoff.ms", "replica.selector.class",
+    ):  # fmt: skip
+        assert name in values, name
+
+
+def test_broker_settings_are_altered_by_either_name(fresh_broker: Callable[..., Broker]) -> None:
+    """librdkafka's case 0081 sets what has no meaning here too."""
+    broker = fresh_broker()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    put, remove = AlterConfigOpType.SET, AlterConfigOpType.DELETE
+    add, subtract = AlterConfigOpType.APPEND, AlterConfigOpType.SUBTRACT
+    kind = ConfigResource.Type.BROKER
+    found = altered(
+        admin,
+        kind,
+        "1",
+        background_threads=(put, "9"),
+        log_cleanup_policy=(add, "compact"),
+        message_max_bytes=(put, "1234"),
+        sasl_kerberos_min_time_before_relogin=(put, "58000"),
+    )
+    assert (found["background.threads"], found["log.cleanup.policy"]) == ("9", "delete,compact")
+    assert (found["message.max.bytes"], found["log.max.message.bytes"]) == ("1234", "1234")
+    found = altered(
+        admin,
+        kind,
+        "1",
+        background_threads=(remove, ""),
+        log_cleanup_policy=(subtract, "compact"),
+        message_max_bytes=(remove, ""),
+    )
+    assert (found["background.threads"], found["log.cleanup.policy"]) == ("10", "delete")
+    assert found["message.max.bytes"] == "1048588"
+
+
+def test_settings_of_a_group_are_kept_by_its_name(admin: AdminClient) -> None:
+    put, remove, kind = AlterConfigOpType.SET, AlterConfigOpType.DELETE, ConfigResource.Type.GROUP
+    group = f"a/group {uuid.uuid4()}"
+    described = settings_of(admin, kind, group)
+    assert described["consumer.session.timeout.ms"].value == "45000"
+    assert altered(admin, kind, group, consumer_session_timeout_ms=(put, "50000")) == {
+        "consumer.session.timeout.ms": "50000",
+        "consumer.heartbeat.interval.ms": "5000",
+    }
+    found = altered(admin, kind, group, consumer_session_timeout_ms=(remove, ""))
+    assert found["consumer.session.timeout.ms"] == "45000"
+    entry = ConfigEntry("segment.bytes", "1", incremental_operation=put)
+    wrong = ConfigResource(kind, group, incremental_configs=[entry])
+    assert error_of(admin.incremental_alter_configs([wrong])) == KafkaError.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("leader.replication.throttled.replicas", "0:1,1:2", True),
+        ("follower.replication.throttled.replicas", "*", True),
+        ("leader.replication.throttled.replicas", "all of them", False),
+        ("local.retention.ms", "-2", True),
+        ("local.retention.bytes", "1000000", True),
+        ("local.retention.bytes", "-3", False),
+        ("remote.storage.enable", "false", True),
+        ("remote.storage.enable", "true", False),
+        ("remote.log.copy.disable", "true", False),
+        ("segment.jitter.ms", "1000", True),
+        ("preallocate", "true", True),
+        ("message.timestamp.before.max.ms", "3600000", True),
+    ],
+)
+def test_topic_settings_that_kafka_has_are_taken_or_refused_with_a_reason(
+    admin: AdminClient, topic: MakeTopic, name: str, value: str, taken: bool
+) -> None:
+    made, kind = topic(), ConfigResource.Type.TOPIC
+    if taken:
+        found = altered(admin, kind, made, **{name.replace(".", "_"): (AlterConfigOpType.SET, value)})
+        assert found[name] == value
+        return
+    with pytest.raises(KafkaException) as refused:
+        altered(admin, kind, made, **{name.replace(".", "_"): (AlterConfigOpType.SET, value)})
+    assert refused.value.args[0].code() == KafkaError.INVALID_CONFIG
+    assert name in refused.value.args[0].str()
 
 
 def test_the_cluster_is_described(admin: AdminClient, broker: Broker) -> None:

@@ -117,3 +117,31 @@ def test_cluster_and_log_dirs(
     }
     assert sizes[0] > 1000
     assert sizes[1] == 0
+
+
+def test_the_quorum_is_described_as_the_controller_and_who_can_become_it(admin: KafkaAdminClient) -> None:
+    quorum = admin.describe_metadata_quorum()
+    (partition,) = quorum["topics"][0]["partitions"]
+    assert partition["leader_id"] == 1
+    assert partition["leader_epoch"] >= 1
+    assert [voter["replica_id"] for voter in partition["current_voters"]] == [1]
+    assert [node["node_id"] for node in quorum["nodes"]] == [1]
+
+
+def test_resources_that_have_settings_are_listed(admin: KafkaAdminClient, topic: MakeTopic) -> None:
+    name = topic()
+    listed = admin.list_config_resources()
+    assert name in listed["topic"]
+    assert listed["broker"] == ["1"]
+    assert admin.list_config_resources(["BROKER"]) == {"broker": ["1"]}
+
+
+def test_replicas_are_not_moved_between_folders(admin: KafkaAdminClient, broker: Broker, topic: MakeTopic) -> None:
+    name = topic()
+    asked = {(name, 0, 1): "/somewhere/else", (name, 7, 1): str(broker.data)}
+    assert {place: error.errno for place, error in admin.alter_replica_log_dirs(asked).items()} == {
+        (name, 0, 1): 57,
+        (name, 7, 1): 9,
+    }
+    (answer,) = admin.alter_replica_log_dirs({(name, 0, 1): str(broker.data)}).values()
+    assert answer.errno == 0

@@ -20,6 +20,7 @@ from headrace.ports.coordination import Delete, Put
 from headrace.settings import (
     BROKER_BY_NAME,
     DEFAULTS_FOR_TOPICS,
+    GROUP_BY_NAME,
     TOPIC_BY_NAME,
     BrokerSettings,
     Setting,
@@ -36,6 +37,13 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "offsets.loss.accepted",
     "offsets.retention.ms",
     "log.level",
+    "background.threads",
+    "log.cleaner.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+    "sasl.kerberos.min.time.before.relogin",
 }
 """Broker settings that take effect without a restart."""
 
@@ -148,6 +156,23 @@ def plan_broker(image: Image, broker: int | None, alter: Callable[[Mapping[str, 
     return Plan((Step((unchanged(key, image.config_revisions.get(key, 0)),), (action,)),))
 
 
+def plan_group(image: Image, group: str, alter: Callable[[Mapping[str, str]], Mapping[str, str]]) -> Plan:
+    """Settings of a group, which need not be there."""
+    if not group:
+        raise InvalidRequest("settings of a group need its name")
+    key = keys.group_config_key(image.prefix, group)
+    altered = alter(image.group_configs.get(group, {}))
+    for name, text in altered.items():
+        if name not in GROUP_BY_NAME:
+            raise InvalidConfig(f"unknown group setting {name!r}")
+        try:
+            GROUP_BY_NAME[name].parse(text)
+        except SettingError as error:
+            raise InvalidConfig(str(error)) from None
+    action = Put(key, keys.encode(dict(altered))) if altered else Delete(key)
+    return Plan((Step((unchanged(key, image.config_revisions.get(key, 0)),), (action,)),))
+
+
 def _check_broker_settings(altered: Mapping[str, str]) -> None:
     for name, text in altered.items():
         setting = BROKER_BY_NAME.get(name)
@@ -187,6 +212,15 @@ class Configs:
 
     async def replace_broker(self, broker: int | None, full: Mapping[str, str], *, validate_only: bool = False) -> None:
         await self._run(lambda image: plan_broker(image, broker, lambda _: dict(full)), validate_only)
+
+    async def alter_group(self, group: str, changes: Sequence[ConfigChange], *, validate_only: bool = False) -> None:
+        def alter(current: Mapping[str, str]) -> Mapping[str, str]:
+            return changed(current, changes, GROUP_BY_NAME, {})
+
+        await self._run(lambda image: plan_group(image, group, alter), validate_only)
+
+    async def replace_group(self, group: str, full: Mapping[str, str], *, validate_only: bool = False) -> None:
+        await self._run(lambda image: plan_group(image, group, lambda _: dict(full)), validate_only)
 
     async def _run(self, plan_on: Callable[[Image], Plan], validate_only: bool) -> None:
         if validate_only:

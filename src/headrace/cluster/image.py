@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from urllib.parse import unquote
 
 from headrace.cluster import keys
 from headrace.cluster.controls import Controls, with_event
@@ -167,6 +168,7 @@ class Image:
     """By topic id."""
     cluster_config: Mapping[str, str] = field(default_factory=dict)
     broker_configs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    group_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     config_revisions: Mapping[str, int] = field(default_factory=dict)
     """Revision of each config key that is there, for compares."""
     values: Mapping[str, StoredValue] = field(default_factory=dict)
@@ -237,7 +239,7 @@ class _Change:
                 self._take_topic(event, name)
             case ["partitions", name, index]:
                 self._take_partition(event, name, int(index))
-            case ["config", "cluster"] | ["config", "brokers", _]:
+            case ["config", "cluster"] | ["config", "brokers" | "groups", _]:
                 self._take_config(event, path)
             case ["values", name]:
                 self._take_value(event, name)
@@ -278,6 +280,7 @@ class _Change:
         if not configs:
             configs["cluster"] = self._old.cluster_config
             configs["brokers"] = dict(self._old.broker_configs)
+            configs["groups"] = dict(self._old.group_configs)
             configs["revisions"] = dict(self._old.config_revisions)
         value = {} if event.kind == "delete" else _read(event, lambda value: dict(value))
         if event.kind == "delete":
@@ -286,10 +289,12 @@ class _Change:
             configs["revisions"][event.key] = event.mod_revision
         if path[1] == "cluster":
             configs["cluster"] = value
-        elif value:
-            configs["brokers"][int(path[2])] = value
+            return
+        name: int | str = int(path[2]) if path[1] == "brokers" else unquote(path[2])
+        if value:
+            configs[path[1]][name] = value
         else:
-            configs["brokers"].pop(int(path[2]), None)
+            configs[path[1]].pop(name, None)
 
     def _take_value(self, event: Event, name: str) -> None:
         if self._values is None:
@@ -319,6 +324,7 @@ class _Change:
         if self._configs:
             changes["cluster_config"] = self._configs["cluster"]
             changes["broker_configs"] = self._configs["brokers"]
+            changes["group_configs"] = self._configs["groups"]
             changes["config_revisions"] = self._configs["revisions"]
         if self._topics:
             changes.update(self._topic_changes())

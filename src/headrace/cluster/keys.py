@@ -20,6 +20,7 @@ deleted/<topic id>        {"topic", "brokers": [ids], "at_ms"}: a topic that was
 draining/<broker>         {}: the broker takes no new replicas, and those that it has are moved away
 config/cluster            {name: text}
 config/brokers/<id>       {name: text}
+config/groups/<group>     {name: text}; the group's name percent-encoded
 values/<name>             {"value": text}: a cluster-wide setting that users keep here; brokers do not heed it
 producer_ids              {"next": first id not given out}
 """
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import json
 from typing import Any, Final
+from urllib.parse import quote
 
 from headrace.errors import CoordinationError
 
@@ -90,6 +92,10 @@ def cluster_config_key(prefix: str) -> str:
 
 def broker_config_key(prefix: str, broker: int) -> str:
     return f"{prefix}config/brokers/{broker}"
+
+
+def group_config_key(prefix: str, group: str) -> str:
+    return f"{prefix}config/groups/{quote(group, safe='')}"
 
 
 def value_key(prefix: str, name: str) -> str:

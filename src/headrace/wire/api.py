@@ -49,6 +49,7 @@ INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
+ALTER_REPLICA_LOG_DIRS: Final = 34
 DESCRIBE_LOG_DIRS: Final = 35
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
@@ -57,7 +58,9 @@ INCREMENTAL_ALTER_CONFIGS: Final = 44
 ALTER_PARTITION_REASSIGNMENTS: Final = 45
 LIST_PARTITION_REASSIGNMENTS: Final = 46
 OFFSET_DELETE: Final = 47
+DESCRIBE_QUORUM: Final = 55
 DESCRIBE_CLUSTER: Final = 60
+LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 KEY_QUERY: Final = 20_000
 REPLICA_POSITIONS: Final = 20_001
@@ -90,6 +93,7 @@ _ROWS: Final = (
     _row(OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 2, 4, 4),
     _row(DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
     _row(ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
+    _row(ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 1, 2, 2),
     _row(DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 5, 2),
     _row(CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
     _row(DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
@@ -98,7 +102,9 @@ _ROWS: Final = (
     _row(ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 1, 0),
     _row(LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0),
     _row(OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER),
+    _row(DESCRIBE_QUORUM, "DescribeQuorum", 0, 2, 0),
     _row(DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, 0),
+    _row(LIST_CONFIG_RESOURCES, "ListConfigResources", 0, 1, 0),
     _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0),
 )
 

@@ -1,17 +1,19 @@
 """AlterConfigs, versions 0 to 2 (2: compact), and IncrementalAlterConfigs, versions 0 to 1 (1: compact).
 
 AlterConfigs replaces everything a resource has; IncrementalAlterConfigs sets, deletes, appends to and subtracts from
-single settings. A broker resource without a name means all brokers.
+single settings. A broker resource without a name means all brokers; its settings can be named as Kafka names them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 from headrace.cluster.config import ConfigChange, Operation
 from headrace.errors import Code, HeadraceError, InvalidRequest
-from headrace.kafka.api.describe_configs import BROKER, TOPIC
+from headrace.kafka import broker_names
+from headrace.kafka.api.describe_configs import BROKER, GROUP, TOPIC
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -50,8 +52,11 @@ async def _replace(request: Request, asked: Message) -> None:
     configs, only = request.services.configs, request.body.validate_only
     if asked.resource_type == TOPIC:
         await configs.replace_topic(asked.resource_name, full, validate_only=only)
+    elif asked.resource_type == GROUP:
+        await configs.replace_group(asked.resource_name, full, validate_only=only)
     else:
-        await configs.replace_broker(_broker(asked), full, validate_only=only)
+        known = {broker_names.ours(name): value for name, value in full.items()}
+        await configs.replace_broker(_broker(asked), known, validate_only=only)
 
 
 async def _change(request: Request, asked: Message) -> None:
@@ -63,13 +68,17 @@ async def _change(request: Request, asked: Message) -> None:
     configs, only = request.services.configs, request.body.validate_only
     if asked.resource_type == TOPIC:
         await configs.alter_topic(asked.resource_name, changes, validate_only=only)
+    elif asked.resource_type == GROUP:
+        await configs.alter_group(asked.resource_name, changes, validate_only=only)
     else:
-        await configs.alter_broker(_broker(asked), changes, validate_only=only)
+        known = [replace(change, name=broker_names.ours(change.name)) for change in changes]
+        await configs.alter_broker(_broker(asked), known, validate_only=only)
 
 
 def _broker(asked: Message) -> int | None:
     if asked.resource_type != BROKER:
-        raise InvalidRequest(f"resource type {asked.resource_type} has no settings here, only topics and brokers")
+        kinds = "only topics, brokers and groups"
+        raise InvalidRequest(f"resource type {asked.resource_type} has no settings here, {kinds}")
     if not asked.resource_name:
         return None
     if not asked.resource_name.isdecimal():

@@ -1,4 +1,7 @@
-"""DescribeConfigs, versions 1 to 4. 3: types and documentation; 4: compact encoding."""
+"""DescribeConfigs, versions 1 to 4. 3: types and documentation; 4: compact encoding.
+
+A broker's settings are told by our names and by those that Kafka gives them (`kafka.broker_names`).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ from typing import Final
 
 from headrace.cluster.config import DYNAMIC, effective, text_of
 from headrace.errors import Code, HeadraceError, InvalidRequest, UnknownPartition
+from headrace.kafka import broker_names
 from headrace.kafka.request import Request
-from headrace.settings import BROKER_BY_NAME, TOPIC_SETTINGS, Setting
+from headrace.settings import BROKER_BY_NAME, GROUP_BY_NAME, TOPIC_SETTINGS, Setting
 from headrace.wire.message import Message
 
 TOPIC: Final = 2
 BROKER: Final = 4
+GROUP: Final = 32
 SOURCE_TOPIC: Final = 1
 SOURCE_BROKER: Final = 2
 SOURCE_CLUSTER: Final = 3
 SOURCE_STATIC: Final = 4
 SOURCE_DEFAULT: Final = 5
+SOURCE_GROUP: Final = 8
 _SOURCES: Final = {"default": SOURCE_DEFAULT, "cluster": SOURCE_CLUSTER, "broker": SOURCE_BROKER}
 _TYPES: Final = {"bool": 1, "str": 2, "choice": 2, "int": 5, "float": 6, "list": 7, "secret": 9}
 
@@ -37,8 +43,11 @@ def _resource(request: Request, asked: Message) -> Message:
             rows = list(_topic(request, asked.resource_name))
         elif asked.resource_type == BROKER:
             rows = list(_broker(request, asked.resource_name))
+        elif asked.resource_type == GROUP:
+            rows = list(_group(request, asked.resource_name))
         else:
-            raise InvalidRequest(f"resource type {asked.resource_type} has no settings here, only topics and brokers")
+            kinds = "only topics, brokers and groups"
+            raise InvalidRequest(f"resource type {asked.resource_type} has no settings here, {kinds}")
     except HeadraceError as error:
         code, reason = error.kafka_code, str(error)
     wanted = asked.configuration_keys
@@ -75,6 +84,23 @@ def _broker(request: Request, name: str) -> Iterable[Row]:
         source = _SOURCES.get(current.sources[setting.name], SOURCE_STATIC)
         if name or source == SOURCE_CLUSTER:
             yield setting, text_of(current[setting.name]), source, setting.name not in DYNAMIC
+    for setting, known in broker_names.aliased():
+        source = _SOURCES.get(current.sources[known], SOURCE_STATIC)
+        if name or source == SOURCE_CLUSTER:
+            yield setting, text_of(current[known]), source, known not in DYNAMIC
+    if name:
+        for setting, value, known in broker_names.told(current, services.view.image, services.broker_id):
+            source = _SOURCES.get(current.sources[known], SOURCE_STATIC) if known else SOURCE_DEFAULT
+            yield setting, value, source, True
+
+
+def _group(request: Request, name: str) -> Iterable[Row]:
+    if not name:
+        raise InvalidRequest("settings of a group need its name")
+    given = request.services.view.image.group_configs.get(name, {})
+    for setting in GROUP_BY_NAME.values():
+        value = given.get(setting.name, text_of(setting.default))
+        yield setting, value, SOURCE_GROUP if setting.name in given else SOURCE_DEFAULT, False
 
 
 def _config(row: Row, asked: Message) -> Message:
