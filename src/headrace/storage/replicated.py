@@ -28,14 +28,18 @@ class ReplicatedLog:
     topic_partition: TopicPartition
     settings: LogSettings
     start_offset: int
+    safe_start_offset: int
+    retiring_to: int
+    retire: Callable[[int], None]
     end_offset: int
+    committed_offset: int
     truncations: int
     epochs: EpochHistory
 
     def __init__(self, archived_offset: Callable[[TopicPartition], int]) -> None:
         self.committed_offset = 0
         self.safe_start_offset = self.retiring_to = 0
-        self.retire: Callable[[int], None] = self.delete_before
+        self.retire = self.delete_before
         self.copying = False
         self.on_damage: Callable[[int], None] = lambda _offset: None
         self._archived = archived_offset
