@@ -31,6 +31,7 @@ class ReplicatedLog:
     safe_start_offset: int
     retiring_to: int
     retire: Callable[[int], None]
+    on_damage: Callable[[int], None]
     end_offset: int
     committed_offset: int
     truncations: int
@@ -41,7 +42,7 @@ class ReplicatedLog:
         self.safe_start_offset = self.retiring_to = 0
         self.retire = self.delete_before
         self.copying = False
-        self.on_damage: Callable[[int], None] = lambda _offset: None
+        self.on_damage = lambda _offset: None
         self._archived = archived_offset
 
     def archived_offset(self) -> int:
