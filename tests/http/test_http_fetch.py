@@ -234,6 +234,8 @@ def test_a_damaged_batch_is_never_served_as_records(faulty_port: HttpPort) -> No
     answer = get(port)
     assert (answer.status, answer.error["kind"]) == (503, "StorageFailed")
     assert "orders-0 is damaged at offset 0" in answer.error["message"]
+    assert 'headrace_damaged_offset{topic="orders",partition="0"} 0' in port.get("/metrics").body.decode()
+    assert "1 of 1 partitions cannot be read everywhere" in port.get("/").body.decode()
 
 
 def test_a_batch_whose_inside_is_malformed_is_named_with_the_way_around_it(port: HttpPort) -> None:

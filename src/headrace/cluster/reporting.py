@@ -6,7 +6,8 @@ election that it was for.
 
 A leader whose log is offline (its disk failed) asks for another by the key `orders/<topic>/<n>`, as long as there is
 another member of the in-sync set that could lead. So does one whose log has a damaged place, which it can only mend as
-a follower; but in one epoch alone, or two that are damaged would hand the partition to and fro.
+a follower; but in another epoch not at once, or two that are damaged would hand the partition to and fro. While it is
+alone in the set it goes on, says what would help, and resigns as soon as another is in sync.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Bell, pause
 from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Compare, Coordination, Put
@@ -37,6 +39,10 @@ RETRY_SECONDS: Final = 0.2
 LOOK_SECONDS: Final = 1.0
 """How often is looked for what no new image tells of: logs that went offline or were created late, reports that could
 not be written."""
+
+
+RESIGN_AGAIN_SECONDS: Final = 60.0
+"""A leader that resigned for damage and leads again, in another epoch and still damaged, asks again only then."""
 
 
 class EndReports:
@@ -59,8 +65,10 @@ class EndReports:
         self._failed = failed
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
-        self._resigned: dict[Log, int] = {}
-        """Logs with a damaged place, and the epoch in which another leader was asked for."""
+        self._resigned: dict[Log, tuple[int, float]] = {}
+        """Logs with a damaged place, and the epoch in which another leader was asked for, and when."""
+        self._alone: dict[Log, int] = {}
+        """Damaged logs for which no other can lead, as it was said, and the offset."""
         self._look_at = clock.now()
         self._bell = Bell()
         self._task: asyncio.Task[None] | None = None
@@ -139,12 +147,16 @@ class EndReports:
         damaged = self._partitions.damaged
         if self._resigned:
             self._resigned = {part.log: self._resigned[part.log] for part in damaged if part.log in self._resigned}
+        if self._alone:
+            self._alone = {part.log: self._alone[part.log] for part in damaged if part.log in self._alone}
+        now = self._clock.now()
         for partition in self._partitions:
             where = partition.topic_partition
             unable = partition.log.offline is not None or partition in self._partitions.unable
             if not partition.leading or not (unable or partition in damaged):
                 continue
-            if not unable and self._resigned.get(partition.log, partition.epoch) != partition.epoch:
+            epoch, asked_at = self._resigned.get(partition.log, (partition.epoch, now))
+            if not unable and epoch != partition.epoch and now - asked_at < RESIGN_AGAIN_SECONDS:
                 continue
             state = image.partition(where.topic, where.partition)
             if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:
@@ -153,8 +165,25 @@ class EndReports:
                 key = keys.order_key(image.prefix, where.topic, where.partition)
                 same = unchanged(keys.partition_key(image.prefix, where.topic, where.partition), state.revision)
                 orders.append((same, Put(key, keys.encode({"kind": RESIGN, "broker": own}))))
-                self._resigned[partition.log] = partition.epoch
+                self._resigned[partition.log] = partition.epoch, now
+                self._alone.pop(partition.log, None)
+            elif partition in damaged:
+                self._say_alone(partition, damaged[partition])
         return orders
+
+    def _say_alone(self, partition: Partition, offset: int) -> None:
+        if self._alone.get(partition.log) == offset:
+            return
+        self._alone[partition.log] = offset
+        where = partition.topic_partition
+        log.error(
+            "%s: offset %d cannot be read here, and no other replica is in sync to lead: the other records are served "
+            "and new ones taken, but followers cannot copy what lies behind it. If a replica that holds it comes back, "
+            "it is mended from there by itself; so it is when retention passes it. Else bring back the disk, or give "
+            "up what lies before it (DeleteRecords up to behind it), or all from it on: stop this broker and elect "
+            "another, `headrace partition elect --unclean %s %d`",
+            where, offset, where.topic, where.partition,
+        )  # fmt: skip
 
     def _report_of(self, topic: Topic, state: PartitionState) -> ReplicaEnd | None:
         """What to report, if it is not reported already; None also while the log is still in an earlier role."""

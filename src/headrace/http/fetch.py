@@ -29,6 +29,7 @@ from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_header
 from headrace.records.record import Record
 from headrace.storage import refusal
+from headrace.storage.damage import look_at
 from headrace.storage.warming import are_warm
 
 QUERY: Final = ("offset", "count", "max_bytes", "wait_ms", "format")
@@ -185,6 +186,7 @@ def _records(partition: Partition, header: BatchHeader, view: memoryview) -> lis
     try:
         return kernel.records(view)
     except CorruptBatch as error:
+        look_at(partition.log, header.base_offset)
         raise StorageFailed(f"{partition.topic_partition} is damaged at offset {header.base_offset}: {error}") from None
     except InvalidRecord as error:
         raise InvalidRecord(

@@ -80,6 +80,9 @@ def _logs(services: HttpServices) -> Iterator[Sample]:
         yield Sample(
             "headrace_high_watermark", "gauge", "Offset up to which consumers read.", labels, partition.high_watermark
         )
+        if partition in services.partitions.damaged:
+            damaged = "First offset of a replica that is known to be unreadable."
+            yield Sample("headrace_damaged_offset", "gauge", damaged, labels, services.partitions.damaged[partition])
         yield Sample("headrace_log_offline", "gauge", "1 if the log has failed.", labels, log.offline is not None)
         if log.settings.retention_archived:
             held = "Bytes that retention would delete, had they been archived."

@@ -104,6 +104,8 @@ def _topic_row(services: HttpServices, topic: Topic) -> Row:
     state = "internal" if topic.internal else "live"
     if offline:
         state = f"{offline} of {len(here)} partitions are offline: see the broker's log"
+    elif damaged := [partition for partition in here if partition in services.partitions.damaged]:
+        state = f"{len(damaged)} of {len(here)} partitions cannot be read everywhere: see the broker's log"
     elif len(here) < len(led):
         state += f", {len(led) - len(here)} partitions on other brokers"
     logs = [partition.log for partition in here if partition.log.settings.retention_archived]

@@ -22,7 +22,7 @@ from headrace.replication import frames, leader
 from headrace.replication.frames import Append, Frame, Hello, Kind, Reason, Start, Stop, Watermark
 from headrace.replication.leader import Budget, Stream
 from headrace.replication.link import Link
-from headrace.storage.log import ReadResult
+from headrace.storage.log import ReadResult, TopicPartition
 from headrace.storage.warming import are_warm
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,8 @@ class LeadingEnd:
         self._slow: dict[Stream, None] = {}
         self._pumping = False
         self._answers: list[bytes] = []
+        self._unreadable: dict[TopicPartition, str] = {}
+        """Why partitions could not be copied, as it was said."""
 
     # End.
 
@@ -149,9 +151,16 @@ class LeadingEnd:
             for piece in found.slices if surely else ():
                 piece.read()
         except (HeadraceError, OSError) as error:
-            log.error("%s cannot be copied to broker %d: %s", partition.topic_partition, self.broker, str(error))
+            self._say_unreadable(partition, error)
             return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))
         return None
+
+    def _say_unreadable(self, partition: Partition, error: Exception) -> None:
+        """Once, however often the follower asks again."""
+        where, text = partition.topic_partition, str(error)
+        if self._unreadable.get(where) != text:
+            self._unreadable[where] = text
+            log.error("%s cannot be copied to broker %d: %s", where, self.broker, text)
 
     def _end_stream(self, stream: Stream) -> None:
         del self._streams[stream.subscription]
@@ -269,7 +278,7 @@ class LeadingEnd:
         reads, key = self._shared.reads, (stream.partition, stream.sent)
         piece = reads.get(key)
         if piece is None:
-            piece = self._read(stream)
+            piece = self._read(stream, out)
             if piece is None:
                 return 0
             reads[key] = piece
@@ -281,8 +290,8 @@ class LeadingEnd:
         self.under_way_bytes += piece.count
         return piece.count
 
-    def _read(self, stream: Stream) -> Piece | None:
-        """The next piece of the stream; None if there is none now."""
+    def _read(self, stream: Stream, out: list[Part]) -> Piece | None:
+        """The next piece of the stream; None if there is none now. A STOP goes behind what is about to be sent."""
         held = stream.partition.log
         warm, stream.is_warm = stream.is_warm, False
         try:
@@ -292,10 +301,11 @@ class LeadingEnd:
                 return None
             parts, count, next_offset = leader.whole_batches(found)
         except (HeadraceError, OSError) as error:
-            log.error("%s cannot be copied to broker %d: %s", stream.partition.topic_partition, self.broker, str(error))
+            self._say_unreadable(stream.partition, error)
             if isinstance(error, CorruptBatch):
                 stream.partition.found_damage(stream.sent)
-            self.stop(stream, Reason.UNREADABLE, str(error))
+            self._end_stream(stream)
+            out.append(frames.answer(Stop(stream.subscription, stream.epoch, Reason.UNREADABLE, str(error))))
             return None
         if next_offset <= stream.sent:
             return None

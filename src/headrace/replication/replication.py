@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.errors import HeadraceError
 from headrace.partitions.core import LagLimits, SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 LINKS_MAX: Final = 1000
 WATERMARK_SECONDS: Final = 0.005
+DAMAGE_LOOK_SECONDS: Final = 30.0
+"""How often a leader tries again to read what it could not."""
+DAMAGE_LOOK_BYTES: Final = 64 << 10
 LOOK_TICKS: Final = 10
 """Each led partition's in-sync set is looked at once in so many ticks, besides when a follower has caught up."""
 
@@ -99,6 +103,7 @@ class Replication:
         self._risen: dict[Partition, None] = {}
         self._to_tell: dict[FollowingEnd, None] = {}
         self._telling = self._raising = False
+        self._damage_look_at = 0.0
         self._looks: Iterator[Partition] = iter(())
         self._looks_left = self._looks_each = 0
         partitions.links = self
@@ -265,18 +270,30 @@ class Replication:
                 following.close("nothing is followed there any more")
             else:
                 following.tick(now)
-        self._mend()
+        self._mend(now)
         for leading in list(self._accepted):
             leading.link.tick(now)
             leading.pump()
         self._look()
 
-    def _mend(self) -> None:
-        """Followers with a damaged place copy it again. A leader's stays as it is: it is not served."""
-        for partition, offset in list(self._partitions.damaged.items()):
+    def _mend(self, now: float) -> None:
+        """Followers with a damaged place copy it again. A leader's stays as it is, and is not served, until the disk
+        gives it back after all, or the log begins behind it."""
+        damaged = self._partitions.damaged
+        if not damaged:
+            return
+        is_due = now >= self._damage_look_at
+        if is_due:
+            self._damage_look_at = now + DAMAGE_LOOK_SECONDS
+        for partition, offset in list(damaged.items()):
             followed = self._followed.get(partition.topic_partition)
-            if followed is not None and followed[0] is partition:
+            if partition.log.start_offset > offset:
+                partition.mended()
+            elif followed is not None and followed[0] is partition:
                 followed[1].mend(partition, offset)
+            elif is_due and partition.leading and _can_read(partition, offset):
+                log.warning("%s: offset %d can be read again", partition.topic_partition, offset)
+                partition.mended()
 
     def _look(self) -> None:
         """Look at a part of the led partitions, so that each gets its look once in a while."""
@@ -310,3 +327,14 @@ class Replication:
             )  # fmt: skip
             self._partitions.proposed(partition, change)
             self.on_change(partition, change)
+
+
+def _can_read(partition: Partition, offset: int) -> bool:
+    held = partition.log
+    try:
+        found = held.read(offset, DAMAGE_LOOK_BYTES, held.written_offset, warm=True)
+        for piece in found.slices:
+            piece.read()
+    except (HeadraceError, OSError):
+        return False
+    return bool(found.slices)

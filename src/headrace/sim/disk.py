@@ -167,6 +167,16 @@ class SimDisk:
         assert isinstance(node, FileNode)
         node.bad.add(position // SECTOR_BYTES)
 
+    def recover(self) -> None:
+        """Every sector can be read again."""
+        nodes: builtins.list[FileNode | FolderNode] = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, FolderNode):
+                nodes.extend(node.entries.values())
+            else:
+                node.bad.clear()
+
     def flip(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter."""
         node = self._find(path)
