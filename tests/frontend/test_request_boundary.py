@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from headrace.kafka.connection import Connection, raw_api
+from headrace.kafka.request import Request, Slot
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.network import Address, Part
@@ -14,6 +16,7 @@ from headrace.settings import load
 from headrace.sim.clock import VirtualClock
 from headrace.wire import api as apis
 from headrace.wire.header import write_request
+from headrace.wire.message import Message
 
 
 class Wire:
@@ -64,7 +67,7 @@ def test_what_was_staged_before_a_failing_request_is_written_and_answered() -> N
         partitions=partitions,
         metrics=Metrics(),
         settings=load(environment={}),
-        connections=set(),
+        connections={},
         failed=lambda error: None,
     )
     connection = Connection(
@@ -79,5 +82,25 @@ def test_what_was_staged_before_a_failing_request_is_written_and_answered() -> N
     assert connection.received(memoryview(frames)) == len(frames)
     assert ended == [{}]
     assert channel.sent == b"answered"
+    assert channel.closed
+    assert services.metrics.protocol_errors == 1
+
+
+def test_a_later_answer_that_fails_closes_the_connection_and_is_counted() -> None:
+    async def breaks() -> Message:
+        raise OSError("too many open files")
+
+    services: Any = SimpleNamespace(
+        clock=VirtualClock(),
+        partitions=None,
+        metrics=Metrics(),
+        settings=load(environment={}),
+        connections={},
+        spawn=asyncio.run,
+    )
+    connection = Connection(services, "default", {}, {})
+    channel = Wire()
+    connection.opened(channel)
+    Request(connection, Slot("Metadata", 0.0), apis.METADATA, 8, 1, "c", Message()).later(breaks())
     assert channel.closed
     assert services.metrics.protocol_errors == 1

@@ -331,6 +331,6 @@ def tell_written_as_flushed_at_first(stack: ExitStack) -> None:
     def told(self: Following) -> Position | None:
         first = self.told is None
         found = position(self)
-        return (*found[:4], found[3]) if first and found is not None else found
+        return (*found[:4], found[3], *found[5:]) if first and found is not None else found
 
     swap(stack, Following, "position", told)

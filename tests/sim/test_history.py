@@ -127,11 +127,11 @@ def test_what_was_deleted_is_gone_and_nothing_else() -> None:
     acknowledged(noted, TWO, 2)
     noted.asks_to_delete(WHERE, 2)
     noted.deleted(WHERE, 2, 2, 1, "b1.1")
-    noted.check(WHERE, *log(ONE, TWO), start=2)
-    with pytest.raises(Violation, match="the start 2 was told, and the log begins at 0"):
-        noted.check(WHERE, *log(ONE, TWO), start=0)
+    noted.check(WHERE, *log(ONE, TWO), starts=(2, 2))
+    with pytest.raises(Violation, match="the start 2 was told, and a log begins at 0"):
+        noted.check(WHERE, *log(ONE, TWO), starts=(2, 0))
     with pytest.raises(Violation, match="the log begins at 4, and nobody deleted more than 2"):
-        noted.check(WHERE, *log(ONE, TWO), start=4)
+        noted.check(WHERE, *log(ONE, TWO), starts=(2, 4))
     with pytest.raises(Violation, match="the start 2 was told, and then"):
         told(noted, "start", 1, 0)
     with pytest.raises(Violation, match="a deletion below 3 with the start 2"):

@@ -59,9 +59,11 @@ def test_an_earlier_epoch_need_not_know_of_a_later_one() -> None:
     assert register.fault(register.ask(), None, 3) != ""
 
 
-def test_the_last_acknowledged_is_the_one_that_began_last() -> None:
+def test_the_last_is_the_one_that_began_last_of_those_that_are_known() -> None:
     register = Register()
-    one, other = register.begin(1), register.begin(2)
+    one, other, unknown = register.begin(1), register.begin(2), register.begin(3)
     register.acknowledged(other, 1)
     register.acknowledged(one, 1)
-    assert register.acknowledged_last is register.writes[other]
+    assert register.last is register.writes[other]
+    assert register.fault(register.ask(), unknown, 1) == ""
+    assert register.last is register.writes[unknown]

@@ -75,4 +75,5 @@ class Request:
             self.connection.refuse(f"{self.slot.api} failed: {error}")
         except Exception:  # the request boundary: one request may not take the broker down
             log.exception("%s v%d from %s failed", self.slot.api, self.version, self.connection.peer)
+            self.services.metrics.protocol_errors += 1
             self.connection.refuse(f"{self.slot.api} failed")

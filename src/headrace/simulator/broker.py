@@ -23,6 +23,7 @@ from headrace.settings import load
 from headrace.sim.network import MemoryHost
 from headrace.sim.process import Process
 from headrace.simulator.connection import KAFKA_PORT
+from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
 from headrace.simulator.scenario import BROKERS, Scenario, SimTopic
 from headrace.storage.log import TICK_SECONDS
@@ -73,6 +74,8 @@ class Broker:
     def _tick(self) -> None:
         self._ticker = self._process.call_later(TICK_SECONDS, self._tick)
         self.front_end.tick()
+        if self.metrics.protocol_errors:
+            raise Violation(f"{self._machine.life}: a request failed in a way that nobody foresaw; its log says how")
 
     async def stop(self) -> None:
         await self.participant.leave()

@@ -84,7 +84,6 @@ class Load:
             scenario.in_flight,
             self._random.choice((JAVA, LIBRDKAFKA)),
             BACKOFF_SECONDS,
-            first_alone=not scenario.first_in_flight,
         )
         self._producers.append(producer)
         self._make_batches(producer, scenario.batch_pause_seconds / partitions)

@@ -63,6 +63,8 @@ class Sending:
     sequence: int = 0
     tries: int = 0
     under_way: bool = False
+    broker: int = -1
+    """That it was sent to the last time."""
     was_first: bool = False
     """Whether all before it were acknowledged when it was sent the last time."""
 
@@ -81,13 +83,15 @@ class Lane:
     begins_anew: bool = False
     not_before: float = 0.0
 
-    def next(self, now: float, *, one_by_one: bool, first_alone: bool) -> Sending | None:
-        """What may be sent now."""
+    def next(self, broker: int, now: float, *, one_by_one: bool) -> Sending | None:
+        """What may be sent to that broker now. A log that has not heard of a producer takes any sequence, here as in
+        Kafka: as long as it is not known, nothing is sent to a second broker while the first has not answered.
+        """
         if self.begins_anew or now < self.not_before:
             return None
         for place, sending in enumerate(self.waiting):
             if sending.under_way:
-                if first_alone and not self.known:
+                if not self.known and sending.broker != broker:
                     return None
                 continue
             return None if place and sending.tries and one_by_one else sending
@@ -133,15 +137,12 @@ class Producer:
         in_flight: int,
         kind: str,
         pause_seconds: float,
-        *,
-        first_alone: bool,
     ) -> None:
         self._clients = clients
         self._topic = topic
         self._number = number
         self._in_flight = in_flight
         self._kind = kind
-        self._first_alone = first_alone
         self._pause_seconds = pause_seconds
         self._random = random.Random(clients.random.random())
         self._client = Client(clients, f"producer {number}")
@@ -212,7 +213,7 @@ class Producer:
         one_by_one = self._kind == JAVA
         for broker, lanes in by_broker.items():
             while self._under_way.get(broker, 0) < self._in_flight:
-                found = ((lane, lane.next(now, one_by_one=one_by_one, first_alone=self._first_alone)) for lane in lanes)
+                found = ((lane, lane.next(broker, now, one_by_one=one_by_one)) for lane in lanes)
                 parcel = [(lane, sending) for lane, sending in found if sending is not None]
                 if not parcel:
                     break
@@ -222,6 +223,7 @@ class Producer:
         self._under_way[broker] = self._under_way.get(broker, 0) + 1
         for lane, sending in parcel:
             sending.under_way = True
+            sending.broker = broker
             sending.tries += 1
             sending.was_first = lane.waiting[0] is sending
         rows = [Message(index=lane.where.partition, records=sending.built) for lane, sending in parcel]

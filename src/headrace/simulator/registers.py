@@ -51,7 +51,8 @@ class Register:
     writes: list[Write] = field(default_factory=list)
     clock: int = 0
     """Counts what happens, so that no two things happen at once."""
-    acknowledged_last: Write | None = None
+    last: Write | None = None
+    """The one that began last of those that are known to have been made."""
     _newest: dict[int, int] = field(default_factory=dict)
     """By epoch: when the newest began of the writes that are known in it."""
 
@@ -63,9 +64,6 @@ class Register:
 
     def acknowledged(self, number: int, epoch: int) -> None:
         self._known(number, epoch)
-        write = self.writes[number]
-        if self.acknowledged_last is None or self.acknowledged_last.begun < write.begun:
-            self.acknowledged_last = write
 
     def ask(self) -> dict[int, int]:
         """A question is asked: what its answer is to be compared with."""
@@ -88,3 +86,5 @@ class Register:
         write = self.writes[number]
         write.done = min(write.done, self.clock)
         self._newest[epoch] = max(self._newest.get(epoch, 0), write.begun)
+        if self.last is None or self.last.begun < write.begun:
+            self.last = write

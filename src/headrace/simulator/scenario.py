@@ -12,6 +12,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 
 BROKERS: Final = 3
+DELETIONS_SHARE: Final = 0.4
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 
@@ -50,8 +51,6 @@ class Scenario:
     """Consumer groups, each with two members."""
     deletions: bool = False
     """Whether records are deleted that consumers have read."""
-    first_in_flight: bool = False
-    """Whether a producer sends more before its first batch is answered, as real ones do."""
 
 
 def draw(seed: int) -> Scenario:
@@ -101,6 +100,7 @@ def draw(seed: int) -> Scenario:
         syncs_fail=seed % 8 == 2,
         bytes_flip=seed % 8 == 7,
         groups=random.Random(f"{seed} groups").choice((0, 1, 1, 2)),
+        deletions=random.Random(f"{seed} deletions").random() < DELETIONS_SHARE,
     )
 
 
