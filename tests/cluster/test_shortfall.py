@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -18,9 +19,9 @@ LOG = f"/data/t/t-0/{0:020d}.log"
 VALUES = [b"%d" % n for n in range(40)]
 
 
-def cut_in_half(machine: Machine) -> None:
-    file = machine.disk.open(LOG, writable=True)
-    file.truncate(machine.disk.size(LOG) // 2)
+def cut_in_half(machine: Machine, log: str = LOG) -> None:
+    file = machine.disk.open(log, writable=True)
+    file.truncate(machine.disk.size(log) // 2)
     file.close()
 
 
@@ -29,8 +30,8 @@ def damage_tail(machine: Machine) -> None:
     cut_in_half(machine)
 
 
-def lose_segments(machine: Machine) -> None:
-    machine.disk.remove(LOG)
+def lose_segments(machine: Machine, log: str = LOG) -> None:
+    machine.disk.remove(log)
 
 
 def lose_folder(machine: Machine) -> None:
@@ -187,6 +188,37 @@ def test_what_was_found_lost_is_remembered_by_a_start_that_got_no_further() -> N
         await asyncio.sleep(10)
         await leader.make().open()
         await asyncio.sleep(10)  # watermarks are written anew
+        leader.kill()
+        await all_again(cluster, leader)
+        await whole_again(cluster)
+
+    run(3, body)
+
+
+RUN_FILE = "/data/incarnation.json.tmp"
+FIRST_CHECKPOINT = "/data/@checkpoint.tmp"
+
+
+@proves("G14", "F7")
+@pytest.mark.parametrize("failing", [RUN_FILE, FIRST_CHECKPOINT])
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+@pytest.mark.parametrize("lose", [cut_in_half, flip_inside, lose_segments])
+def test_what_was_found_lost_is_found_again_after_a_start_that_could_not_keep_it(
+    lose: Callable[..., None], layout: str, failing: str
+) -> None:
+    log = LOG if layout == "partitioned" else f"/data/@commitlog/{0:020d}.log"
+
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster, layout, durability="disk")
+        if lose is not flip_inside:
+            await asyncio.sleep(70)  # a checkpoint is written; else what is behind it is in doubt
+        for machine in cluster.machines.values():
+            machine.kill()
+        lose(leader, log)
+        leader.disk.fail_write(failing, errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            await leader.start()
+        await leader.process.run(leader.participant.close())
         leader.kill()
         await all_again(cluster, leader)
         await whole_again(cluster)

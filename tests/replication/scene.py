@@ -84,6 +84,7 @@ class Broker:
         self.store.open({where: (topic_id, scene.settings) for where, topic_id in scene.topics.items()})
         self.watermarks = Watermarks(disk, self.clock, DATA, lambda: self.partitions.watermarks())
         self.partitions = Partitions(self.store, self.clock, number, incarnation, self.watermarks.read())
+        self.watermarks.open()
         self.host = scene.network.host(f"b{number}", self.clock)
         self.replication = Replication(
             self.host, self.partitions, self.clock, number, incarnation, CLUSTER, scene.replication, disk

@@ -93,13 +93,13 @@ class Harness:
     """Whether logs are told that everything written is committed."""
 
     def open(self, **overrides: object) -> Store:
-        self.store = self._new_store()
+        self.store = self.new_store()
         self.store.on_durable(lambda log: self.events.append((log.topic_partition, log.durable_offset)))
         self.store.open(self.expected)
         self.commit()
         return self.store
 
-    def _new_store(self) -> Store:
+    def new_store(self) -> Store:
         if self.layout == SHARED:
             return SharedStore(
                 self.disk,

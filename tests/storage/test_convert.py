@@ -16,7 +16,7 @@ from headrace.sim.disk import SimDisk
 from headrace.storage import folder, verify
 from headrace.storage.convert import Options, Summary, convert
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.log import TopicPartition
+from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.shared.log import SharedLog
 from proving import proves
@@ -330,6 +330,32 @@ def test_a_folder_in_use_or_with_too_little_room_or_damaged_is_refused(layout: s
     harness.disk.flip(path, 150)
     harness.layout = OTHER[layout]
     refuse(harness, f"has the layout '{layout}' already")
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_folder_that_holds_less_than_it_did_is_left_to_a_broker(layout: str, times: int) -> None:
+    """Else the next start would find nothing amiss, and the broker would count for what it has lost."""
+    harness = folder_harness(layout)
+    fill(harness)
+    append(harness.log(TopicPartition("busy", 0)), batch(b"behind the checkpoint"), epoch=9)
+    harness.write()
+    assert harness.store is not None
+    harness.store.abandon()
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    disk.release()
+    inside = "/data/@commitlog" if layout == SHARED else "/data/busy/busy-0"
+    path = f"{inside}/{max(name for name in disk.list(inside) if name.endswith('.log'))}"
+    disk.flip(path, disk.size(path) - 1)
+    for _ in range(times):
+        with pytest.raises(DataFolderError, match=r"may hold less.*start a broker"):
+            change(harness)
+    harness.open()
+    assert harness.log(TopicPartition("busy", 0)).tail >= Tail.TORN
+    stop(harness)
+    change(harness)
+    assert whole(harness)
 
 
 def test_topics_with_one_id_are_refused(sim: Harness) -> None:

@@ -29,6 +29,7 @@ class Broker:
 
     def open(self) -> Watermarks:
         self.file = Watermarks(self.disk, self.clock, "/data", lambda: self.now, interval_ms=5000)
+        self.file.open()
         return self.file
 
     def advance(self, seconds: float) -> None:
@@ -43,6 +44,18 @@ def test_a_clean_stop_keeps_every_watermark() -> None:
     broker.file.close()
     broker.disk.crash(1)
     assert broker.open().read() == {(ORDERS, 0): 17, (ORDERS, 1): 0, (PAYMENTS, 0): 1 << 40}
+
+
+def test_a_start_that_gets_no_further_leaves_the_file_as_it_is() -> None:
+    broker = Broker()
+    broker.now = [(ORDERS, 0, 17)]
+    broker.file.close()
+    failed = Watermarks(broker.disk, broker.clock, "/data", list, interval_ms=5000)
+    broker.clock.advance(5)
+    failed.tick()
+    broker.clock.run_soon()
+    failed.close()
+    assert broker.open().read() == {(ORDERS, 0): 17}
 
 
 def test_a_topic_made_anew_under_the_same_name_inherits_nothing() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -197,8 +197,10 @@ class Participant:
         self._record = RunRecord(self.disk, self.folder)
         folder.remove_deleted(self.disk, self.folder, self.view.image.deleted)
         there = folder.topic_ids(self.disk, self.folder)
-        self.store.open(self.assignment.expected(self.view.image, there))
-        self._find_shortfall(held, committed)
+        expected = self.assignment.expected(self.view.image, there)
+        lost: set[Key] = set()
+        self.store.open(expected, lambda: lost.update(self._note_shortfall(held, committed)))
+        self._make_room_for_copies(lost, held)
         self.store.on_durable(self._look_at)
         if self._listen is not None:
             real = self.replication.listen(self._listen)
@@ -206,15 +208,19 @@ class Participant:
             self._replication_end = Endpoint(told.host, told.port or real.port)
         self._follow_peers(self.view.image, self.view.image)
         self.assignment.start(self.view.image)
+        watermarks.open()
         self.view.listen(self._follow_peers)
         self.view.listen(self.assignment.follow)
 
-    def _find_shortfall(self, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> None:
-        """Told at once: the next start would find nothing amiss any more."""
+    def _note_shortfall(self, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> frozenset[Key]:
+        """Told before the store writes its checkpoint anew: a start after that would find nothing amiss any more."""
         previous = self._record.run
         same_boot = previous is not None and previous.boot == self._boot != ""
         lost = shortfall.short(self.store.logs(), held, committed) | shortfall.doubtful(self.store.logs(), same_boot)
-        self._record.lost(lost)
+        self._record.lost(lost | self._offline())
+        return lost
+
+    def _make_room_for_copies(self, lost: Collection[Key], held: Mapping[Key, Held]) -> None:
         for each in [each for each in self.store.logs() if key_of(each) in lost]:
             log.error("%s may hold less than it did: this broker joins its in-sync set anew", each.topic_partition)
             before = held.get(key_of(each), NOTHING)
@@ -396,12 +402,12 @@ class Participant:
         await self._built.aclose()
 
     def _close_store(self) -> None:
-        self.store.close()
+        clean = self.store.close()
         if not self._joined:
             return
         if self._offline():
             self._tell_offline()
-        else:
+        elif clean:
             self._record.write(Previous(self.incarnation, self._boot, clean=True))
 
 

@@ -34,5 +34,5 @@ class NoLogs:
     def tick(self) -> None:
         return
 
-    def close(self) -> None:
-        return
+    def close(self) -> bool:
+        return True

@@ -1,7 +1,8 @@
 """When the checkpoint is written: from time to time, and soon after something that only it remembers has changed.
 
-One is written at a time: to a temporary file, which is synced, gets its name, and the name is synced, because after a
-truncation the old one is wrong. One that could not be written is tried again; until then the old one stays.
+None is written before the store is open: until then nobody knows all that it has to speak of. One is written at a time:
+to a temporary file, which is synced, gets its name, and the name is synced, because after a truncation the old one is
+wrong. One that could not be written is tried again; until then the old one stays.
 """
 
 from __future__ import annotations
@@ -71,9 +72,15 @@ class CheckpointWriter:
         self._contents: Contents = _Points(contents) if callable(contents) else contents
         self._interval_seconds = interval_ms / 1000
         self._next = clock.now() + self._interval_seconds
-        self._wanted = self._running = self._closed = False
+        self._open = self._wanted = self._running = self._closed = False
         self._waiting: list[Done] = []
         self._served: list[Done] = []
+
+    def open(self) -> None:
+        """Every log of the folder is there: a checkpoint speaks for all of them from now on."""
+        self._open = True
+        if self._wanted:
+            self._clock.call_soon(self._begin)
 
     def tick(self, now: float) -> None:
         if now >= self._next:
@@ -87,9 +94,11 @@ class CheckpointWriter:
             self._waiting.append(done)
         if not self._wanted:
             self._wanted = True
-            self._clock.call_soon(self._begin)
+            if self._open:
+                self._clock.call_soon(self._begin)
 
     def write_now(self) -> None:
+        assert self._open, "a checkpoint of a store that is not open"
         write_atomically(self._disk, self._path, self._contents.encode())
 
     def close(self) -> None:

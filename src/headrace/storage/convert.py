@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -27,14 +27,17 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.settings import LogSettings, log_settings
 from headrace.storage import build as partitioned
-from headrace.storage import checkpoint, content, folder, verify
+from headrace.storage import checkpoint, content, folder, shortfall, verify, watermarks
 from headrace.storage.content import Content
+from headrace.storage.log import LogStore
 from headrace.storage.report import PartitionReport, Problem
 from headrace.storage.shared import build as shared
 from headrace.storage.shared.commitlog import FILE_BYTES
 from headrace.storage.shared.commitlog import FOLDER as COMMIT_LOG
 from headrace.storage.shared.store import SharedStore
+from headrace.storage.shortfall import Held
 from headrace.storage.store import PartitionedStore
+from headrace.storage.watermarks import Key
 
 FOLDER: Final = "@convert"
 KEPT: Final = "@kept-"
@@ -43,6 +46,7 @@ SWAP: Final = "swap"
 SWAPPED: Final = "swapped"
 VERSION: Final = 1
 PROBLEMS_SHOWN_MAX: Final = 3
+NAMED_MAX: Final = 10
 ROOM_SHARE: Final = 1.01
 ROOM_PER_PARTITION_BYTES: Final = 1 << 15
 ROOM_BYTES: Final = 1 << 20
@@ -168,11 +172,24 @@ class Conversion:
                 if isinstance(topic_id, str):
                     raise DataFolderError(f"{path}: {topic_id}: start a broker on the folder, it sets that one aside")
                 expected[where] = (topic_id, self._options.settings(where.topic))
-            store.open(expected)
-            store.close()
+            held, committed = shortfall.held(disk, data), watermarks.read(disk, data)
+            store.open(expected, lambda: self._refuse_shortfall(store, held, committed))
+            if not store.close():
+                raise DataFolderError(f"{data} could not be stopped in order: the log says why; nothing was changed")
         except BaseException:
             store.abandon()
             raise
+
+    def _refuse_shortfall(self, store: LogStore, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> None:
+        """Only a broker can keep for its cluster that a log holds less than it did: nothing of that is forgotten
+        here."""
+        lost = shortfall.short(store.logs(), held, committed) | shortfall.doubtful(store.logs(), same_boot=True)
+        names = [str(each.topic_partition) for each in store.logs() if shortfall.key_of(each) in lost]
+        if names:
+            raise DataFolderError(
+                f"{self._data}: {', '.join(names[:NAMED_MAX])} may hold less than before the last broker died: start "
+                "a broker on the folder, so that its cluster hears of it, stop it in order, and convert it then"
+            )
 
     def _check(self, layout: str) -> None:
         """DataFolderError if the folder is not whole, or its disk has not enough room."""

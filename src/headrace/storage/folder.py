@@ -5,7 +5,8 @@
     <data>/layout                      one line: the layout of the folder; without it, `partitioned`
     <data>/@commitlog/                 in the layout `shared` (see `shared.commitlog`)
     <data>/<topic>/<topic>-<n>/        a partition (see `partitioned`)
-    <data>/<topic>/<topic>-<n>/partition   one line: `headrace <format version> <topic id in hex>`
+    <data>/<topic>/<topic>-<n>/partition   one line: `headrace <format version> <topic id in hex>`;
+                                       in `shared` then a position of the commit log: nothing of it lies before that
     ....stray-<k>                      a partition folder that is not served: another topic's id, or no topic's
     ....deleted-<k>                    a partition folder about to be removed
 
@@ -35,7 +36,7 @@ DELETED: Final = ".deleted-"
 ASIDE_MAX: Final = 10_000
 
 _DELETED = re.compile(r"\d+\.deleted-\d+")
-_CONTENT = re.compile(rb"headrace (\d+) ([0-9a-f]{32})\n")
+_CONTENT = re.compile(rb"headrace (\d+) ([0-9a-f]{32})(?: (\d+))?\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +163,13 @@ def topic_folders(disk: Disk, data: str) -> Iterator[str]:
         yield topic
 
 
-def write_partition_file(disk: Disk, folder: str, topic_id: bytes) -> str:
+def write_partition_file(disk: Disk, folder: str, topic_id: bytes, position: int = 0) -> str:
     path = f"{folder}/{PARTITION_FILE}"
     file = disk.open(path, create=True, writable=True)
     try:
         file.truncate(0)
-        file.pwritev([b"headrace %d %b\n" % (FORMAT_VERSION, topic_id.hex().encode())], 0)
+        begins = b" %d" % position if position else b""
+        file.pwritev([b"headrace %d %b%b\n" % (FORMAT_VERSION, topic_id.hex().encode(), begins)], 0)
     finally:
         file.close()
     return path
@@ -184,6 +186,12 @@ def read_topic_id(disk: Disk, folder: str) -> bytes | str:
     if int(match[1]) != FORMAT_VERSION:
         return f"its format is version {int(match[1])}, and this is version {FORMAT_VERSION}"
     return bytes.fromhex(match[2].decode())
+
+
+def begins_at(disk: Disk, folder: str) -> int:
+    """The position of the commit log that nothing of the partition lies before."""
+    match = _CONTENT.fullmatch(read_whole(disk, f"{folder}/{PARTITION_FILE}"))
+    return int(match[3] or 0) if match is not None else 0
 
 
 def set_aside(disk: Disk, folder: str, ending: str) -> str:

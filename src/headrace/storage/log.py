@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
@@ -199,6 +199,19 @@ class Log(Protocol):
         ...
 
 
+class Phase(Enum):
+    """How far a store has come. What it writes of itself (checkpoint, clean or not) it writes only while it is open: an
+    opening that failed has not seen all that the folder holds, so nothing that it says of it would be true."""
+
+    LOCKED = "locked"
+    """The folder is ours; nothing of it was read."""
+    OPENING = "opening"
+    OPEN = "open"
+    """Every log that was expected is there, and the first checkpoint speaks for it."""
+    CLOSED = "closed"
+    """Nothing is written any more. An opening that failed ends here too."""
+
+
 class LogStore(Protocol):
     """All logs of one data folder, in one layout."""
 
@@ -229,6 +242,7 @@ class LogStore(Protocol):
         compaction. Call it at least every TICK_SECONDS."""
         ...
 
-    def close(self) -> None:
-        """Sync, write the clean checkpoint and release the folder."""
+    def close(self) -> bool:
+        """Sync, write the clean checkpoint and release the folder; answers whether all that was written is safe and
+        the checkpoint says so. A store that never came to be open writes nothing."""
         ...

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import cuts, producers, rewritten, swap
+from headrace.storage import cuts, producers, rewritten, swap, tails
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cuts import Marker
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
@@ -79,6 +79,7 @@ def open_log(
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same or rewritten.MARKER in names:
             _Recovery(around, folder, topic_partition, found, point, untold).run()
+    found.tail = tails.known(names, found.tail)
     told = point is not None and point.active_base == found.segments[-1].base_offset and point.began_ms
     found.began_ms = point.began_ms if point and told else around.clock.wall_ms()
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
@@ -310,6 +311,7 @@ class _Recovery:
             short = False
         if torn is not None:
             self._found.tail = self._judge(segment, torn, only_empty_follow)
+            tails.note(self._disk, self._folder, self._found.tail)
             self._cut(segment, torn)
         over = expected > limit and only_empty_follow
         if is_last or torn or short or over:

@@ -16,7 +16,7 @@ from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings import LogSettings
-from headrace.storage import checkpoint, compaction, folder, recovery, retention, rewritten
+from headrace.storage import checkpoint, compaction, folder, recovery, retention, rewritten, tails
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.checkpointing import CheckpointWriter
@@ -25,7 +25,7 @@ from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.dirty import DirtyLogs
 from headrace.storage.flushing import Flushes
 from headrace.storage.folder import Stray
-from headrace.storage.log import Log, TopicPartition
+from headrace.storage.log import Log, Phase, Tail, TopicPartition
 from headrace.storage.open_segments import OPEN_SEGMENTS_MAX, OpenSegments
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.surroundings import Surroundings
@@ -85,12 +85,32 @@ class PartitionedStore:
         self._order = 0
         self._checking: deque[PartitionedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
-        self._opened = self._closed = False
+        self.phase = Phase.LOCKED
         self.was_clean = True
         """Whether `open` found every log as a clean stop leaves it; if not, what was not synced may be lost."""
 
-    def open(self, expected: Expected) -> list[Stray]:
-        """Open the logs of the expected partitions; answers the folders that were set aside."""
+    def open(self, expected: Expected, judge: Callable[[], None] = lambda: None) -> list[Stray]:
+        """Open the logs of the expected partitions; answers the folders that were set aside. `judge` is called when all
+        of them are open, and the checkpoint still says what the run before left. If anything fails, the store is
+        closed, and the checkpoint stays."""
+        assert self.phase is Phase.LOCKED
+        self.phase = Phase.OPENING
+        try:
+            strays = self._open(expected)
+            judge()
+            # From here on the folder is in use: a crash must not look like a clean stop.
+            self._checkpoints.open()
+            self._checkpoints.write_now()
+        except BaseException:
+            self.abandon()
+            raise
+        for each in self._logs.values():
+            if each.tail >= Tail.TORN:
+                tails.forget(self._disk, each.folder)
+        self.phase = Phase.OPEN
+        return strays
+
+    def _open(self, expected: Expected) -> list[Stray]:
         points = checkpoint.read(self._disk, self.data)
         if points is None:
             log.error("%s/%s is damaged: every log is read and checked", self.data, checkpoint.FILE_NAME)
@@ -98,7 +118,6 @@ class PartitionedStore:
         wanted = {where: topic_id.hex() for where, (topic_id, _) in expected.items()}
         found = {where: point for where, point in (points or {}).items() if point.topic_id == wanted.get(where)}
         strays: list[Stray] = []
-        self._opened = True
         for topic_partition, path in list(folder.partitions(self._disk, self.data)):
             reason = self._why_stray(path, expected.get(topic_partition))
             if reason is not None:
@@ -112,8 +131,6 @@ class PartitionedStore:
                 self._create(topic_partition, topic_id, settings, found.get(topic_partition))
         rewritten.forget(self._disk, folder.above(self.data, self._logs))
         self._sync_now([each for each in self._logs.values() if each.recovered])
-        # From here on the folder is in use: a crash must not look like a clean stop.
-        self._checkpoints.write_now()
         return strays
 
     def _why_stray(self, path: str, expected: tuple[bytes, LogSettings] | None) -> str | None:
@@ -142,6 +159,7 @@ class PartitionedStore:
         self._dirty.wrote(opened)
 
     def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> PartitionedLog:
+        assert self.phase is Phase.OPEN
         return self._create(topic_partition, topic_id, settings, None)
 
     def _create(
@@ -309,33 +327,37 @@ class PartitionedStore:
                 each.cuts.settled,
             )
 
-    def close(self) -> None:
-        if self._closed:
-            return
+    def close(self) -> bool:
+        if self.phase is not Phase.OPEN:
+            self.abandon()
+            return False
         self.write_staged()
         self.commit.close()
         self._cleaner.close()
         self._sync_now([each for each in self._logs.values() if self._stop_log(each)])
         for each in self._logs.values():
             each.stopped = each.offline is None
-        self._closed = True
+        clean = all(each.stopped for each in self._logs.values())
         self._checkpoints.close()
         try:
-            if self._opened:
-                self._checkpoints.write_now()
+            self._checkpoints.write_now()
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the logs: %s", error)
+            clean = False
         self._let_go()
+        return clean
 
     def abandon(self) -> None:
         """Let go of the folder as a dying process does: nothing is written."""
-        self._closed = True
+        if self.phase is Phase.CLOSED:
+            return
         self._checkpoints.close()
         self.commit.close()
         self._cleaner.close()
         self._let_go()
 
     def _let_go(self) -> None:
+        self.phase = Phase.CLOSED
         for each in self._logs.values():
             each.close_files()
         self._lock.close()

@@ -7,7 +7,7 @@ It is written to a temporary file, synced and given its name, every few seconds 
 stop. A crash leaves an old one, or the one before that: a watermark that is too low costs waiting, never data, and a
 broker must not believe one that is too high, so it is never believed beyond a log's end. Without the file, or if it is
 damaged, nothing is known and a log's start counts. Topics are known by their ids, so that one made anew inherits
-nothing.
+nothing. The file is not touched before every replica has taken what it says: a start that failed would forget it.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ def _row(topic_id: Any, partition: Any, offset: Any) -> tuple[Key, int]:
     return (bytes.fromhex(topic_id), partition), offset
 
 
+def read(disk: Disk, data: str) -> dict[Key, int]:
+    """What was written last; nothing if there is no file or it is not whole."""
+    path = f"{data}/{FILE_NAME}"
+    if not disk.exists(path):
+        return {}
+    found = decode(read_whole(disk, path))
+    if found is None:
+        log.error("%s is damaged: every watermark begins at its log's start", path)
+    return found or {}
+
+
 class Watermarks:
     """`watermarks` answers what is true now, of all partitions of this broker."""
 
@@ -74,20 +85,18 @@ class Watermarks:
         self._next = clock.now() + self._interval_seconds
         self._written = b""
         self._writing = b""
-        self._running = self._closed = False
+        self._open = self._running = self._closed = False
 
     def read(self) -> Mapping[Key, int]:
-        """What was written last; nothing if there is no file or it is not whole."""
-        if not self._disk.exists(self._path):
-            return {}
-        found = decode(read_whole(self._disk, self._path))
-        if found is None:
-            log.error("%s is damaged: every watermark begins at its log's start", self._path)
-        return found or {}
+        return read(self._disk, self._data)
+
+    def open(self) -> None:
+        """Every replica stands where the file, and its log, said: from now on what they say is written."""
+        self._open = True
 
     def tick(self) -> None:
         """Have them written behind the loop, if it is time and one has moved."""
-        if self._running or self._closed or self._clock.now() < self._next:
+        if not self._open or self._running or self._closed or self._clock.now() < self._next:
             return
         self._next = self._clock.now() + self._interval_seconds
         content = encode(self._watermarks())
@@ -123,7 +132,7 @@ class Watermarks:
 
     def close(self) -> None:
         """Write them now, for a clean stop."""
-        if self._closed:
+        if self._closed or not self._open:
             return
         self._closed = True
         try:

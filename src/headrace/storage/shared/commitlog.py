@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from headrace.ports.disk import Buffer, Disk, File
+from headrace.storage import tails
+from headrace.storage.log import Tail
 from headrace.storage.shared import frames
 from headrace.storage.shared.frames import BYTE_MASK, FRAME_BYTES
 
@@ -127,6 +129,10 @@ class CommitLog:
         self.end = frames.position(number, count)
         self._unsynced[number] = file
         self._folder_file = folder
+
+    def tail_found(self, tail: Tail) -> None:
+        """The log ends in this, which is about to be cut."""
+        tails.note(self._disk, self.folder, tail)
 
     def cut(self, number: int, byte: int) -> None:
         """Drop everything from a position on, for recovery."""

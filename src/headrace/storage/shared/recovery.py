@@ -2,8 +2,9 @@
 
 After a clean stop the checkpoint says where the commit log ends; if it does, and the queues agree with their CRCs,
 nothing is read. After a crash the commit log is read from the checkpoint's position on. A partition whose queue is lost
-or damaged is built from the whole commit log, all such partitions in one pass. Frames of partitions that are not
-expected any more are passed over.
+or damaged is built from the whole commit log, all such partitions in one pass; so is one whose folder is there and of
+which the checkpoint says nothing, from where its folder says that it begins. Frames of partitions that are not expected
+any more are passed over.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import folder, producers, rewritten
+from headrace.storage import folder, producers, rewritten, tails
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import Stray
 from headrace.storage.log import Tail, TopicPartition
@@ -51,8 +52,11 @@ class Opening:
         self._expected = expected
         self._checkpoint = checkpoint or Checkpoint()
         self._folders: dict[TopicPartition, str] = {}
+        self._there: set[TopicPartition] = set()
+        """Partitions whose folders were found."""
         self._states: dict[TopicPartition, State] = {}
-        self._rebuilt: set[TopicPartition] = set()
+        self._read_before: set[TopicPartition] = set()
+        """Partitions of which the commit log is read from before the checkpoint's position on."""
         self._tail = Tail.WHOLE
         self._clean = False
 
@@ -74,7 +78,7 @@ class Opening:
         opened.was_clean = opened.was_clean and not rewritten.is_noted(self._disk, commit_log.folder)
         if opened.was_clean:
             self._begin_anew_without_files()
-        if self._rebuilt or not opened.was_clean:
+        if self._read_before or not opened.was_clean:
             self._replay()
         self._clean = opened.was_clean and point.clean
         for where, state in self._states.items():
@@ -91,6 +95,7 @@ class Opening:
             reason = self._why_stray(path, self._expected.get(where))
             if reason is None:
                 self._folders[where] = path
+                self._there.add(where)
                 continue
             strays.append(Stray(folder.set_aside(self._disk, path, folder.STRAY), reason))
             log.warning("%s set aside as %s: %s", path, strays[-1].path, reason)
@@ -109,7 +114,9 @@ class Opening:
     def _folder(self, where: TopicPartition) -> str:
         path = self._folders.get(where)
         if path is None:
-            path = self._folders[where] = make_folder(self._disk, self._data, where, self._expected[where][0])
+            position = 0 if where in self._checkpoint.logs else self._checkpoint.position
+            path = make_folder(self._disk, self._data, where, self._expected[where][0], position)
+            self._folders[where] = path
         return path
 
     # Queues.
@@ -122,9 +129,12 @@ class Opening:
         if point is not None and point.topic_id != topic_id.hex():
             point = None  # of a topic that had the same name
         if point is None:
-            # Created after the checkpoint, so there is nothing of it before that.
+            # Created after the checkpoint, or forgotten by it: its folder says where to begin.
             state.queue.clear_files()
             state.from_position = self._checkpoint.position
+            if where in self._there:
+                state.from_position = folder.begins_at(self._disk, path)
+                self._read_before.add(where)
             return state
         if not believed or not self._load(state, path, point):
             self._begin_anew(where, state)
@@ -158,7 +168,7 @@ class Opening:
         state.epochs, state.last_epoch, state.seen = {}, -1, -1
         state.missing = []
         state.rebuilt, state.history = True, None
-        self._rebuilt.add(where)
+        self._read_before.add(where)
 
     def _begin_anew_without_files(self) -> dict[TopicPartition, State]:
         """Queues that lead to commit files that are gone, or have lost their own first ones, are built anew; answers
@@ -182,9 +192,10 @@ class Opening:
 
     def _replay(self) -> None:
         commit_log, position = self._around.commit_log, self._checkpoint.position
+        names = self._disk.list(commit_log.folder)
         replay = Replay(commit_log, self._by_key(self._states), position)
-        replay.run(0 if self._rebuilt else position)
-        self._tail = replay.tail
+        replay.run(min([position, *(self._states[where].from_position for where in self._read_before)]))
+        self._tail = tails.known(names, replay.tail)
         missing = self._begin_anew_without_files()
         if missing:
             Replay(commit_log, self._by_key(missing), frames.position(commit_log.number + 1, 0)).run(0)
@@ -259,12 +270,12 @@ class Opening:
         return whole
 
 
-def make_folder(disk: Disk, data: str, where: TopicPartition, topic_id: bytes) -> str:
-    """A new folder for a partition; what stands in its place is set aside."""
+def make_folder(disk: Disk, data: str, where: TopicPartition, topic_id: bytes, position: int) -> str:
+    """A new folder for a partition of which nothing lies before the position; what stands in its place is set aside."""
     path = folder.partition_folder(data, where)
     if disk.exists(path):
         aside = folder.set_aside(disk, path, folder.STRAY)
         log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
     disk.make_folder(path)
-    folder.write_partition_file(disk, path, topic_id)
+    folder.write_partition_file(disk, path, topic_id, position)
     return path

@@ -250,6 +250,7 @@ class Replay:
             self.tail = Tail.HOLED
         else:
             self.tail = Tail.CUT_SHORT if found.cut_short else Tail.TORN
+        self._commit_log.tail_found(self.tail)
         lost = sum(size for number, size in self._commit_log.sizes.items() if number >= found.number) - found.byte
         synced = frames.position(found.number, found.byte) < self._synced
         say = log.error if synced else log.warning

@@ -16,7 +16,7 @@ from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings import LogSettings
-from headrace.storage import folder, rewritten
+from headrace.storage import folder, rewritten, tails
 from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
 from headrace.storage.checkpointing import CheckpointWriter
@@ -25,10 +25,11 @@ from headrace.storage.commit import FILES_MAX, GroupCommit, concerns
 from headrace.storage.dirty import DirtyLogs
 from headrace.storage.flushing import Flushes
 from headrace.storage.folder import Stray
-from headrace.storage.log import Log, TopicPartition
+from headrace.storage.log import Log, Phase, TopicPartition
 from headrace.storage.shared import checkpoint, compaction, points, retention, strays
 from headrace.storage.shared.beside import DerivedFiles
 from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
+from headrace.storage.shared.empty_files import EmptyFiles
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import OpenQueues
 from headrace.storage.shared.recovery import Expected, Opening, make_folder
@@ -103,24 +104,44 @@ class SharedStore:
         self._dirty = DirtyLogs(clock, self._cleaner, cleaner_backoff_ms, self._compaction_due, self._compact)
         self._flushes: Flushes[SharedLog] = Flushes(clock, self.commit)
         self._trash = Trash(disk, clock)
+        self._empty_files = EmptyFiles(self.commit_log, self._writer)
         self._checking: deque[SharedLog] = deque()
         self._next_check = clock.now() + retention_check_ms / 1000
         self._perhaps_empty = False
-        self._checkpointed = 0
-        self._empty_at: dict[int, int] = {}
-        self._sync_wanted = 0
-        self._opened = self._closed = self._clean = self._keeps_files = False
+        self.phase = Phase.LOCKED
+        self._clean = self._keeps_files = False
         self._failure: StorageFailed | None = None
         self._replacements: Replacements | None = None
         self.was_clean = True
         """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
 
-    def open(self, expected: Expected) -> list[Stray]:
-        """Open the logs of the expected partitions; answers the folders that were set aside."""
+    def open(self, expected: Expected, judge: Callable[[], None] = lambda: None) -> list[Stray]:
+        """Open the logs of the expected partitions; answers the folders that were set aside. `judge` is called when all
+        of them are open, and the checkpoint still says what the run before left. If anything fails, the store is
+        closed, and the checkpoint stays."""
+        assert self.phase is Phase.LOCKED
+        self.phase = Phase.OPENING
+        try:
+            opened = self._open(expected)
+            is_synced = self._sync_now()
+            judge()
+            # From here on the folder is in use: a crash must not look like a clean stop.
+            self._checkpoints.open()
+            if is_synced:
+                self._checkpoints.write_now()
+                tails.forget(self._disk, self.commit_log.folder)
+            else:
+                self._checkpoints.soon()
+        except BaseException:
+            self.abandon()
+            raise
+        self.phase = Phase.OPEN
+        return opened
+
+    def _open(self, expected: Expected) -> list[Stray]:
         found = checkpoint.read(self._disk, self.data)
         if found is None:
             log.error("%s/%s is damaged: the whole commit log is read", self.data, CHECKPOINT_FILE)
-        self._opened = True
         opened = Opening(self._around, self.data, expected, found).run()
         self._logs.update(opened.logs)
         for each in opened.logs.values():
@@ -136,11 +157,6 @@ class SharedStore:
         for staged, error in self._writer.write(list(self._staged)):
             log.warning("%s: %s", staged.topic_partition, error)
         self._staged.clear()
-        # From here on the folder is in use: a crash must not look like a clean stop.
-        if self._sync_now():
-            self._checkpoints.write_now()
-        else:
-            self._checkpoints.soon()
         self._perhaps_empty = True
         self._keep_for(strays.with_topics(self._disk, self.data))
         return opened.strays
@@ -152,8 +168,9 @@ class SharedStore:
             log.warning("%s", strays.advice(self.data, found))
 
     def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
+        assert self.phase is Phase.OPEN
         assert topic_partition not in self._logs, f"{topic_partition} is there"
-        path = make_folder(self._disk, self.data, topic_partition, topic_id)
+        path = make_folder(self._disk, self.data, topic_partition, topic_id, self.commit_log.synced)
         found = Found(self._around.new_queue(path))
         created = SharedLog(self._around, path, topic_partition, topic_id, settings, found)
         created.doubt_beside()
@@ -317,29 +334,14 @@ class SharedStore:
         self._perhaps_empty = True
 
     def _remove_empty_files(self) -> None:
-        """What made them empty is told by frames: those must be safe first, unless there is no room to write any. That
-        the files had been synced must be told too, or else a start would take them for lost in a crash."""
         self._perhaps_empty = False
-        if self._keeps_files:
+        if self._keeps_files or self._offline:
             return
-        commit_log, writer = self.commit_log, self._writer
-        live = self.live_bytes()
-        empty = [number for number, count in live.items() if not count and number != commit_log.number]
-        if not empty or self._offline:
-            return
-        self._empty_at = {number: self._empty_at.get(number, commit_log.end) for number in empty}
-        ready = [n for n in empty if self._empty_at[n] <= self._checkpointed or writer.short_of_room]
-        if ready and writer.marked >> 32 <= ready[-1]:
-            writer.mark()
-        told = writer.marked >> 32 if writer.mark_end <= commit_log.synced else 0
-        gone = [number for number in ready if number < told]
-        self._set_aside(gone)
-        if len(gone) < len(empty):
-            self._perhaps_empty = True
-            wanted = max(writer.mark_end, *self._empty_at.values())
-            if wanted > self._sync_wanted:
-                self._sync_wanted = wanted
-                self._checkpoints.soon()
+        removal = self._empty_files.removal(self.live_bytes())
+        self._set_aside(removal.numbers)
+        self._perhaps_empty = removal.waits
+        if removal.wants_checkpoint:
+            self._checkpoints.soon()
 
     def _set_aside(self, numbers: list[int]) -> None:
         delay_ms = max((each.settings.file_delete_delay_ms for each in self._logs.values()), default=0)
@@ -372,7 +374,7 @@ class SharedStore:
         if error is None:
             self._refuse_if_offline()  # what failed is not asked for again, so this sync says nothing of it
             self.commit_log.synced_to(self._checkpoint_position)
-            self._checkpointed = self._checkpoint_position
+            self._empty_files.checkpointed = self._checkpoint_position
             return
         if concerns(error, self._commit_files):
             self._failed(error)
@@ -381,9 +383,10 @@ class SharedStore:
 
     # Stopping.
 
-    def close(self) -> None:
-        if self._closed:
-            return
+    def close(self) -> bool:
+        if self.phase is not Phase.OPEN:
+            self.abandon()
+            return False
         self.write_staged()
         self.commit.close()
         self.replacer.close()
@@ -395,14 +398,15 @@ class SharedStore:
             except OSError as error:
                 log.warning("%s: the next start reads more of it: %s", each.topic_partition, error)
         self._clean = self._sync_now() and self._finish_replacing()
-        self._closed = True
         self._checkpoints.close()
         try:
-            if self._opened and self._clean:
+            if self._clean:
                 self._checkpoints.write_now()
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the commit log: %s", error)
+            self._clean = False
         self._let_go()
+        return self._clean
 
     def _finish_replacing(self) -> bool:
         """Have the queues lead to what a job had written: the commit log speaks of it already."""
@@ -414,7 +418,8 @@ class SharedStore:
 
     def abandon(self) -> None:
         """Let go of the folder as a dying process does: nothing is written."""
-        self._closed = True
+        if self.phase is Phase.CLOSED:
+            return
         self._checkpoints.close()
         self.commit.close()
         self.replacer.close()
@@ -422,6 +427,7 @@ class SharedStore:
         self._let_go()
 
     def _let_go(self) -> None:
+        self.phase = Phase.CLOSED
         for each in self._logs.values():
             each.close_files()
         self.commit_log.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from headrace.ports.disk import Disk
 from headrace.storage import folder
-from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
 
 NAMED_MAX = 10
 
@@ -33,5 +32,5 @@ def advice(data: str, found: list[str]) -> str:
     return (
         f"no commit file of {data} is removed, because batches of folders that are set aside may be in it: {named}. "
         "If they are not wanted, remove these folders and restart the broker. If they are, stop it, mend the cluster's "
-        f"metadata, give the folders back their names, remove {data}/{CHECKPOINT_FILE}, and start it"
+        "metadata, give the folders back their names, and start it"
     )
