@@ -35,6 +35,9 @@ class ReplicatedLog:
     end_offset: int
     committed_offset: int
     truncations: int
+    sync_asked_offset: int
+    on_damage: Callable[[int], None]
+    copying: bool
     epochs: EpochHistory
 
     def __init__(self, archived_offset: Callable[[TopicPartition], int]) -> None:
