@@ -55,6 +55,10 @@ class BrokerSettings:
         return {setting.name: self.values["log." + setting.name] for setting in TOPIC_SETTINGS}
 
 
+AS_PRODUCED: Final = -1
+_CODECS: Final = {"producer": AS_PRODUCED, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """A topic's settings in the types that storage and partitions use on every append."""
@@ -87,6 +91,9 @@ class LogSettings:
     replication_point: str
     replication_policy: str
     file_delete_delay_ms: int
+    codec: int
+    """Number of the codec that batches are stored in; AS_PRODUCED: in that of their producer."""
+    codec_level: int | None
     key_index: bool
 
 
@@ -129,6 +136,8 @@ def log_settings(
         replication_point=v["replication.point"],
         replication_policy=v["replication.policy"],
         file_delete_delay_ms=v["file.delete.delay.ms"],
+        codec=_CODECS[v["compression.type"]],
+        codec_level=v.get(f"compression.{v['compression.type']}.level"),
         key_index=v["key.index"],
     )
 

@@ -50,15 +50,15 @@ class Front:
             partitions=self.led.partitions,
             metrics=Metrics(),
             settings=load(environment={}),
-            connections=set(),
+            connections={},
             view=SimpleNamespace(image=Image("/headrace/c/")),
             broker_id=BROKER,
         )
         self.services = services
-        self._wire = Wire()
+        self.wire = Wire()
         self._numbers = itertools.count(1)
-        self._connection = Connection(services, "default", HANDLERS, RAW_HANDLERS)
-        self._connection.opened(self._wire)
+        self.connection = Connection(services, "default", HANDLERS, RAW_HANDLERS)
+        self.connection.opened(self.wire)
 
     def knows_topic(self, leader: int = OTHER, *, internal: bool = False) -> None:
         state = PartitionState(0, leader, 1, (leader,), (BROKER, OTHER))
@@ -86,9 +86,9 @@ class Front:
         )
         request = encode_request(apis.PRODUCE, self.version, body)
         sent = bytearray(write_request(apis.PRODUCE, self.version, next(self._numbers), "c", request))
-        assert self._connection.received(memoryview(sent)) == len(sent)
+        assert self.connection.received(memoryview(sent)) == len(sent)
         self.led.clock.run_soon()
-        answer, self._wire.sent = memoryview(self._wire.sent)[4:], b""
+        answer, self.wire.sent = memoryview(self.wire.sent)[4:], b""
         _, at = read_response_header(apis.PRODUCE, self.version, answer)
         (row,) = decode_response(apis.PRODUCE, self.version, answer, at).responses[0].partition_responses
         code: int = row.error_code

@@ -27,7 +27,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent = b""
-        self.closed = False
+        self.closed = self.paused = False
 
     def send(self, parts: Sequence[Part]) -> None:
         self.sent += b"".join(bytes(part) for part in parts)  # type: ignore[arg-type]
@@ -35,9 +35,11 @@ class Wire:
     def queued_bytes(self) -> int:
         return 0
 
-    def pause(self) -> None: ...
+    def pause(self) -> None:
+        self.paused = True
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        self.paused = False
 
     def close(self) -> None:
         self.closed = True

@@ -103,7 +103,7 @@ class Participant:
         self._archived_offset = archived_offset
         self._open_segments_max = open_segments_max
         self._sync_files_max = sync_files_max
-        self._compute = compute
+        self.compute = compute
         self._built = contextlib.AsyncExitStack()
         self.effective_settings = Effective(lambda: self.settings, lambda: self.view.image, self.broker_id)
         self._rules: dict[str, tuple[Topic, BrokerSettings, Rules]] = {}
@@ -280,7 +280,7 @@ class Participant:
             self.rules_of,
             self._failed,
             prefer_seconds,
-            self._compute,
+            self.compute,
             lambda: internal_replicas(self.effective_settings()),
         )
         deletions = Deletions(self.coordination, self.view, member, self.clock, self.disk, self.folder, self._failed)

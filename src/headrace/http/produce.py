@@ -108,6 +108,7 @@ class Appending:
                 acks,
                 timeout_ms,
                 lambda error, offset, index=index: self._done(index, error, offset),  # type: ignore[misc]
+                recompress=True,
             )
         partitions.end_turn()
 

@@ -89,6 +89,7 @@ class Connection:
         self._paused = False
         self._receiving = False
         self._sending_soon = False
+        self._blocked = False
         self._ready_bytes = 0
         """Of responses that are known and wait for earlier ones, or for the end of the turn."""
         self.lone_produces: list[LoneProduce] = []
@@ -116,7 +117,7 @@ class Connection:
                     self._check_large(data, used, end, length)
                     channel.want_bytes = LENGTH_BYTES + length
                     break
-                if len(self._slots) >= self._requests_max or self._ready_bytes > room_bytes:
+                if len(self._slots) >= self._requests_max or self._ready_bytes > room_bytes or self._blocked:
                     self._hold()
                     break
                 self._frame(data, used + LENGTH_BYTES, frame_end, started)
@@ -226,8 +227,10 @@ class Connection:
             request.reply(message)
 
     def skip(self, slot: Slot) -> None:
-        """A request that gets no answer at all: acks=0."""
+        """A request that gets no answer at all: acks=0. Those behind it may be ready."""
         slot.parts = ()
+        if not self._receiving:
+            self._send_soon()
 
     def fill(self, slot: Slot, parts: Sequence[Part]) -> None:
         """A response is known."""
@@ -293,10 +296,19 @@ class Connection:
             self._metrics.paused_connections += 1
             self._channel.pause()
 
+    def block(self) -> None:
+        """Read nothing more until `unblock`: what this peer sent has to be worked off first."""
+        self._blocked = True
+
+    def unblock(self) -> None:
+        self._blocked = False
+        self._maybe_resume()
+
     def _maybe_resume(self) -> None:
         channel = self._channel
         if (
             self._paused
+            and not self._blocked
             and channel is not None
             and len(self._slots) < self._requests_max
             and channel.queued_bytes() + self._ready_bytes <= self._queued_max_bytes

@@ -23,6 +23,7 @@ from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
 from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
+from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
@@ -70,6 +71,7 @@ class FrontEnd:
         )
         self.group_partitions.follow()
         participant.view.listen(self._follow_groups)
+        participant.partitions.recompression = Recompression(participant.partitions, participant.compute, spawn)
         self.services = self._services(metrics, spawn, failed)
         self.server = KafkaServer(network, self.services, connections_max)
         self._built.callback(self.server.close)

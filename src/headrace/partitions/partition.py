@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.errors import (
     BatchTooLarge,
@@ -35,6 +35,9 @@ from headrace.partitions.validation import check_records
 from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.storage.producers import UnreadableProducers
+
+if TYPE_CHECKING:
+    from headrace.partitions.recompression import QueuedBatch
 
 NOTHING_READ = ReadResult((), 0)
 TIDY_FETCHES_LEAST: Final = 64
@@ -86,6 +89,7 @@ class Partition:
         "leader",
         "log",
         "racks",
+        "recompressing",
         "replicated",
         "topic_partition",
         "wall_ms",
@@ -113,6 +117,8 @@ class Partition:
         self.racks = {} if racks is None else racks
         self._damaged = {} if damaged is None else damaged
         self._reliability = levels.weaker_or_stronger(log.settings)
+        self.recompressing: deque[QueuedBatch] = deque()
+        """What waits for its codec, or behind something that does (`partitions.recompression`)."""
         self.replicated = False
         """Whether a link wants to hear of what is written."""
         self.wall_ms = wall_ms
@@ -130,6 +136,11 @@ class Partition:
     @property
     def leading(self) -> bool:
         return self.core is not None
+
+    @property
+    def closed(self) -> HeadraceError | None:
+        """Why this role has ended, if it has."""
+        return self._closed
 
     def check_epoch(self, epoch: int) -> None:
         """The client's idea of the leader epoch, -1 if it has none (KIP-320)."""
@@ -314,6 +325,8 @@ class Partition:
         """The role ends: no producer may wait any more, nor begin to."""
         self._closed = error or self._not_leading()
         self.core = None
+        for queued in self.recompressing:
+            self.refuse(memoryview(queued.batch))
         self.failed(self._closed)
 
     def release_readers(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.core import LeaderCore, SetChange
@@ -21,6 +21,9 @@ from headrace.partitions.partition import Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
 from headrace.storage.damage import first_damaged_offset
 from headrace.storage.log import Log, LogStore, TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.partitions.recompression import Recompression
 
 Failures = dict[TopicPartition, HeadraceError]
 
@@ -64,6 +67,8 @@ class Partitions:
         self.incarnation = incarnation
         self.deadlines = Deadlines(clock)
         self.links: Links | None = None
+        self.recompression: Recompression | None = None
+        """Who stores batches in their topic's codec; without one they are stored as they come."""
         self.racks: dict[int, str] = {}
         """Where each broker stands, for the policy `racks`; whoever knows the cluster keeps it up to date."""
         self.damaged: dict[Partition, int] = {}

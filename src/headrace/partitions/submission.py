@@ -1,6 +1,7 @@
 """One batch that Headrace itself appends: a group's offsets, a message that came by HTTP.
 
-The same road as a producer's batch: staged, written at the end of the turn, answered when it counts for its acks.
+The same road as a producer's batch: staged, written at the end of the turn, answered when it counts for its acks. What
+comes from users is stored in its topic's codec; what the broker keeps for itself is stored as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures, Partitions
+from headrace.partitions.recompression import stored_otherwise
 from headrace.storage.log import TopicPartition
 
 Done = Callable[[HeadraceError | None, int], None]
@@ -29,14 +31,25 @@ class Submission:
         self._done = done
         self._appended: Appended | None = None
 
-    def start(self, batch: bytearray) -> None:
+    def start(self, batch: bytearray, *, recompress: bool) -> None:
+        view, recompression = memoryview(batch), self._partitions.recompression
         try:
-            self._appended = self._partition.append(memoryview(batch), self._acks)
+            if recompress and recompression is not None and stored_otherwise(self._partition, view):
+                recompression.submit(self._partition, view, self._acks, self._recompressed)
+                return
+            self._appended = self._partition.append(view, self._acks)
         except HeadraceError as error:
             self._answer(error)
             return
         self._partitions.touch(self._partition)
         self._partitions.at_turn_end(self._written)
+
+    def _recompressed(self, outcome: Appended | HeadraceError) -> None:
+        if isinstance(outcome, HeadraceError):
+            self._answer(outcome)
+        else:
+            self._appended = outcome
+            self._partitions.at_turn_end(self._written)
 
     def _written(self, failures: Failures) -> None:
         assert self._appended is not None
@@ -67,7 +80,14 @@ class Submission:
 
 
 def submit(
-    partitions: Partitions, partition: Partition, batch: bytearray, acks: int, timeout_ms: int, done: Done
+    partitions: Partitions,
+    partition: Partition,
+    batch: bytearray,
+    acks: int,
+    timeout_ms: int,
+    done: Done,
+    *,
+    recompress: bool = False,
 ) -> None:
     """Append one ready-made batch; the caller ends the turn (`partitions.end_turn()`) when it has submitted all."""
-    Submission(partitions, partition, acks, timeout_ms, done).start(batch)
+    Submission(partitions, partition, acks, timeout_ms, done).start(batch, recompress=recompress)

@@ -37,9 +37,9 @@ class Codec(enum.IntEnum):
     ZSTD = 4
 
 
-def compress(codec: int, data: Data) -> Data:
-    """`data` under `codec`, at the default level of Kafka's clients or a faster one."""
-    return _WRITERS[_known(codec)](data)
+def compress(codec: int, data: Data, level: int | None = None) -> Data:
+    """`data` under `codec`, at a level as Kafka numbers them; None is the default of its clients or a faster one."""
+    return _WRITERS[_known(codec)](data, level)
 
 
 def decompress(codec: int, data: Data, max_bytes: int = MAX_UNPACKED_BYTES) -> Data:
@@ -124,12 +124,12 @@ def _zstd_size(data: Data) -> int:
     return size + 256 if width == 2 else size
 
 
-def _write_gzip(data: Data) -> bytes:
-    return bytes(cramjam.gzip.compress(data, 6))
+def _write_gzip(data: Data, level: int | None) -> bytes:
+    return bytes(cramjam.gzip.compress(data, 6 if level is None or level < 0 else level))
 
 
-def _write_zstd(data: Data) -> bytes:
-    return bytes(cramjam.zstd.compress(data, 3))
+def _write_zstd(data: Data, level: int | None) -> bytes:
+    return bytes(cramjam.zstd.compress(data, 3 if level is None else level))
 
 
 # -- lz4
@@ -154,9 +154,18 @@ def _read_lz4(data: Data, max_bytes: int) -> bytes:
     return out
 
 
-def _write_lz4(data: Data) -> bytes:
+_LZ4_FAST_LEVEL: Final = 9
+"""Kafka's default stands for the fast kind; every other level is one of the strong kind."""
+_LZ4_STRONG_LEAST: Final = 3
+_LZ4_STRONG_MOST: Final = 12
+
+
+def _write_lz4(data: Data, level: int | None) -> bytes:
+    strength = 0
+    if level is not None and level != _LZ4_FAST_LEVEL:
+        strength = max(_LZ4_STRONG_LEAST, min(level, _LZ4_STRONG_MOST))
     # The Java client reads independent blocks only.
-    packed: bytes = lz4.frame.compress(data, block_linked=False, store_size=False)
+    packed: bytes = lz4.frame.compress(data, compression_level=strength, block_linked=False, store_size=False)
     return packed
 
 
@@ -169,7 +178,7 @@ _XERIAL_BLOCK_BYTES: Final = 32 << 10
 _INT32: Final = struct.Struct(">i")
 
 
-def _write_snappy(data: Data) -> bytes:
+def _write_snappy(data: Data, _level: int | None) -> bytes:
     view = memoryview(data)
     parts = [_XERIAL_HEADER.pack(_XERIAL_MAGIC, _XERIAL_VERSION, _XERIAL_VERSION)]
     for at in range(0, len(view), _XERIAL_BLOCK_BYTES):
@@ -220,8 +229,8 @@ _READERS: Final[dict[Codec, Callable[[Data, int], Data]]] = {
     Codec.LZ4: _read_lz4,
     Codec.ZSTD: _read_zstd,
 }
-_WRITERS: Final[dict[Codec, Callable[[Data], Data]]] = {
-    Codec.NONE: lambda data: data,
+_WRITERS: Final[dict[Codec, Callable[[Data, int | None], Data]]] = {
+    Codec.NONE: lambda data, _: data,
     Codec.GZIP: _write_gzip,
     Codec.SNAPPY: _write_snappy,
     Codec.LZ4: _write_lz4,

@@ -1,6 +1,7 @@
 """Produce, versions 3 to 13. 9: compact encoding; 10: where the leader is; 13: topics by id.
 
-The records stay as they came: checked, stamped in place, staged, written at the end of the turn. acks=0 is never
+The records stay as they came: checked, stamped in place, staged, written at the end of the turn; unless their topic is
+stored in another codec, then they are recompressed first (`partitions.recompression`). acks=0 is never
 answered, and an error then closes the connection, as clients expect. acks=1 waits for the leader's own copy to be as
 durable as the topic asks, acks=-1 for the high watermark. Versions 0 to 2 carry a format that is not stored here.
 """
@@ -17,6 +18,7 @@ from headrace.kafka.request import Slot
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures
+from headrace.partitions.recompression import stored_otherwise
 from headrace.storage.log import TopicPartition
 from headrace.wire import produce as wire
 
@@ -32,6 +34,7 @@ class PendingProduce:
         "_acks",
         "_connection",
         "_correlation_id",
+        "_recompressing",
         "_slot",
         "_staged",
         "_timeout_ms",
@@ -59,6 +62,7 @@ class PendingProduce:
         self._timeout_ms = timeout_ms
         self._topics: list[tuple[str | None, bytes | None, list[Row]]] = []
         self._staged: list[tuple[Partition, Appended, list[Row], int]] = []
+        self._recompressing: dict[int, tuple[Partition, list[Row], int]] = {}
         self._waiting = 0
 
     def add_topic(self, name: str | None, topic_id: bytes | None, parts: list[tuple[int, memoryview | None]]) -> None:
@@ -88,6 +92,9 @@ class PendingProduce:
             try:
                 if records is None:
                     raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
+                if _recompressed(services, partition, records):
+                    self._recompress(partition, records, rows, index)
+                    continue
                 appended = partition.append(records, self._acks)
             except HeadraceError as refused:
                 rows.append(_refusal(index, partition.start_offset, refused))
@@ -95,6 +102,41 @@ class PendingProduce:
             partitions.touch(partition)
             self._staged.append((partition, appended, rows, len(rows)))
             rows.append((index, 0, appended[0], appended[2], partition.start_offset, None, ()))
+
+    def _recompress(self, partition: Partition, records: memoryview, rows: list[Row], index: int) -> None:
+        """Its row waits until the batch has been appended in its codec, in its turn."""
+        connection, recompression = self._connection, self._connection.services.partitions.recompression
+        assert recompression is not None
+        number = len(self._recompressing)
+        recompression.submit(partition, records, self._acks, partial(self._appended, number))
+        self._recompressing[number] = (partition, rows, len(rows))
+        rows.append((index, 0, -1, -1, partition.start_offset, None, ()))
+        if recompression.is_full:
+            connection.block()
+            recompression.when_room(connection.unblock)
+
+    def _appended(self, number: int, outcome: Appended | HeadraceError) -> None:
+        partition, rows, at = self._recompressing.pop(number)
+        if self.answered:
+            return
+        if isinstance(outcome, HeadraceError):
+            rows[at] = _refused(rows[at], outcome)
+            self.passed()
+            return
+        rows[at] = (rows[at][0], 0, outcome[0], outcome[2], partition.start_offset, None, ())
+        self._staged.append((partition, outcome, rows, at))
+        self._connection.services.partitions.at_turn_end(partial(self._written_late, partition, outcome, rows, at))
+
+    def _written_late(
+        self, partition: Partition, appended: Appended, rows: list[Row], at: int, failures: Failures
+    ) -> None:
+        error = failures.get(partition.topic_partition)
+        if error is not None:
+            rows[at] = _refused(rows[at], error)
+        elif self._acks and not partition.reached(appended[1], self._acks):
+            partition.wait(appended[1], self._acks, self)
+            return
+        self.passed()
 
     def add_staged(
         self, name: str | None, topic_id: bytes | None, index: int, partition: Partition, appended: Appended
@@ -111,7 +153,9 @@ class PendingProduce:
     def written(self, failures: Failures) -> None:
         """What was staged is in the log, or has failed."""
         acks = self._acks
-        self._waiting = 1  # held until all rows are looked at: one may be answered while the next is
+        self._waiting = 1 + len(
+            self._recompressing
+        )  # held until all rows are looked at: one may be answered while the next is
         for partition, appended, rows, at in self._staged:
             error = failures.get(partition.topic_partition) if failures else None
             if error is not None:
@@ -143,6 +187,9 @@ class PendingProduce:
             if rows[at][1] == 0 and not partition.reached(appended[1], self._acks):
                 where = partition.topic_partition
                 rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: not committed in {self._timeout_ms} ms"))
+        for partition, rows, at in self._recompressing.values():
+            where = partition.topic_partition
+            rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: not recompressed in {self._timeout_ms} ms"))
         self._answer()
 
     def _answer(self) -> None:
@@ -203,7 +250,7 @@ def handle(
     if len(topics) == 1 and len(topics[0][2]) == 1 and transactional_id is None and (acks in (1, -1)):
         partition = _find_lone(services, topics[0])
         records = topics[0][2][0][1]
-        if partition is not None and records is not None:
+        if partition is not None and records is not None and not _recompressed(services, partition, records):
             try:
                 appended = partition.append(records, acks)
             except HeadraceError:
@@ -225,6 +272,13 @@ def handle(
         for name, topic_id, parts in topics:
             pending.add_topic(name, topic_id, parts)
     services.partitions.at_turn_end(pending.written)
+
+
+def _recompressed(services: Services, partition: Partition, records: memoryview) -> bool:
+    """Whether a batch has to take the way through another codec, or behind one that does."""
+    if partition.log.settings.codec < 0 and not partition.recompressing:
+        return False
+    return services.partitions.recompression is not None and stored_otherwise(partition, records)
 
 
 def _find_lone(services: Services, topic: wire.RequestTopic) -> Partition | None:
