@@ -36,7 +36,6 @@ class ReplicatedLog:
     committed_offset: int
     truncations: int
     sync_asked_offset: int
-    on_damage: Callable[[int], None]
     copying: bool
     epochs: EpochHistory
 
