@@ -17,7 +17,7 @@ from headrace.storage.shared import compaction as shared_compaction
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
 from proving import proves
-from storage.harness import Harness, append, batch, read_all
+from storage.harness import Harness, append, batch, read_all, settings
 
 COMPACTED = {
     "cleanup_policy": "compact",
@@ -214,6 +214,19 @@ class CompactionContract:
         for _ in range(16):
             sim.advance(1)
         assert looked == [logs[7]]
+
+    def test_a_topic_that_becomes_compacted_is_looked_at(self, sim: Harness) -> None:
+        sim.retention_check_ms = 3_600_000
+        log = sim.log(**COMPACTED | {"cleanup_policy": "delete", "retention_ms": -1})
+        for i in range(60):
+            put(sim, log, b"key%d" % (i % 4), b"%d" % i)
+        log.settings = settings(**COMPACTED)
+        assert sim.store is not None
+        sim.store.settings_changed(log.topic_partition)
+        before, active_base = records(log), active_base_of(sim, log)
+        sim.advance(15.1)
+        compact(sim)
+        check(log, before, active_base)
 
     def test_what_a_start_finds_is_looked_at(self, sim: Harness) -> None:
         sim.retention_check_ms = 3_600_000

@@ -316,6 +316,7 @@ class Partitions:
         """The topic's settings were altered: what waited for more replicas, or for a sync, may count now."""
         core, log, settings = partition.core, partition.log, partition.log.settings
         flushed_counts = settings.durability == "disk"
+        self.store.settings_changed(log.topic_partition)
         if flushed_counts and log.offline is None and log.durable_offset < log.written_offset:
             log.sync_soon()  # no write may come to ask for it
         if core is not None:

@@ -28,6 +28,9 @@ class NoLogs:
     def write_staged(self) -> list[tuple[Log, HeadraceError]]:
         return []
 
+    def settings_changed(self, topic_partition: TopicPartition) -> None:
+        return
+
     def on_durable(self, listener: Callable[[Log], None]) -> None:
         return
 

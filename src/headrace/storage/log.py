@@ -233,6 +233,10 @@ class LogStore(Protocol):
         Starts a group commit for what needs one; `on_durable` hears of it."""
         ...
 
+    def settings_changed(self, topic_partition: TopicPartition) -> None:
+        """A log got other settings: what they ask for is looked at soon, without a write."""
+        ...
+
     def on_durable(self, listener: Callable[[Log], None]) -> None:
         """`listener(log)` runs on the loop when a log's durable_offset has risen, or it has gone offline."""
         ...

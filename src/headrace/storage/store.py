@@ -222,6 +222,9 @@ class PartitionedStore:
     def compacting(self) -> bool:
         return self._cleaner.busy
 
+    def settings_changed(self, topic_partition: TopicPartition) -> None:
+        self._dirty.wrote(self._logs[topic_partition])
+
     def on_durable(self, listener: Callable[[Log], None]) -> None:
         self.commit.listeners.append(listener)
 
