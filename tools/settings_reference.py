@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from headrace.declared import GROUP_SETTINGS
 from headrace.settings import BROKER_SETTINGS, REGISTRY_BY_NAME, REGISTRY_SETTINGS, TOPIC_SETTINGS, Setting, Value
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
@@ -44,6 +45,7 @@ def reference() -> str:
     return (
         f"{HEAD}\n## Broker\n\n{table(BROKER_SETTINGS)}\n## Topic\n\n"
         f"Each has a broker-wide default called `log.` and the name.\n\n{table(TOPIC_SETTINGS)}"
+        f"\n## Group\n\nOf a consumer group, by its name, with Kafka's admin tools.\n\n{table(GROUP_SETTINGS)}"
         f"\n## Registry\n\n`headrace registry` reads them in the same ways.\n\n{table(REGISTRY_SETTINGS)}\n"
         f"Of a broker's settings it uses {', '.join(f'`{name}`' for name in shared)}.\n"
     )
