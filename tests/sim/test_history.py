@@ -147,6 +147,9 @@ def test_a_partition_has_one_owner_in_a_generation() -> None:
     noted.assigned("readers", 1, WHERE, "one")
     noted.assigned("readers", 2, WHERE, "two")
     noted.assigned("others", 1, WHERE, "two")
+    assert noted.is_given_on("readers", 1, WHERE)
+    assert not noted.is_given_on("readers", 2, WHERE)
+    assert not noted.is_given_on("others", 1, WHERE)
     with pytest.raises(Violation, match="given to one and to two in generation 1"):
         noted.assigned("readers", 1, WHERE, "two")
 

@@ -12,11 +12,18 @@ import pytest
 from headrace.simulator.cluster import simulate
 from headrace.simulator.scenario import draw
 from proving import proves
+from sim import planted_front_end  # noqa: F401 - more of them
 from sim.planted import PLANTS, planted
 
 SEEDS_MAX = 2000
 QUICK_SEEDS = 40
-QUICK = ("keep_the_epoch_of_a_returned_leader", "elect_outside_the_set")
+QUICK = (
+    "keep_the_epoch_of_a_returned_leader",
+    "elect_outside_the_set",
+    "produce_answered_by_the_leader_alone",
+    "answers_as_they_come",
+    "groups_open_without_a_load",
+)
 PART = 20
 
 

@@ -120,6 +120,12 @@ class Clients:
         partition = None if participant is None else participant.partitions.find(where.topic, where.partition)
         return -1 if partition is None or not partition.leading else partition.epoch
 
+    def known_epoch(self, machine: Machine, where: TopicPartition) -> int:
+        """The last of which the machine has heard: whatever it answers, it answers in that one."""
+        participant = machine.participant
+        state = None if participant is None else participant.view.image.partition(where.topic, where.partition)
+        return -1 if state is None else max(state.leader_epoch, self.epoch(machine, where))
+
 
 def _read(call: Call, frame: memoryview) -> Message:
     version = VERSIONS[call.api_key]

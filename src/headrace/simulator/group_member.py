@@ -17,6 +17,7 @@ from headrace.groups.coordinator import partition_of
 from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.simulator.connection import PATIENCE_SECONDS, Client, Clients
 from headrace.simulator.consumer import fetch, fetched, is_deleted, take
+from headrace.simulator.history import Violation
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
@@ -231,7 +232,7 @@ class GroupMember:
     def _told_committed(self, asked: Asked, answer: Message, machine: Machine) -> None:
         if answer.error_code:
             return
-        epoch = self._clients.epoch(machine, self._home)
+        epoch = self._clients.known_epoch(machine, self._home)
         for where, row in _rows(answer).items():
             number = None if row.committed_offset == NO_OFFSET else int(row.metadata)
             self._clients.history.committed_told(self._group, where, asked[where], number, epoch, machine.life)
@@ -257,6 +258,8 @@ class GroupMember:
         self._committing = True
         history, group = self._clients.history, self._group
         numbers = {where: history.commits(group, where).begin(at) for where, at in changed.items()}
+        generation = self._generation
+        fenced = {where for where in changed if history.is_given_on(group, generation, where)}
         topics: dict[str, list[Message]] = {}
         for where, at in changed.items():
             topics.setdefault(where.topic, []).append(
@@ -276,8 +279,10 @@ class GroupMember:
         )
 
         def decided(answer: Message, machine: Machine) -> None:
-            epoch = self._clients.epoch(machine, self._home)
+            epoch = self._clients.known_epoch(machine, self._home)
             for where, row in _rows(answer).items():
+                if where in fenced and not row.error_code:
+                    raise Violation(f"{group}: {machine.life} takes a commit of generation {generation} for {where}")
                 if not row.error_code:
                     history.committed(group, where, numbers[where], epoch, machine.life)
 

@@ -3,7 +3,7 @@
 While it runs: one batch has one offset and one offset one batch among all that was acknowledged; one leader in an
 epoch; a watermark never falls within an epoch, a leader's or a follower's; what a consumer has read never changes, and
 the bounds that it is told never fall; a committed offset that was acknowledged is answered until a later one is; a
-partition has one owner in a generation of a group.
+partition has one owner in a generation of a group, and once a later one has its own, commits of this one are refused.
 At the end: the log that all replicas agree on, byte for byte below the watermark, holds every acknowledged batch at its
 offset, no batch twice, each producer's in order, and everything that a consumer saw, but for what clients had deleted.
 
@@ -87,6 +87,7 @@ class History:
         self._watched: dict[TopicPartition, Watched] = {}
         self._commits: dict[tuple[str, TopicPartition], Register] = {}
         self._owners: dict[tuple[str, int, TopicPartition], str] = {}
+        self._generations: dict[tuple[str, TopicPartition], int] = {}
 
     def watch(self, where: TopicPartition, *, may_lose: bool) -> None:
         self._watched[where] = Watched(may_lose)
@@ -191,6 +192,11 @@ class History:
         owner = self._owners.setdefault((group, generation, where), member)
         if owner != member:
             raise Violation(f"{group}: {where} is given to {owner} and to {member} in generation {generation}")
+        self._generations[group, where] = max(generation, self._generations.get((group, where), generation))
+
+    def is_given_on(self, group: str, generation: int, where: TopicPartition) -> bool:
+        """Whether a later generation has an owner of the partition: commits of this one are not taken any more."""
+        return self._generations.get((group, where), -1) > generation
 
     def behind(self, where: TopicPartition, end: int) -> str:
         """The first group that has not committed everything; empty if there is none."""

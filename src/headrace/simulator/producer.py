@@ -259,12 +259,10 @@ class Producer:
             if row is not None and self._is_done(lane, sending, row.error_code):
                 lane.waiting.remove(sending)
                 lane.known = True
-                continue
-            self._hold(lane)
-            if row is not None and row.error_code in SEQUENCE_FAULTS:
-                self._out_of_order(lane, sending, row.error_code)
-            elif row is not None and row.error_code not in RETRIABLE:
-                raise Violation(f"{lane.where}: batch {sending.batch} is refused for good: {row.error_code}")
+            else:
+                self._hold(lane)
+                if row is not None:
+                    self._refused(lane, sending, row.error_code)
             self._renumber(lane)
         self._pump()
 
@@ -282,9 +280,11 @@ class Producer:
             raise Violation(f"{lane.where}: batch {sending.batch} was sent once and is told to be a duplicate")
         return True
 
-    def _out_of_order(self, lane: Lane, sending: Sending, code: int) -> None:
-        """Is it because one before it failed, or is there a gap?"""
-        if not sending.was_first:
+    def _refused(self, lane: Lane, sending: Sending, code: int) -> None:
+        """If it is out of order: is that because one before it failed, or is there a gap?"""
+        if code not in SEQUENCE_FAULTS and code not in RETRIABLE:
+            raise Violation(f"{lane.where}: batch {sending.batch} is refused for good: {code}")
+        if code not in SEQUENCE_FAULTS or not sending.was_first:
             return
         if not self._clients.history.may_lose(lane.where):
             raise Violation(
