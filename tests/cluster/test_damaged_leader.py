@@ -19,11 +19,11 @@ RECORDS, BAD = 40, 20
 VALUES = [(b"%d." % nth * 1000)[:1000] for nth in range(RECORDS)]
 
 
-def go_bad(machine: Machine, layout: str) -> None:
-    """A sector in the record with offset 20 cannot be read any more."""
+def go_bad(machine: Machine, layout: str, nth: int = BAD) -> None:
+    """A sector in the record with offset 20, or another, cannot be read any more."""
     folder = f"{DATA}/@commitlog" if layout == "shared" else f"{DATA}/t/t-0"
     for path in [f"{folder}/{name}" for name in machine.disk.list(folder) if name.endswith(".log")]:
-        position = read_whole(machine.disk, path).find(VALUES[BAD])
+        position = read_whole(machine.disk, path).find(VALUES[nth])
         if position >= 0:
             machine.disk.go_bad(path, position + 500)
 
@@ -193,7 +193,8 @@ def test_it_asks_again_after_a_while_when_it_leads_anew_and_is_still_damaged() -
             consume(leader)
         await asyncio.sleep(RESIGN_AGAIN_SECONDS)
         assert cluster.state().leader_epoch < 8, "an election in a minute, not one in a second"
-        third.disk.recover()
+        for machine in (second, third):
+            machine.disk.recover()
         await cluster.until(
             lambda: not any(each.participant.partitions.damaged for each in (first, second, third)),
             5 * RESIGN_AGAIN_SECONDS,
@@ -202,3 +203,23 @@ def test_it_asks_again_after_a_while_when_it_leads_anew_and_is_still_damaged() -
         assert consume(first) == consume(second) == consume(third) == set(range(RECORDS))
 
     run(3, body)
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_two_that_are_damaged_in_different_places_mend_each_other(layout: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        first, second = await filled(cluster, layout)
+        go_bad(first, layout, 30)
+        go_bad(second, layout)
+        for _ in range(2):
+            consume(first)
+            consume(second)
+        await cluster.until(
+            lambda: not any(each.participant.partitions.damaged for each in (first, second)), 10 * RESIGN_AGAIN_SECONDS
+        )
+        await cluster.until(lambda: in_sync(cluster, first, second))
+        assert first.held() == second.held() == VALUES
+        assert consume(first) == consume(second) == set(range(RECORDS))
+
+    run(2, body)

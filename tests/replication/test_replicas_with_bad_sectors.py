@@ -19,11 +19,11 @@ WHERE = 20
 PAYLOAD, HEADER = "payload", "header"
 
 
-def bad_sector(disk: SimDisk, layout: str, what: str = PAYLOAD, size: int = 1000) -> str:
-    """In the record with offset 20, or in the header of its batch; answers the path."""
+def bad_sector(disk: SimDisk, layout: str, what: str = PAYLOAD, size: int = 1000, nth: int = WHERE) -> str:
+    """In the record with offset 20, or another, or in the header of its batch; answers the path."""
     folder = "/data/@commitlog" if layout == "shared" else FOLDER
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
-        position = read_whole(disk, path).find(value(WHERE, size))
+        position = read_whole(disk, path).find(value(nth, size))
         if position >= 0:
             disk.go_bad(path, position + size // 2 if what == PAYLOAD else position - 60)
             return path
@@ -129,6 +129,40 @@ def test_a_follower_cuts_nothing_for_a_leader_that_cannot_read_the_same_record(l
     scene.until("mending", lambda: not any(each.partitions.damaged for each in scene.alive.values()))
     scene.until("the return", lambda: len(scene.keys[0].members) == 3)
     scene.settle()
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_follower_does_not_drop_what_its_leader_cannot_read_elsewhere(layout: str) -> None:
+    """Each has what the other has lost: they mend each other, one after the other."""
+    scene = filled(layout, brokers=(1, 2))
+    one, two = scene.alive[1], scene.alive[2]
+    bad_sector(scene.disks[2], layout)
+    bad_sector(scene.disks[1], layout, nth=30)
+    for _ in range(2):
+        readable(two)
+    scene.run(10)
+    assert two.log().end_offset == RECORDS
+    assert len(scene.keys[0].members) == 2, "it can still lead"
+    assert one.partition() in one.partitions.damaged
+    scene.elect(2, (1, 2))
+    scene.until("mending", lambda: not one.partitions.damaged and len(scene.keys[0].members) == 2)
+    scene.elect(1, (1, 2))
+    scene.until("mending", lambda: not two.partitions.damaged and len(scene.keys[0].members) == 2)
+    scene.settle()
+    assert readable(one) == readable(two) == (set(range(RECORDS)), [])
+
+
+def test_a_long_log_is_read_piece_by_piece_before_a_follower_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.replication.leading.LOOK_BYTES", 3000)
+    scene = filled("partitioned")
+    bad_sector(scene.disks[2], "partitioned")
+    for _ in range(2):
+        readable(scene.alive[2])
+    scene.until("mending", lambda: not scene.alive[2].partitions.damaged)
+    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.settle()
+    assert readable(scene.alive[2]) == (set(range(RECORDS)), [])
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])

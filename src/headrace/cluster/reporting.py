@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.cluster import keys
 from headrace.cluster.controls import RESIGN, ReplicaEnd, encode_end
@@ -42,7 +42,24 @@ not be written."""
 
 
 RESIGN_AGAIN_SECONDS: Final = 60.0
-"""A leader that resigned for damage and leads again, in another epoch and still damaged, asks again only then."""
+RESIGN_AGAIN_MAX_SECONDS: Final = 3600.0
+"""A leader that resigned for damage and leads again, in another epoch and still damaged, asks again only after the one,
+and then after ever longer pauses, up to the other."""
+
+
+class Resigned(NamedTuple):
+    """When another leader was asked for because of damage."""
+
+    epoch: int
+    at: float
+    pause_seconds: float = RESIGN_AGAIN_SECONDS
+
+    def may_ask(self, epoch: int, now: float) -> bool:
+        return epoch == self.epoch or now - self.at >= self.pause_seconds
+
+    def asked(self, epoch: int, now: float) -> Resigned:
+        pause_seconds = self.pause_seconds if epoch == self.epoch else 2 * self.pause_seconds
+        return Resigned(epoch, now, min(pause_seconds, RESIGN_AGAIN_MAX_SECONDS))
 
 
 class EndReports:
@@ -65,8 +82,8 @@ class EndReports:
         self._failed = failed
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
-        self._resigned: dict[Log, tuple[int, float]] = {}
-        """Logs with a damaged place, and the epoch in which another leader was asked for, and when."""
+        self._resigned: dict[Log, Resigned] = {}
+        """Of logs with a damaged place."""
         self._alone: dict[Log, int] = {}
         """Damaged logs for which no other can lead, as it was said, and the offset."""
         self._look_at = clock.now()
@@ -155,8 +172,8 @@ class EndReports:
             unable = partition.log.offline is not None or partition in self._partitions.unable
             if not partition.leading or not (unable or partition in damaged):
                 continue
-            epoch, asked_at = self._resigned.get(partition.log, (partition.epoch, now))
-            if not unable and epoch != partition.epoch and now - asked_at < RESIGN_AGAIN_SECONDS:
+            before = self._resigned.get(partition.log, Resigned(partition.epoch, now))
+            if not unable and not before.may_ask(partition.epoch, now):
                 continue
             state = image.partition(where.topic, where.partition)
             if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:
@@ -165,7 +182,7 @@ class EndReports:
                 key = keys.order_key(image.prefix, where.topic, where.partition)
                 same = unchanged(keys.partition_key(image.prefix, where.topic, where.partition), state.revision)
                 orders.append((same, Put(key, keys.encode({"kind": RESIGN, "broker": own}))))
-                self._resigned[partition.log] = partition.epoch, now
+                self._resigned[partition.log] = before.asked(partition.epoch, now)
                 self._alone.pop(partition.log, None)
             elif partition in damaged:
                 self._say_alone(partition, damaged[partition])

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.1
 RETRY_MAX_SECONDS: Final = 2.0
+MEND_AGAIN_SECONDS: Final = 30.0
 NONE: Final = 0
 LATE_POINTS: Final = frozenset({"auto", "flushed"})
 """Replication points that a group commit reaches."""
@@ -39,6 +40,7 @@ class Following:
         "epoch",
         "failed_at",
         "leader_start",
+        "mend_after",
         "mend_from",
         "partition",
         "pause",
@@ -64,6 +66,8 @@ class Following:
         self.asked_end = 0
         self.mend_from: int | None = None
         """From here on the log is to be copied again, because something there is damaged."""
+        self.mend_after = 0.0
+        """Not before that, because the leader could not read it all when it was last asked."""
         self._back = 1
         """How far to go back from there if the log cannot be cut there."""
         self.told: tuple[int, int, int, int] | None = None
@@ -90,6 +94,11 @@ class Following:
         self.subscription = NONE
         self.retry_at = now + self.pause
         self.pause = min(2 * self.pause, RETRY_MAX_SECONDS)
+
+    def put_off_mending(self, now: float) -> None:
+        """The leader cannot give all that would be dropped: the log stays, and is copied on from its end. One of the
+        two may lead the other by then."""
+        self.mend_from, self.mend_after = None, now + MEND_AGAIN_SECONDS
 
     def begin(self, from_offset: int) -> bool:
         """The leader begins there. False: the log does not end there, so it has to be asked for again."""

@@ -19,8 +19,8 @@ from headrace.partitions.starts import LogStart
 from headrace.ports.clock import Clock
 from headrace.ports.network import Address
 from headrace.replication import frames
-from headrace.replication.follower import Following, Stage
-from headrace.replication.frames import Frame, Hello, Kind, Position, Start
+from headrace.replication.follower import RETRY_SECONDS, Following, Stage
+from headrace.replication.frames import Frame, Hello, Kind, Position, Reason, Start
 from headrace.replication.link import Link
 from headrace.storage.producers import UnreadableProducers
 
@@ -107,7 +107,7 @@ class FollowingEnd:
     def mend(self, partition: Partition, offset: int) -> None:
         """Something at this offset is damaged: copy it again, with all that follows."""
         following = self._followings.get(partition)
-        if following is None or following.mend_from is not None:
+        if following is None or following.mend_from is not None or self._shared.clock.now() < following.mend_after:
             return
         following.mend_from = offset
         if following.stage is not Stage.WAITING and self.link is not None:
@@ -211,6 +211,10 @@ class FollowingEnd:
                 following = self._subscriptions.get(stop.subscription)
                 if following is not None:
                     log.info("broker %d does not serve a subscription: %s", self.broker, stop.text)
+                    if stop.reason == Reason.LOOKING:
+                        following.pause = RETRY_SECONDS
+                    elif stop.reason == Reason.UNREADABLE and following.mend_from is not None:
+                        following.put_off_mending(self._shared.clock.now())
                     self._wait(following)
             case _:
                 raise ProtocolError(f"a frame of kind {frame.kind}, which a leader never sends")

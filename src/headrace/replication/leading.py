@@ -28,6 +28,7 @@ from headrace.storage.warming import are_warm
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 512 << 10
+LOOK_BYTES: Final = 1 << 20
 SLOW_QUEUED_BYTES: Final = 256 << 10
 JOINED_MAX_BYTES: Final = 64 << 10
 """Many small frames are cheaper to join than to send as a vector."""
@@ -77,6 +78,8 @@ class LeadingEnd:
         self._answers: list[bytes] = []
         self._unreadable: dict[TopicPartition, str] = {}
         """Why partitions could not be copied, as it was said."""
+        self._looked: dict[Partition, tuple[int, int]] = {}
+        """From where to where logs were read for a follower that is about to drop its own."""
 
     # End.
 
@@ -124,6 +127,9 @@ class LeadingEnd:
         for stream in [stream for stream in self._streams.values() if stream.partition is partition]:
             self._end_stream(stream)
         core = partition.core
+        if asked.mends and (stop := self._look(asked, partition)) is not None:
+            self._answers.append(frames.answer(stop))
+            return
         stop = leader.must_leave(asked, core, self.broker, self.incarnation)
         if stop is not None:
             core.must_leave(self.broker, self.incarnation, asked.end, self._shared.clock.now())
@@ -132,9 +138,10 @@ class LeadingEnd:
             return
         told = leader.answer(asked, partition.log, partition.high_watermark)
         if isinstance(told, Start):
-            told = self._readable(told, partition, surely=asked.mends) or told
+            told = self._readable(told, partition) or told
         self._answers.append(frames.answer(told))
         if isinstance(told, Start):
+            self._looked.pop(partition, None)
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
             stream = Stream(told, self.broker, partition, core, progress)
             self._streams[stream.subscription] = stream
@@ -142,14 +149,35 @@ class LeadingEnd:
             self._shared.began(self, stream)
             self.mark(stream)
 
-    def _readable(self, start: Start, partition: Partition, *, surely: bool) -> Stop | None:
-        """Why there is nothing to copy from there. A follower that mends a damaged log cuts it when it hears START, so
-        that must not be said by a leader that is damaged at the same place: `surely` looks, cost it a wait or not."""
+    def _look(self, asked: frames.Subscribe, partition: Partition) -> Stop | None:
+        """A follower that mends its log drops everything from there on, and it may be the last that can read some of
+        it. So all of that is read here first, some of it each time that it asks."""
+        held = partition.log
+        begun, reached = self._looked.get(partition, (asked.end, asked.end))
+        reached = max(held.start_offset, reached if begun <= asked.end else asked.end)
+        upto = min(asked.held, held.written_offset)
+        try:
+            if reached < upto:
+                found = held.read(reached, LOOK_BYTES, upto, warm=True)
+                for piece in found.slices:
+                    piece.read()
+                reached = max(reached, leader.whole_batches(found)[2])
+        except HeadraceError as error:
+            self._say_unreadable(partition, error)
+            return Stop(asked.subscription, asked.epoch, Reason.UNREADABLE, str(error))
+        except OSError as error:  # the log doubts what it gave out, and says the next time where it is wrong
+            return Stop(asked.subscription, asked.epoch, Reason.LOOKING, str(error))
+        self._looked[partition] = min(begun, asked.end), reached
+        if reached >= upto:
+            return None
+        text = f"{partition.topic_partition}: read up to offset {reached} of {upto}"
+        return Stop(asked.subscription, asked.epoch, Reason.LOOKING, text)
+
+    def _readable(self, start: Start, partition: Partition) -> Stop | None:
+        """Why there is nothing to copy from there."""
         held = partition.log
         try:
-            found = held.read(start.from_offset, 1, held.written_offset, warm=surely)
-            for piece in found.slices if surely else ():
-                piece.read()
+            held.read(start.from_offset, 1, held.written_offset)
         except (HeadraceError, OSError) as error:
             self._say_unreadable(partition, error)
             return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))

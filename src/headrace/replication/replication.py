@@ -21,7 +21,7 @@ from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Listener, Network
 from headrace.replication.following import Copying, FollowingEnd
 from headrace.replication.frames import Hello
-from headrace.replication.leader import Budget, Stream
+from headrace.replication.leader import Budget, Stream, whole_batches
 from headrace.replication.leading import Leading, LeadingEnd
 from headrace.replication.link import Link
 from headrace.storage.log import TopicPartition
@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 LINKS_MAX: Final = 1000
 WATERMARK_SECONDS: Final = 0.005
 DAMAGE_LOOK_SECONDS: Final = 30.0
-"""How often a leader tries again to read what it could not."""
-DAMAGE_LOOK_BYTES: Final = 64 << 10
+"""How often is tried again to read what could not be."""
 LOOK_TICKS: Final = 10
 """Each led partition's in-sync set is looked at once in so many ticks, besides when a follower has caught up."""
 
@@ -277,8 +276,8 @@ class Replication:
         self._look()
 
     def _mend(self, now: float) -> None:
-        """Followers with a damaged place copy it again. A leader's stays as it is, and is not served, until the disk
-        gives it back after all, or the log begins behind it."""
+        """Followers with a damaged place copy it again. A leader's stays as it is, and is not served. Either is well
+        again if the disk gives the place back after all, or the log begins behind it."""
         damaged = self._partitions.damaged
         if not damaged:
             return
@@ -289,11 +288,11 @@ class Replication:
             followed = self._followed.get(partition.topic_partition)
             if partition.log.start_offset > offset:
                 partition.mended()
-            elif followed is not None and followed[0] is partition:
-                followed[1].mend(partition, offset)
-            elif is_due and partition.leading and _can_read(partition, offset):
+            elif is_due and _can_read(partition, offset):
                 log.warning("%s: offset %d can be read again", partition.topic_partition, offset)
                 partition.mended()
+            elif followed is not None and followed[0] is partition:
+                followed[1].mend(partition, offset)
 
     def _look(self) -> None:
         """Look at a part of the led partitions, so that each gets its look once in a while."""
@@ -330,11 +329,17 @@ class Replication:
 
 
 def _can_read(partition: Partition, offset: int) -> bool:
+    """The batch there and the one behind it: where headers are wrong, either may be meant."""
     held = partition.log
     try:
-        found = held.read(offset, DAMAGE_LOOK_BYTES, held.written_offset, warm=True)
-        for piece in found.slices:
-            piece.read()
+        for _ in range(2):
+            if offset < held.written_offset:
+                found = held.read(offset, 1, held.written_offset, warm=True)
+                for piece in found.slices:
+                    piece.read()
+                offset = whole_batches(found)[2]
+                if offset < 0:
+                    return False
     except (HeadraceError, OSError):
         return False
-    return bool(found.slices)
+    return True
