@@ -56,6 +56,7 @@ def test_a_turn_of_many_appends_to_many_partitions_is_one_frame_of_positions_and
     for index in range(20):
         scene.elect(1, (1, 2), index)
         scene.until_copying(index)
+        scene.until_answered(scene.produce(b"the first of its epoch", index=index))
     scene.run(1)
     counts = count_frames(scene)
     leader = scene.alive[1]

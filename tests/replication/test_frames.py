@@ -9,7 +9,19 @@ import pytest
 
 from headrace.errors import ProtocolError
 from headrace.replication import frames
-from headrace.replication.frames import Append, Frame, Hello, Kind, Reason, Reset, Start, Stop, Subscribe, Truncate
+from headrace.replication.frames import (
+    Append,
+    Epochs,
+    Frame,
+    Hello,
+    Kind,
+    Reason,
+    Reset,
+    Start,
+    Stop,
+    Subscribe,
+    Truncate,
+)
 from replication.peer import Peer, at, with_leading_peer, with_peer
 
 BIG = 1 << 62
@@ -40,6 +52,8 @@ def test_every_frame_comes_back_as_it_was() -> None:
     assert list(frames.read_positions(*head(frames.positions(positions)))) == positions
     watermarks = [(nth, 1, 2, BIG) for nth in range(1000)]
     assert list(frames.read_watermarks(*head(frames.watermarks(watermarks)))) == watermarks
+    for starts in ([], [(0, 0), (3, 0), (7, BIG)], [(nth, nth) for nth in range(frames.EPOCHS_MAX)]):
+        assert frames.read_epochs(*head(frames.epochs(Epochs(1, 2, starts)))) == Epochs(1, 2, starts)
     assert head(frames.PING)[1].kind == Kind.PING
 
 
@@ -47,6 +61,14 @@ def test_every_frame_comes_back_as_it_was() -> None:
 def test_a_length_out_of_bounds_is_refused_from_its_head_alone(length: int) -> None:
     with pytest.raises(ProtocolError, match=f"a frame of kind 9 with {length} bytes"):
         frames.read_head(memoryview(frames.HEAD.pack(length, Kind.POSITIONS)), 0, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    "starts", [[(1, 5), (1, 6)], [(2, 5), (1, 6)], [(1, 5), (2, 4)], [(-1, 0)], [(0, -1)], [(0, 0)] * 10_001]
+)
+def test_epochs_that_do_not_rise_or_are_too_many_are_refused(starts: list[tuple[int, int]]) -> None:
+    with pytest.raises(ProtocolError):
+        frames.read_epochs(*head(frames.epochs(Epochs(1, 2, starts))))
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -102,6 +124,7 @@ def test_no_frame_makes_a_follower_fail(seed: int, caplog: pytest.LogCaptureFixt
         frames.answer(Stop(number, 3, Reason.OLD_EPOCH, "text")),
         frames.append_head(Append(number, 3, 0, 9, 0), len(batch)) + batch,
         frames.watermarks([(number, 3, 0, 0)]),
+        frames.epochs(Epochs(number, 3, [(0, 0), (2, 5)])),
     ]
     for _ in range(5):
         peer.send(mutated(chance, chance.choice(sent)))

@@ -303,11 +303,11 @@ def test_start_is_answered_once_per_subscription() -> None:
     kind, body = peer.frames[1]
     start = frames.read_start(memoryview(body), Frame(kind, 0, len(body)))
     assert start == Start(1, 0, 0, 0, 0)
-    assert peer.kinds() == [Kind.HELLO, Kind.START, Kind.APPEND]
+    assert peer.kinds() == [Kind.HELLO, Kind.START, Kind.EPOCHS, Kind.APPEND]
     peer.send(frames.unsubscribe(1, 0))
     scene.produce(b"b")
     scene.run(1)
-    assert peer.kinds() == [Kind.HELLO, Kind.START, Kind.APPEND]
+    assert peer.kinds() == [Kind.HELLO, Kind.START, Kind.EPOCHS, Kind.APPEND]
 
 
 def test_a_follower_takes_records_in_one_unbroken_stream_only() -> None:

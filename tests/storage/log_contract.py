@@ -5,16 +5,28 @@ Nothing here knows of segments or files, so a second layout passes it unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from headrace.errors import CorruptBatch, FencedEpoch, OffsetOutOfRange, UnknownPartition
 from headrace.records import kernel
-from headrace.records.batch import read_header, stamp
+from headrace.records.batch import BatchHeader, read_header, stamp
 from headrace.storage.log import EpochEnd, TimedOffset, TopicPartition
 from proving import proves
 from storage.harness import Harness, append, batch, content, read_all, values
 
 SMALL = {"segment_bytes": 2000, "index_interval_bytes": 200}
+
+
+def least_starts(headers: Sequence[BatchHeader]) -> list[tuple[int, int]]:
+    """Where epochs begin at the earliest, as these batches tell, which are all that a log from 0 on has."""
+    found: dict[int, int] = {}
+    end = 0
+    for header in headers:
+        found.setdefault(header.leader_epoch, end)
+        end = header.next_offset
+    return list(found.items())
 
 
 class LogContract:
@@ -197,14 +209,52 @@ class LogContract:
             for offset in range(0, headers[-1].next_offset, 11):
                 due = next(header for header in headers if header.last_offset >= offset)
                 assert read_header(content(log.read(offset, 1, log.end_offset))).base_offset == due.base_offset
-            assert log.epoch_starts() == [
-                (epoch, next(header.base_offset for header in headers if header.leader_epoch == epoch))
-                for epoch in (0, 1, 2)
-            ]
+            assert log.epoch_starts() == least_starts(headers)
         base = append(log, batch(b"as leader"), epoch=5)
         harness.write()
         assert base == headers[-1].next_offset
         assert values(harness.kill())[-1] == b"as leader"
+
+    @proves("F7")
+    def test_copied_epochs_begin_where_the_leader_says(self, harness: Harness) -> None:
+        """Of epochs 1 and 3 later batches are left, of epoch 2 none."""
+        told = [(0, 0), (1, 10), (2, 20), (3, 30)]
+        log = harness.log(durability="disk")
+        log.append_copied(memoryview(bytes(placed(4, b"a")) + bytes(placed(17, b"b", epoch=1))), told[:2])
+        assert not harness.write()
+        log.append_copied(placed(41, b"c", epoch=3), told[2:])
+        assert not harness.write()
+        log.append_copied(placed(42, b"d", epoch=3), told)
+        assert not harness.write()
+        harness.settle()
+        for again in (harness.log, harness.reopen, harness.kill):
+            log = again()
+            assert log.epoch_starts() == told
+            assert [header.base_offset for header, _ in read_all(log)] == [4, 17, 41, 42]
+        end = log.epoch_end(2)
+        assert end is not None
+        assert (end.epoch, end.end_offset) == (2, 30)
+        log.truncate(41)
+        assert [epoch for epoch, start in told if start < log.end_offset] == [epoch for epoch, _ in log.epoch_starts()]
+
+    def test_epochs_that_the_leader_tells_never_reach_into_what_is_there(self, harness: Harness) -> None:
+        log = harness.log()
+        log.append_copied(placed(4, b"a", b"b"))
+        log.append_copied(placed(9, b"c", epoch=2), [(1, 3), (2, 12)])
+        assert not harness.write()
+        assert log.epoch_starts() == [(0, 0), (1, 6), (2, 9)]
+        assert len(read_all(log)) == 2
+
+    def test_a_log_begun_anew_takes_over_the_epochs_from_below_its_start(self, harness: Harness) -> None:
+        log = harness.log()
+        append(log, batch(b"old"), epoch=8)
+        harness.write()
+        log.restart_at(50)
+        log.append_copied(placed(61, b"c", epoch=2), [(0, 0), (1, 10), (2, 40)])
+        harness.write()
+        assert log.epoch_starts() == [(0, 0), (1, 10), (2, 40)]
+        assert log.epoch_end(0) is None
+        assert log.epoch_end(1) is None
 
     def test_a_log_with_gaps_is_cut_at_and_between_its_batches(self, harness: Harness) -> None:
         bases = range(5, 400, 9)

@@ -7,6 +7,7 @@ a flushed position is told only for what was synced behind the cut.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -38,6 +39,7 @@ class Following:
         "_back",
         "asked_end",
         "epoch",
+        "epoch_starts",
         "failed_at",
         "leader_start",
         "mend_after",
@@ -63,6 +65,8 @@ class Following:
         """What comes at this offset could not be taken when it was last tried."""
         self.leader_start = 0
         """Where the leader wants the partition to begin."""
+        self.epoch_starts: Sequence[tuple[int, int]] = ()
+        """Where epochs of the next records began, as the leader tells."""
         self.asked_end = 0
         self.mend_from: int | None = None
         """From here on the log is to be copied again, because something there is damaged."""
@@ -77,7 +81,7 @@ class Following:
         log = self.partition.log
         self.stage = Stage.ASKING
         self.subscription = subscription
-        self.told = None
+        self.told, self.epoch_starts = None, ()
         end = held = log.end_offset
         if self.mend_from is not None:
             end = max(log.start_offset, min(end, self.mend_from))

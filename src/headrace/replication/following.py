@@ -194,6 +194,11 @@ class FollowingEnd:
                     if following is not None:
                         self._shared.partitions.told(following.partition, watermark)
                         self._follow_start(following, log_start)
+            case Kind.EPOCHS:
+                epochs = frames.read_epochs(data, frame)
+                following = self._current(epochs.subscription, epochs.epoch, Stage.COPYING)
+                if following is not None:
+                    following.epoch_starts = epochs.starts
             case Kind.START:
                 self._start(frames.read_start(data, frame))
             case Kind.TRUNCATE:
@@ -280,7 +285,8 @@ class FollowingEnd:
         if from_offset != end:
             raise ProtocolError(f"{partition.topic_partition}: records from offset {from_offset} on, but {end} is next")
         try:
-            partition.log.append_copied(data[frame.body + frames.APPEND_BYTES : frame.end])
+            batches = data[frame.body + frames.APPEND_BYTES : frame.end]
+            partition.log.append_copied(batches, following.epoch_starts)
         except (CorruptBatch, InvalidRecord) as error:
             damaged_at = _own_damage(partition)
             if damaged_at is not None:

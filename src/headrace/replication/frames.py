@@ -17,10 +17,12 @@ numbers are big-endian. A frame is the length of what follows (uint32), its kind
     9 POSITIONS    entries of subscription, epoch, received int64, written int64, flushed int64, log start int64
    10 WATERMARKS   entries of subscription, epoch, watermark int64, log start int64
    11 PING         nothing
+   12 EPOCHS       subscription, epoch, then entries of leader epoch int32, first offset int64, both rising: where the
+                   epochs of the next APPEND began, since batches that would show it may have been compacted
 
 The log start of a leader is where it wants the partition to begin, that of a follower where its own log does, safe on
-its disk. This is version 3: version 2 had no log start in POSITIONS, version 1 no `held` either. Two versions do not
-speak with each other.
+its disk. This is version 4: version 3 had no EPOCHS, version 2 no log start in POSITIONS either, version 1 no `held`.
+Two versions do not speak with each other.
 
 Subscriptions are numbered by the follower, a new number each time, so that what was sent for an earlier one is told
 apart; each frame also bears the leader epoch that it was sent in. Every length is bounded before memory is spent on it:
@@ -30,14 +32,14 @@ a frame that is too long, too short or unknown ends the link. Nothing of this is
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import ProtocolError
 
 MAGIC: Final = b"hrln"
-VERSION: Final = 3
+VERSION: Final = 4
 HEAD: Final = struct.Struct(">IB")
 HEAD_BYTES: Final = HEAD.size
 LENGTH_BYTES: Final = 4
@@ -45,6 +47,8 @@ KIND_BYTES: Final = 1
 CONTROL_MAX_BYTES: Final = 4 << 20
 """Most bytes of any frame but APPEND."""
 ENTRIES_MAX: Final = 100_000
+EPOCHS_MAX: Final = 10_000
+"""Most epochs that are told at once, the newest; for others a follower goes by its batches."""
 TEXT_MAX_BYTES: Final = 1000
 
 _HELLO = struct.Struct(">4sHi")
@@ -57,6 +61,8 @@ _UNSUBSCRIBE = struct.Struct(">Ii")
 _APPEND = struct.Struct(">Iiqqq")
 _POSITION = struct.Struct(">Iiqqqq")
 _WATERMARK = struct.Struct(">Iiqq")
+_EPOCHS = struct.Struct(">Ii")
+_EPOCH = struct.Struct(">iq")
 _APPEND_HEAD = struct.Struct(">IBIiqqq")
 APPEND_BYTES: Final = _APPEND.size
 
@@ -73,6 +79,7 @@ class Kind(IntEnum):
     POSITIONS = 9
     WATERMARKS = 10
     PING = 11
+    EPOCHS = 12
 
 
 class Reason(IntEnum):
@@ -150,6 +157,13 @@ class Append(NamedTuple):
     log_start: int
 
 
+class Epochs(NamedTuple):
+    subscription: int
+    epoch: int
+    starts: Sequence[tuple[int, int]]
+    """Leader epoch and the first offset of it."""
+
+
 Answer = Start | Truncate | Reset | Stop
 Position = tuple[int, int, int, int, int, int]
 """Subscription, epoch, received, written, flushed, log start."""
@@ -203,6 +217,11 @@ def positions(entries: Iterable[Position]) -> bytes:
 
 def watermarks(entries: Iterable[Watermark]) -> bytes:
     return _frame(Kind.WATERMARKS, b"".join(_WATERMARK.pack(*entry) for entry in entries))
+
+
+def epochs(value: Epochs) -> bytes:
+    head = _EPOCHS.pack(value.subscription, value.epoch)
+    return _frame(Kind.EPOCHS, head + b"".join(_EPOCH.pack(*start) for start in value.starts))
 
 
 class Frame(NamedTuple):
@@ -283,15 +302,27 @@ def read_watermarks(data: memoryview, frame: Frame) -> Iterator[Watermark]:
     return _entries(_WATERMARK, data, frame)
 
 
+def read_epochs(data: memoryview, frame: Frame) -> Epochs:
+    subscription, epoch = _unpack(_EPOCHS, data, frame)
+    entries = Frame(frame.kind, frame.body + _EPOCHS.size, frame.end)
+    starts: list[tuple[int, int]] = []
+    for began, offset in _entries(_EPOCH, data, entries, EPOCHS_MAX):
+        last_epoch, last_offset = starts[-1] if starts else (-1, 0)
+        if began <= last_epoch or offset < last_offset:
+            raise ProtocolError(f"epoch {began} from offset {offset} on cannot follow {last_epoch} from {last_offset}")
+        starts.append((began, offset))
+    return Epochs(subscription, epoch, starts)
+
+
 def _unpack(layout: struct.Struct, data: memoryview, frame: Frame) -> tuple[Any, ...]:
     if frame.end - frame.body < layout.size:
         raise ProtocolError(f"a frame of kind {frame.kind} with {frame.end - frame.body} bytes; it has {layout.size}")
     return layout.unpack_from(data, frame.body)
 
 
-def _entries(layout: struct.Struct, data: memoryview, frame: Frame) -> Iterator[Any]:
+def _entries(layout: struct.Struct, data: memoryview, frame: Frame, most: int = ENTRIES_MAX) -> Iterator[Any]:
     size = frame.end - frame.body
-    if size % layout.size or size > ENTRIES_MAX * layout.size:
+    if size % layout.size or size > most * layout.size:
         raise ProtocolError(f"a frame of kind {frame.kind} with {size} bytes, which are no whole entries")
     return layout.iter_unpack(data[frame.body : frame.end])
 

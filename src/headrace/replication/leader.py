@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from headrace.errors import CorruptBatch
@@ -17,7 +18,7 @@ from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.replication.frames import Answer, Reason, Reset, Start, Stop, Subscribe, Truncate
+from headrace.replication.frames import EPOCHS_MAX, Answer, Reason, Reset, Start, Stop, Subscribe, Truncate
 from headrace.storage.log import Log, ReadResult
 
 READ_WHOLE_BYTES: Final = 64 << 10
@@ -95,13 +96,22 @@ class Stream:
         "progress",
         "sent",
         "subscription",
+        "told_epoch",
         "told_start",
         "told_watermark",
         "under_way_bytes",
         "waits_for_pages",
     )
 
-    def __init__(self, started: Start, broker: int, partition: Partition, core: LeaderCore, progress: Progress) -> None:
+    def __init__(
+        self,
+        started: Start,
+        broker: int,
+        partition: Partition,
+        core: LeaderCore,
+        progress: Progress,
+        last_epoch: int,
+    ) -> None:
         self.broker = broker
         self.subscription = started.subscription
         self.epoch = started.epoch
@@ -117,6 +127,8 @@ class Stream:
         """The disk has brought it in, for the next read."""
         self.told_watermark = started.watermark
         self.told_start = started.log_start
+        self.told_epoch = last_epoch
+        """The follower knows where epochs up to this one began."""
         self._under_way: deque[tuple[int, int]] = deque()
         self.under_way_bytes = 0
 
@@ -151,6 +163,16 @@ class Stream:
             return None
         self.told_watermark, self.told_start = watermark, start
         return watermark, start
+
+    def epochs_before(self, offset: int) -> Sequence[tuple[int, int]]:
+        """Where epochs began before this offset, if the follower does not know them yet."""
+        held = self.partition.log
+        if held.last_epoch() <= self.told_epoch:
+            return ()
+        untold = [entry for entry in held.epoch_starts() if entry[0] > self.told_epoch and entry[1] < offset]
+        if untold:
+            self.told_epoch = untold[-1][0]
+        return untold[-EPOCHS_MAX:]
 
 
 class Budget:

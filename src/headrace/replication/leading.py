@@ -19,7 +19,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, FileSlice
 from headrace.ports.network import Part
 from headrace.replication import frames, leader
-from headrace.replication.frames import Append, Frame, Hello, Kind, Reason, Start, Stop, Watermark
+from headrace.replication.frames import Append, Epochs, Frame, Hello, Kind, Reason, Start, Stop, Watermark
 from headrace.replication.leader import Budget, Stream
 from headrace.replication.link import Link
 from headrace.storage.log import ReadResult, TopicPartition
@@ -143,7 +143,7 @@ class LeadingEnd:
         if isinstance(told, Start):
             self._looked.pop(partition, None)
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
-            stream = Stream(told, self.broker, partition, core, progress)
+            stream = Stream(told, self.broker, partition, core, progress, asked.last_epoch)
             self._streams[stream.subscription] = stream
             partition.replicated = True
             self._shared.began(self, stream)
@@ -310,6 +310,8 @@ class LeadingEnd:
             if piece is None:
                 return 0
             reads[key] = piece
+        if epochs := stream.epochs_before(piece.next_offset):
+            out.append(frames.epochs(Epochs(stream.subscription, stream.epoch, epochs)))
         stream.news()
         told = Append(stream.subscription, stream.epoch, stream.sent, stream.told_watermark, stream.told_start)
         out.append(frames.append_head(told, piece.count))

@@ -3,6 +3,11 @@
 Entries of 16 bytes, big-endian, in rising order of both: epoch uint32, first offset uint64, CRC-32C of those uint32.
 New entries are written behind the old ones and synced with the batches that brought them; after a crash the whole
 entries count, and what recovery reads from the log itself is added. A file that is gone is rebuilt from the log.
+
+Compaction takes batches away, and with them what the log says of its epochs: so a follower is told its leader's starts
+and keeps them. Where only batches are left to tell, an epoch counts from the end of the batch before its first. That is
+never above its true start, and between the two nothing is left: a replica that is measured by it may have to copy
+something again, but keeps nothing that was never committed.
 """
 
 from __future__ import annotations
@@ -10,12 +15,13 @@ from __future__ import annotations
 import logging
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from crc32c import crc32c
 
 from headrace.ports.disk import Disk, File
+from headrace.records.batch import BatchHeader
 from headrace.storage.log import EpochEnd
 
 log = logging.getLogger(__name__)
@@ -58,7 +64,7 @@ class EpochHistory:
             log.error("%s %s: rebuilt from the log", self._path, wrong or "is missing or empty")
 
     def rebuild_from(self, from_log: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        """Where to find epoch and base offset of every batch, if the file is missing or not whole when it is loaded."""
+        """Where to find epoch and least start of every batch, if the file is missing or not whole when it is loaded."""
         self._from_log = from_log
 
     def last_epoch(self) -> int:
@@ -66,7 +72,7 @@ class EpochHistory:
         return entries[-1][0] if entries else -1
 
     def begin(self, epoch: int, offset: int) -> None:
-        """The batch at this offset has this epoch; only a new one is kept."""
+        """From this offset on it is this epoch; only a new one is kept."""
         entries = self.entries
         if epoch >= 0 and (not entries or epoch > entries[-1][0]):
             entries.append((epoch, offset))
@@ -111,6 +117,27 @@ class EpochHistory:
             file.pwritev([b"".join(map(_encode, entries[saved:]))], saved * ENTRY.size)
         self._saved, self._changed = len(entries), False
         return file
+
+
+def starts_in(headers: Iterable[BatchHeader], from_offset: int) -> Iterator[tuple[int, int]]:
+    """Epoch and least start of every batch, in order; nothing lies between the first one and `from_offset`."""
+    end = from_offset
+    for header in headers:
+        yield header.leader_epoch, min(end, header.base_offset)
+        end = header.next_offset
+
+
+def reconciled(told: Sequence[tuple[int, int]], seen: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Epochs that were seen, each with its least start and its first batch; what was told of it, and of others before
+    it that left no batches, counts as far as it fits between the two."""
+    starts: list[tuple[int, int]] = []
+    last = -1
+    for epoch, least, first in seen:
+        new = [entry for entry in told if last < entry[0] <= epoch]
+        fits = bool(new) and new[-1][0] == epoch and least <= new[0][1] and new[-1][1] <= first
+        starts += new if fits else [(epoch, least)]
+        last = epoch
+    return starts
 
 
 def read_entries(disk: Disk, path: str) -> tuple[list[tuple[int, int]], str]:

@@ -140,10 +140,10 @@ class Log(Protocol):
         """Stage one checked batch as leader: stamp base offset and epoch in place; answers the base offset."""
         ...
 
-    def append_copied(self, data: memoryview) -> int:
-        """Stage whole batches as follower, with the offsets, perhaps with gaps, and the epochs that they already have;
-        answers the new end. All are checked first: CorruptBatch, OffsetOutOfRange or FencedEpoch, and nothing is
-        staged. An empty log takes a batch that spans its start."""
+    def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
+        """Stage whole batches as follower, with the offsets, perhaps with gaps, and the epochs that they already have,
+        which began where the leader says; answers the new end. All are checked first: CorruptBatch, OffsetOutOfRange or
+        FencedEpoch, and nothing is staged. An empty log takes a batch that spans its start."""
         ...
 
     def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
@@ -191,7 +191,8 @@ class Log(Protocol):
         ...
 
     def epoch_starts(self) -> Sequence[tuple[int, int]]:
-        """Each epoch of which the log has had batches, and the first offset written in it; both rise."""
+        """Each epoch of which the log has had batches, or was told, and the first offset written in it; both rise.
+        An epoch of which only later batches are left may count from the end of the batch before them."""
         ...
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:

@@ -73,7 +73,7 @@ class PartitionedLog(SegmentedLog):
         segment.size = position + size
         segment.greatest_ms = max(segment.greatest_ms, header.max_timestamp_ms)
         if epoch != self._epoch:
-            self.epochs.begin(epoch, base)
+            self._begin_epoch(epoch, base)
             self._epoch = epoch
         if header.producer_id >= 0:
             self.producers.appended(header, base)

@@ -212,6 +212,8 @@ class _Recovery:
         self._cut_at = {marker.offset for marker in untold}
         self._told_from = _told_from(untold)
         self._epochs = EpochHistory(around.disk, folder)
+        self._whole_end: int | None = None
+        """Where the last whole batch ends, as far as they were read."""
 
     def run(self) -> None:
         self._found.recovered = True
@@ -253,9 +255,14 @@ class _Recovery:
                 continue
             try:
                 for header, _ in Segments([segment]).sound_headers(segment.base_offset):
-                    yield header.leader_epoch, header.base_offset
+                    yield header.leader_epoch, self._least_start(segment, header.base_offset)
+                    self._whole_end = header.next_offset
             except CorruptBatch as error:
                 log.error("%s: %s", self._topic_partition, error)
+
+    def _least_start(self, segment: Segment, base_offset: int) -> int:
+        """Of the epoch of a batch (see `epochs`)."""
+        return min(segment.base_offset if self._whole_end is None else self._whole_end, base_offset)
 
     def _load_indexes(self, segment: Segment) -> None:
         """The segment may have been closed just before the crash, its indexes not yet synced."""
@@ -303,8 +310,9 @@ class _Recovery:
             segment.greatest_ms = max(segment.greatest_ms, header.max_timestamp_ms)
             if header.leader_epoch > epoch:
                 epoch = header.leader_epoch
-                self._epochs.begin(epoch, header.base_offset)
+                self._epochs.begin(epoch, self._least_start(segment, header.base_offset))
             expected, position = header.next_offset, found.position + header.size_bytes
+            self._whole_end = expected
         short = not is_last and not torn and segment.is_short(expected, limit)
         if short and expected < self._safe_to:
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))

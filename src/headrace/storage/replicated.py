@@ -45,6 +45,7 @@ class ReplicatedLog:
         self.retire = self.delete_before
         self.copying = False
         self.on_damage = lambda _offset: None
+        self._told_epochs: Sequence[tuple[int, int]] = ()
         self._archived = archived_offset
 
     def archived_offset(self) -> int:
@@ -67,10 +68,10 @@ class ReplicatedLog:
     def epoch_starts(self) -> Sequence[tuple[int, int]]:
         return self.epochs.entries
 
-    def append_copied(self, data: memoryview) -> int:
+    def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
         is_empty = self.start_offset == self.end_offset
         batches = copied.checked(self.topic_partition, data, self.end_offset, self.last_epoch(), is_empty=is_empty)
-        self.copying = True
+        self.copying, self._told_epochs = True, epoch_starts
         try:
             if batches and batches[0][1].base_offset < self.end_offset:
                 start_offset = self.start_offset
@@ -79,8 +80,20 @@ class ReplicatedLog:
             for batch, header in batches:
                 self._stage(batch, header, header.base_offset, header.leader_epoch)
         finally:
-            self.copying = False
+            self.copying, self._told_epochs = False, ()
         return self.end_offset
+
+    def _begin_epoch(self, epoch: int, base: int) -> None:
+        """The batch that is staged at this offset is the first of its epoch here. Copied batches may have been
+        compacted: where the leader has told when epochs began, that counts, else what `epochs` says of the least
+        start. What is here belongs to epochs before."""
+        entries = self.epochs.entries
+        is_empty = self.start_offset >= self.end_offset
+        least = (entries[-1][1] if entries else 0) if is_empty else self.end_offset
+        for told, start in self._told_epochs:
+            if told <= epoch:
+                self.epochs.begin(told, min(max(start, least), base))
+        self.epochs.begin(epoch, min(self.end_offset, base))
 
     def start_kept(self, done: Done | None) -> Done:
         """What a checkpoint that holds the start of now calls when it is written, or could not be."""

@@ -15,7 +15,7 @@ from headrace.settings import LogSettings
 from headrace.storage import producers, refusal, rewritten, search
 from headrace.storage.cuts import Cuts
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
-from headrace.storage.epochs import EpochHistory
+from headrace.storage.epochs import EpochHistory, starts_in
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.reader import Reader
 from headrace.storage.replicated import ReplicatedLog
@@ -152,8 +152,8 @@ class SegmentedLog(ReplicatedLog):
         return states
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
-        for header, _ in self.segments.sound_headers(self.start_offset):
-            yield header.leader_epoch, header.base_offset
+        headers = (header for header, _ in self.segments.sound_headers(self.start_offset))
+        return starts_in(headers, self.start_offset)
 
     def _save_epochs(self) -> None:
         if self.cuts.named < self.cuts.number:

@@ -25,7 +25,7 @@ from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
 from headrace.storage import producers, refusal
 from headrace.storage.checkpointing import Done
-from headrace.storage.epochs import EpochHistory
+from headrace.storage.epochs import EpochHistory, starts_in
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.replicated import ReplicatedLog
 from headrace.storage.shared import frames, search
@@ -132,7 +132,7 @@ class SharedLog(ReplicatedLog):
         turn.size += size
         turn.run_ms = max(turn.run_ms, header.max_timestamp_ms)
         if epoch != self._epoch:
-            self.epochs.begin(epoch, base)
+            self._begin_epoch(epoch, base)
             self._epoch = epoch
         if header.producer_id >= 0:
             self.producers.appended(header, base)
@@ -414,8 +414,7 @@ class SharedLog(ReplicatedLog):
             self.snapshot_bytes = 0
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
-        for header, _ in self.sound_headers(self.start_offset):
-            yield header.leader_epoch, header.base_offset
+        return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)
 
     # Syncing.
 

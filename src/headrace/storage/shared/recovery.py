@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
 from headrace.storage import folder, producers, rewritten, tails
-from headrace.storage.epochs import EpochHistory
+from headrace.storage.epochs import EpochHistory, reconciled
 from headrace.storage.folder import Stray
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.segment import SNAPSHOT, stem
-from headrace.storage.shared import frames
+from headrace.storage.shared import frames, search
 from headrace.storage.shared.checkpoint import Checkpoint, LogPoint
 from headrace.storage.shared.frames import Key
 from headrace.storage.shared.log import SharedLog
@@ -236,12 +236,15 @@ class Opening:
 
     def _epochs(self, path: str, state: State) -> EpochHistory:
         """What the file says, as far as it still holds, and what the commit log does. For a partition that is built
-        anew the commit log alone counts: the file may tell of what was truncated."""
+        anew, and behind the checkpoint, the commit log leads: the file may tell of what was truncated."""
         history = state.history or EpochHistory(self._disk, path)
-        before = min(state.lowest_end, state.queue.end_offset)
-        kept = [] if state.rebuilt else [entry for entry in history.entries if entry[1] < before]
+        before = 0 if state.rebuilt else min(state.lowest_end, state.queue.end_offset)
+        kept = [entry for entry in history.entries if entry[1] < before]
         known = kept[-1][0] if kept else -1
-        kept += [(epoch, offset) for epoch, offset in sorted(state.epochs.items()) if epoch > known]
+        seen = [(epoch, *begins) for epoch, begins in sorted(state.epochs.items()) if epoch > known]
+        if state.rebuilt:
+            seen = self._least_starts(state, seen)
+        kept += reconciled([entry for entry in history.entries if entry[0] > known], seen)
         same = 0
         while same < min(len(kept), len(history.entries)) and kept[same] == history.entries[same]:
             same += 1
@@ -252,6 +255,19 @@ class Opening:
         if file is not None:
             file.close()
         return history
+
+    def _least_starts(self, state: State, seen: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """A frame tells least starts within its own offsets; one before it may hold nothing any more at its end, and
+        nothing is left to tell where the first epoch began."""
+        starts: list[tuple[int, int, int]] = []
+        entries = (entry for entry in state.queue.entries(state.start_offset) if entry.has_batches)
+        before, entry = None, next(entries, None)
+        for epoch, start, first in seen:
+            while entry is not None and entry.offset < start:
+                before, entry = entry, next(entries, None)
+            end = 0 if before is None else search.end_of_run(self._around.commit_log, before)
+            starts.append((epoch, min(start, end), first))
+        return starts
 
     def _snapshots(self, path: str, state: State) -> list[int]:
         """Those that are torn, or speak of what was cut, go."""

@@ -46,8 +46,8 @@ class State:
     rebuilt: bool = False
     """Whether nothing but the commit log counts."""
     history: EpochHistory | None = None
-    epochs: dict[int, int] = field(default_factory=dict)
-    """First offset of every epoch that was seen."""
+    epochs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Every epoch that was seen: its least start (see `epochs`) and its first batch."""
     last_epoch: int = -1
     lowest_end: int = 1 << 62
     """Nothing that was known of higher offsets before counts."""
@@ -74,9 +74,10 @@ class State:
         if frame.kind == APPEND:  # what lies behind a replaced range was not looked at
             self.checked_from = min(self.checked_from, frame.first_offset)
         if frame.kind == APPEND and self.last_epoch < 0 and found.epochs:
-            self.epochs = {epoch: base for epoch, base in self.epochs.items() if epoch <= found.epochs[0][0]}
-        for epoch, base in found.epochs:
-            self.epochs[epoch] = min(base, self.epochs.get(epoch, base))
+            self.epochs = {epoch: begins for epoch, begins in self.epochs.items() if epoch <= found.epochs[0][0]}
+        for epoch, least, first in found.epochs:
+            known = self.epochs.get(epoch, (least, first))
+            self.epochs[epoch] = min(least, known[0]), min(first, known[1])
         if frame.kind == APPEND:
             self.last_epoch = found.epoch
             for nth, run in enumerate(found.runs):
@@ -112,7 +113,7 @@ class State:
         self.queue.end_offset = offset
         self.lowest_end = min(self.lowest_end, offset)
         self.checked_from = min(self.checked_from, offset)
-        self.epochs = {epoch: base for epoch, base in self.epochs.items() if base < offset}
+        self.epochs = {epoch: begins for epoch, begins in self.epochs.items() if begins[1] < offset}
         self.last_epoch = max(self.epochs, default=-1)
 
     def _miss(self, first_offset: int, next_offset: int, frame: Frame, broken: BrokenBytes | None) -> None:

@@ -98,10 +98,10 @@ class Scanner:
 
 @dataclass(slots=True)
 class Batches:
-    """What a frame holds: its runs, epochs with their first offsets, and what is wrong."""
+    """What a frame holds: its runs, epochs with their least starts (see `epochs`) and first batches; what is wrong."""
 
     runs: list[Run] = field(default_factory=list)
-    epochs: list[tuple[int, int]] = field(default_factory=list)
+    epochs: list[tuple[int, int, int]] = field(default_factory=list)
     damage: list[Broken] = field(default_factory=list)
     epoch: int = -1
 
@@ -157,7 +157,7 @@ def _read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch:
             return f"the batch with offset {base} counts {count} records in epoch {batch_epoch}"
         if batch_epoch != found.epoch:
             found.epoch = batch_epoch
-            found.epochs.append((batch_epoch, base))
+            found.epochs.append((batch_epoch, expected, base))
         if at > run_at and (base != expected or at - run_at >= interval_bytes):
             found.runs.append(Run(number, byte + run_at, at - run_at, run_base, run_ms))
             run_at, run_ms = at, NO_TIMESTAMP
@@ -189,7 +189,7 @@ def read_damaged(file: File, frame: Frame, epoch: int) -> Batches:
             break
         if header.leader_epoch != found.epoch:
             found.epoch = header.leader_epoch
-            found.epochs.append((found.epoch, header.base_offset))
+            found.epochs.append((found.epoch, expected, header.base_offset))
         found.runs.append(
             Run(frame.number, part.position, header.size_bytes, header.base_offset, header.max_timestamp_ms)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
@@ -42,6 +43,15 @@ def _in_run(commit_log: CommitLog, entry: Entry) -> Iterator[tuple[BatchHeader, 
             )
         yield header, FileSlice(file, byte, header.size_bytes)
         expected = header.next_offset
+
+
+def end_of_run(commit_log: CommitLog, entry: Entry) -> int:
+    """The offset behind the last batch of a run, as far as its batches follow each other."""
+    end = entry.offset
+    with suppress(CorruptBatch):
+        for header, _ in _in_run(commit_log, entry):
+            end = header.next_offset
+    return end
 
 
 def offset_for_time(
