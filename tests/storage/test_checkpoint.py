@@ -175,3 +175,11 @@ def test_a_checkpoint_from_before_a_new_beginning_makes_no_start_safe(sim: Harne
     assert (log.start_offset, log.safe_start_offset) == (5, 0)
     log.restart_at(0)
     assert (log.start_offset, log.safe_start_offset) == (0, 0)
+
+
+def test_a_checksum_in_other_letters_is_not_whole() -> None:
+    """A flipped bit makes a capital of a letter, and no other number."""
+    sealed = next(each for each in map(checkpoint.seal, ({"n": n} for n in range(99))) if each[:8] != each[:8].upper())
+    assert checkpoint.unseal(sealed)
+    with pytest.raises(ValueError, match="CRC"):
+        checkpoint.unseal(sealed[:8].upper() + sealed[8:])

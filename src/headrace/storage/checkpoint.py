@@ -62,7 +62,7 @@ def unseal(data: bytes) -> Any:
     """The content of a checkpoint; ValueError if it is not whole."""
     crc, _, body = data.partition(b"\n")
     body = body.removesuffix(b"\n")
-    if int(crc, 16) != crc32c(body):
+    if crc != b"%08x" % crc32c(body):
         raise ValueError("wrong CRC")
     return json.loads(body)
 
