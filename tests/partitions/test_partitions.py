@@ -197,6 +197,18 @@ def test_a_refused_request_leaves_nothing_of_its_buffer_behind(led: Led) -> None
     received.clear()
 
 
+def test_the_request_that_meets_a_sick_disk_leaves_nothing_of_its_buffer_behind(led: Led) -> None:
+    """Its error takes the log offline and is kept; here by a segment that cannot be rolled."""
+    partition = led.lead(segment_bytes=1024)
+    led.produce(partition, b"x" * 900)
+    led.disk.trouble = lambda _call, _path: errno.EIO
+    received = bytearray(batch(b"y" * 900))
+    submit(led.partitions, partition, received, -1, 1000, lambda _error, _offset: None)
+    led.partitions.end_turn()
+    assert partition.log.offline is not None
+    received.clear()
+
+
 def test_nobody_waits_for_a_log_that_went_offline_in_the_same_turn(led: Led) -> None:
     partition = led.lead(durability="disk")
     led.disk.hold_syncs()

@@ -331,6 +331,9 @@ def tell_written_as_flushed_at_first(stack: ExitStack) -> None:
     def told(self: Following) -> Position | None:
         first = self.told is None
         found = position(self)
-        return (*found[:4], found[3], *found[5:]) if first and found is not None else found
+        if not first or found is None:
+            return found
+        subscription, epoch, received, written, _, start = found
+        return subscription, epoch, received, written, written, start
 
     swap(stack, Following, "position", told)

@@ -342,3 +342,15 @@ def test_a_file_system_whose_sync_was_not_answered_by_a_helper_that_died_is_not_
     assert isinstance(answers[0], SyncFailed)
     assert answers[0].files == (files[-1],)
     disk.close()
+
+
+def test_what_cannot_be_looked_at_is_not_called_absent(tmp_path: Path) -> None:
+    """A checkpoint or a log that a sick disk hides for a moment would be taken for one that never was."""
+    disk = SystemDisk(None)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links") as raised:
+        disk.exists(str(tmp_path / "loop"))
+    assert raised.value.errno == errno.ELOOP
+    assert not disk.exists(str(tmp_path / "absent"))
+    (tmp_path / "file").touch()
+    assert not disk.exists(str(tmp_path / "file" / "below"))

@@ -47,6 +47,7 @@ class SimFile:
         return -1
 
     def size(self) -> int:
+        self._disk.meet("size", self.path)
         return len(self._file().content)
 
     def pwritev(self, parts: Sequence[Buffer], position: int) -> int:
@@ -65,15 +66,18 @@ class SimFile:
         return len(data)
 
     def pread(self, count: int, position: int) -> bytes:
+        self._disk.meet("read", self.path)
         node = self._file()
         if node.bad and node.is_bad(position, count):
             raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
         return bytes(node.content[position : position + count])
 
     def truncate(self, size: int) -> None:
+        self._disk.meet("truncate", self.path)
         self._file(write=True).change(Resize(size))
 
     def allocate(self, size: int) -> None:
+        self._disk.meet("allocate", self.path)
         node = self._file(write=True)
         if size > len(node.content):
             if self._disk.room(len(node.content), size) < 0:
@@ -86,6 +90,7 @@ class SimFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
+        self._disk.meet("map", self.path)
         node = self._file()
         if size > len(node.content) or size == 0:
             raise ValueError("mapping is larger than the file")
@@ -124,6 +129,8 @@ class SimDisk:
         self._held: builtins.list[Callable[[], None]] | None = None
         self.silent = False
         self._sync_seconds: Callable[[], float] | None = None
+        self.trouble: Callable[[str, str], int] | None = None
+        """Asked at every call, by its name and path, for the errno that it fails with; 0: none."""
 
     # What a test does to the disk.
 
@@ -158,6 +165,7 @@ class SimDisk:
 
     def mend(self) -> None:
         """What was told to fail and has not yet does not."""
+        self.trouble = None
         for failing in (self._failing_syncs, self._failing_writes, self._failing_opens):
             failing.clear()
 
@@ -192,6 +200,15 @@ class SimDisk:
         differing = (at for at in range(node.synced_bytes) if node.safe[at : at + 1] != node.content[at : at + 1])
         return next(differing, node.synced_bytes)
 
+    @property
+    def limited(self) -> bool:
+        """Whether it can be full."""
+        return self.capacity_bytes < UNLIMITED_BYTES
+
+    def fill(self, spare_bytes: int) -> None:
+        """There is room for so much more, and not for another byte."""
+        self.capacity_bytes = self._used(self._root) + spare_bytes
+
     def evict(self, path: str) -> None:
         """Drop a file from the page cache."""
         node = self._find(path)
@@ -214,6 +231,7 @@ class SimDisk:
     # The port.
 
     def open(self, path: str, *, create: bool = False, writable: bool = False) -> SimFile:
+        self.meet("open", path)
         self._fail_if_told(self._failing_opens, path)
         parent, name = self._parent(path)
         node = parent.entries.get(name)
@@ -234,6 +252,7 @@ class SimDisk:
         self._locked.discard(path)
 
     def exists(self, path: str) -> bool:
+        self.meet("exists", path)
         try:
             self._find(path)
         except FileNotFoundError:
@@ -241,6 +260,7 @@ class SimDisk:
         return True
 
     def size(self, path: str) -> int:
+        self.meet("size", path)
         node = self._find(path)
         return len(node.content) if isinstance(node, FileNode) else 0
 
@@ -249,9 +269,11 @@ class SimDisk:
         return node.changed_ms if isinstance(node, FileNode) else 0
 
     def list(self, folder: str) -> builtins.list[str]:
+        self.meet("list", folder)
         return [*self._folder(folder).entries]
 
     def make_folder(self, path: str) -> None:
+        self.meet("make folder", path)
         folder = self._root
         for name in path.strip("/").split("/"):
             node = folder.entries.get(name)
@@ -263,6 +285,7 @@ class SimDisk:
             folder = node
 
     def remove(self, path: str) -> None:
+        self.meet("remove", path)
         parent, name = self._parent(path)
         if not isinstance(parent.entries.get(name), FileNode):
             raise _missing(path)
@@ -270,6 +293,7 @@ class SimDisk:
         parent.stepped()
 
     def remove_folder(self, path: str) -> None:
+        self.meet("remove folder", path)
         self._folder(path)
         parent, name = self._parent(path)
         del parent.entries[name]
@@ -277,6 +301,7 @@ class SimDisk:
         self._folders.clear()
 
     def rename(self, source: str, target: str) -> None:
+        self.meet("rename", source)
         parent, name = self._parent(source)
         target_parent, target_name = self._parent(target)
         if name not in parent.entries:
@@ -290,6 +315,7 @@ class SimDisk:
             target_parent.stepped()
 
     def sync_folder(self, path: str) -> None:
+        self.meet("sync folder", path)
         folder = self._folder(path)
         folder.settle(len(folder.steps))
 
@@ -316,6 +342,8 @@ class SimDisk:
             self._clock.call_soon(finish)
 
     def sync_now(self, files: Sequence[File]) -> None:
+        for file in files:
+            self.meet("sync", file.path)
         error = self._begin_sync([file for file in files if isinstance(file, SimFile)])()
         if error is not None:
             raise error
@@ -335,7 +363,13 @@ class SimDisk:
     def wall_ms(self) -> int:
         return self._clock.wall_ms()
 
+    def meet(self, call: str, path: str) -> None:
+        """Fail if there is trouble."""
+        if self.trouble is not None and (number := self.trouble(call, path)):
+            raise OSError(number, os.strerror(number), path)
+
     def check_write(self, path: str) -> None:
+        self.meet("write", path)
         self._fail_if_told(self._failing_writes, path)
 
     def _fail_if_told(self, failing: dict[str, int], path: str) -> None:
@@ -345,7 +379,7 @@ class SimDisk:
 
     def room(self, size: int, wanted: int) -> int:
         """Free bytes after growing a file from `size` to `wanted`; below zero: that many are missing."""
-        if wanted <= size or self.capacity_bytes == UNLIMITED_BYTES:
+        if wanted <= size or not self.limited:
             return 0
         return self.capacity_bytes - self._used(self._root) - (wanted - size)
 

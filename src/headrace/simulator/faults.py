@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, 
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import Machine
 from headrace.simulator.scenario import Scenario
+from headrace.simulator.trouble import NUMBERS, FailingCall, TooFewDescriptors
 
 BURST_SECONDS: Final = 0.02
 COURSE_SECONDS_MAX: Final = 8.0
@@ -54,7 +56,10 @@ FAIL_SYNC: Final = "fail sync"
 FLIP_BYTE: Final = "flip byte"
 FLIPS_MAX: Final = 4
 UNHEARD_SHARE: Final = 0.25
-KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *COURSES)
+TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full")
+"""What calls of a disk can meet."""
+CALLS_LOG2: Final = 8.0
+KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *COURSES)
 
 
 class Faults:
@@ -84,6 +89,7 @@ class Faults:
         self._kinds = self._choose(scenario.courses)
         if scenario.syncs_fail:
             self._kinds += [FAIL_SYNC] * max(1, len(self._kinds) // 2)
+        self._kinds += [kind for kind in TROUBLES for _ in range(2) if kind in scenario.troubles]
         # Where page caches go at any time, two replicas may have lost what a third has damaged.
         if scenario.bytes_flip and (self.regime == SPARE or not self._cached):
             self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
@@ -128,7 +134,7 @@ class Faults:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), COURSE_SECONDS_MAX)
         self.harm.heal()
-        if FAIL_SYNC in self._kinds:
+        if FAIL_SYNC in self._kinds or any(kind in self._kinds for kind in TROUBLES):
             self._mend_disks()
 
     def _mend_disks(self) -> None:
@@ -182,6 +188,8 @@ class Faults:
                 return self.harm.slow_disk(self.harm.some_machine(), self.random.choice((0.05, 0.5, 3.0)), seconds)
             case ["fail", "sync"]:
                 return self._fail_sync(self.harm.some_machine(), seconds)
+            case ["fail", "start" | "call"] | ["short", *_] | ["disk", "full"]:
+                return self._trouble(kind, self.harm.some_machine(), seconds)
             case ["flip", "byte"]:
                 return self._flip_byte(self._worn, seconds)
             case ["cut" | "isolate" | "reset" | "slow", *_]:
@@ -289,6 +297,26 @@ class Faults:
         path = machine.fail_sync(unheard=self._unheard.random() < UNHEARD_SHARE)
         self.harm.until(seconds + MEND_SECONDS, machine.mend_disk)
         return f"{machine.name} {path}"
+
+    def _trouble(self, kind: str, machine: Machine, seconds: float) -> str | None:
+        if machine.disk.trouble is not None:
+            return None
+        what = ""
+        match kind:
+            case "fail start" | "fail call":
+                nth = round(2 ** self.random.uniform(0, CALLS_LOG2))
+                number = self.random.choice(NUMBERS)
+                if kind == "fail start":
+                    self.harm.kill(machine, 0.0)
+                machine.disk.trouble = FailingCall(nth, number)
+                what = f" {errno.errorcode[number]} at call {nth}"
+            case "short of descriptors":
+                machine.disk.trouble = TooFewDescriptors(self.random, self.random.choice((0.1, 0.5, 1.0)))
+            case _:
+                machine.disk.fill(self.random.choice((0, 100, 5000)))
+        self.harm.until(seconds, machine.well)
+        self.harm.until(seconds + MEND_SECONDS, machine.mend_disk)
+        return machine.name + what
 
     def _flip_byte(self, machine: Machine, seconds: float) -> str | None:
         """While no process runs there: one that runs has what it wrote in its page cache."""

@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.network import Part
 from headrace.records import kernel
 from headrace.sim.coordination import CoordinationStore
-from headrace.sim.disk import SimDisk
+from headrace.sim.disk import UNLIMITED_BYTES, SimDisk
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.network import MemoryChannel, MemoryHost, MemoryNetwork
 from headrace.sim.process import Process
@@ -129,10 +129,9 @@ class Machine:
         broker = self._broker = self._build(self, process, host)
         try:
             await broker.start()
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
             self.note(f"cannot start: {error}")
-            await broker.stop()
-            self._ended(process)
+            await self._close(process, broker)
             return
         self.participant = broker.participant
         self.note("serves")
@@ -140,7 +139,7 @@ class Machine:
     def failed(self, error: BaseException) -> None:
         """A part of the broker that must run has died: the process ends, as node.py has it."""
         self.note(f"fails: {error!r}")
-        if not isinstance(error, HeadraceError):
+        if not isinstance(error, HeadraceError | OSError):
             raise error
         self.loop.clock.call_soon(self.kill)
 
@@ -155,11 +154,14 @@ class Machine:
             return
         self.note("stops")
         self.stopping = True
-        self.process.run(self._stop(self.process, self._broker))
+        self.process.run(self._close(self.process, self._broker))
 
-    async def _stop(self, process: Process, broker: Broker) -> None:
-        await broker.stop()
-        self.note("stopped")
+    async def _close(self, process: Process, broker: Broker) -> None:
+        try:
+            await broker.stop()
+            self.note("stopped")
+        except OSError as error:
+            self.note(f"stopped, not in order: {error}")
         self._ended(process)
 
     def kill(self) -> None:
@@ -167,7 +169,7 @@ class Machine:
         peers hear that the connections end."""
         if self.process is not None:
             self.note("is killed")
-            if self._tears.random() < TORN_SHARE:
+            if self._tears.random() < TORN_SHARE and self.disk.trouble is None and not self.disk.limited:
                 self._begin_write()
             self._clear()
 
@@ -207,6 +209,11 @@ class Machine:
             self.disk.answer_no_sync()
         return path
 
+    def well(self) -> None:
+        """Its disk fails no call any more, and has room."""
+        self.disk.trouble = None
+        self.disk.capacity_bytes = UNLIMITED_BYTES
+
     def flip_byte(self) -> str | None:
         """A byte that is safe on disk is another one from now on; answers which. After a loss of power it is none of
         the last: nobody could tell it from a write that was torn.
@@ -236,6 +243,7 @@ class Machine:
     def mend_disk(self) -> None:
         """Nothing fails any more, and a broker that has a log offline, or hears nothing, is started again."""
         self.disk.mend()
+        self.well()
         if self.disk.silent or (
             self.participant is not None and any(each.offline for each in self.participant.store.logs())
         ):

@@ -15,6 +15,8 @@ BROKERS: Final = 3
 DELETIONS_SHARE: Final = 0.4
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
+TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
+"""By the last digit of a seed to base 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Scenario:
     """Consumer groups, each with two members."""
     deletions: bool = False
     """Whether records are deleted that consumers have read."""
+    troubles: tuple[str, ...] = ()
+    """Of disks: kinds of `faults.TROUBLES`."""
 
 
 def draw(seed: int) -> Scenario:
@@ -101,6 +105,7 @@ def draw(seed: int) -> Scenario:
         bytes_flip=seed % 8 == 7,
         groups=random.Random(f"{seed} groups").choice((0, 1, 1, 2)),
         deletions=random.Random(f"{seed} deletions").random() < DELETIONS_SHARE,
+        troubles=TROUBLES_OF.get(seed % 8, ()),
     )
 
 

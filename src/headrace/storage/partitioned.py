@@ -89,7 +89,7 @@ class PartitionedLog(SegmentedLog):
                 self.roll(base)
                 segment = self._active
         except OSError as error:
-            raise self._refuse(error) from error
+            raise self._refuse(error).again() from error
         self._unsynced.add(self.folder)
         return segment
 
@@ -102,7 +102,7 @@ class PartitionedLog(SegmentedLog):
             segment.load_indexes()
             self.producers.load()
         except OSError as error:
-            raise self._refuse(error) from error
+            raise self._refuse(error).again() from error
         if segment.size == 0:
             self.began_ms = self._around.clock.wall_ms()
             self._around.segment_began(self)
@@ -124,7 +124,7 @@ class PartitionedLog(SegmentedLog):
             segment.add_entry(base - segment.base_offset, position)
         except OSError as error:
             if segment.sparse:
-                raise self._refuse(error) from error
+                raise self._refuse(error).again() from error
             # An entry less only makes a search longer; whether there is room for the batch, its write will tell.
             segment.skip_entry(position)
         return segment
@@ -139,7 +139,7 @@ class PartitionedLog(SegmentedLog):
             if sparse:
                 self._active.allow_gaps()
         except OSError as error:
-            raise self._refuse(error) from error
+            raise self._refuse(error).again() from error
         return self._active
 
     def write(self) -> HeadraceError | None:
@@ -223,7 +223,7 @@ class PartitionedLog(SegmentedLog):
         try:
             self.cuts.begin(offset, anew=anew)
         except OSError as error:
-            raise self._refuse(error) from error
+            raise self._refuse(error).again() from error
 
     def _begin_anew(self, keep: int, offset: int) -> None:
         """Nothing but the first segments and a new one; of these changes a crash keeps the first ones (see `cuts`)."""
@@ -233,7 +233,7 @@ class PartitionedLog(SegmentedLog):
             segment = self._around.new_segment(self.folder, self.settings, offset)
             segment.file  # noqa: B018
         except OSError as error:
-            raise self.fail(error) from error
+            raise self.fail(error).again() from error
         self._add(segment)
 
     def _flush_staged(self) -> None:

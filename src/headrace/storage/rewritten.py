@@ -30,7 +30,7 @@ def note(disk: Disk, folder: str) -> None:
     try:
         disk.open(f"{folder}/{MARKER}", create=True, writable=True).close()
     except OSError as error:
-        log.error("%s: that a sync failed cannot be noted for the next start: %s", folder, error)
+        log.error("%s: that a sync failed cannot be noted for the next start: %s", folder, str(error))
 
 
 def is_noted(disk: Disk, folder: str) -> bool:

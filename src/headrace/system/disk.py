@@ -168,7 +168,11 @@ class SystemDisk:
         return file
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # any other error says nothing of whether it is there
+        return True
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size

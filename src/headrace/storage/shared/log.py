@@ -144,7 +144,7 @@ class SharedLog(ReplicatedLog):
             self.producers.load()
             self._turn.epochs_before = len(self.epochs.entries)
         except OSError as error:
-            raise self._refuse(error) from error
+            raise self._refuse(error).again() from error
         self._around.staged[self] = None
         self._turn.begin(base, self.settings.index_interval_bytes, gap=base != self.end_offset)
 
