@@ -110,3 +110,19 @@ def test_a_full_disk_is_said_when_it_begins_and_when_it_ends(sim: Harness, caplo
             append(log, batch())
             assert not sim.write()
         assert [record.message for record in caplog.records][1:] == ["orders-0: can be written again"]
+
+
+def test_epochs_that_cannot_be_opened_refuse_a_batch_and_no_more(sim: Harness) -> None:
+    """They are read at the first batch after a start."""
+    append(sim.log(), batch(b"first"))
+    assert not sim.write()
+    log = sim.reopen()
+    assert isinstance(sim.disk, SimDisk)
+    sim.disk.trouble = lambda _call, path: errno.EMFILE if path.endswith("leader-epochs") else 0
+    with pytest.raises(HeadraceError, match="Too many open files"):
+        append(log, batch(b"refused"))
+    sim.disk.trouble = None
+    sim.write()
+    assert append(log, batch(b"second")) == 1
+    assert not sim.write()
+    assert values(log) == [b"first", b"second"]

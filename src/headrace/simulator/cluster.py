@@ -177,7 +177,8 @@ class Cluster:
                     continue
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
-                if partition.leading or not self.scenario.bytes_flip:  # a follower may begin anew for damage
+                # A follower may begin anew for damage, and what a sick disk does not read is damage.
+                if partition.leading or not (self.scenario.bytes_flip or self.scenario.troubles):
                     self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
         self.clock.call_later(LOOK_SECONDS, self._look)
 

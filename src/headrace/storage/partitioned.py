@@ -101,13 +101,14 @@ class PartitionedLog(SegmentedLog):
                 file.reserve(self.settings.segment_bytes)
             segment.load_indexes()
             self.producers.load()
+            turn = Turn.begin(self.end_offset, segment, self.epochs)
         except OSError as error:
             raise self._refuse(error).again() from error
         if segment.size == 0:
             self.began_ms = self._around.clock.wall_ms()
             self._around.segment_began(self)
             self._unsynced.add(self.folder)
-        self._turn = Turn.begin(self.end_offset, segment, self.epochs)
+        self._turn = turn
         self._around.staged[self] = None
 
     def _index(self, segment: Segment, base: int, position: int) -> Segment:
