@@ -28,8 +28,9 @@ SESSION_MS: Final = 1000
 REBALANCE_MS: Final = 1500
 HEARTBEAT_SECONDS: Final = 0.3
 COMMIT_SECONDS: Final = 0.3
-RESTART_SECONDS: Final = 4.0
-"""On average a member is replaced by another after so long, as long as the load lasts."""
+RESTART_SECONDS: Final = 3.0
+"""On average a member is replaced by another, or stands still, after so long, as long as the load lasts."""
+STALL_SECONDS: Final = (0.5, 2.5)
 PROTOCOL: Final = "range"
 NO_OFFSET: Final = -1
 
@@ -60,6 +61,7 @@ class GroupMember:
         self._committed: dict[TopicPartition, int] = {}
         self._committing = False
         self._stopped = False
+        self._stalled_until = 0.0
         self._find()
         self._restart_later()
 
@@ -73,8 +75,13 @@ class GroupMember:
         self._clients.clock.call_later(self._random.expovariate(1 / RESTART_SECONDS), self._restart)
 
     def _restart(self) -> None:
-        """The program is killed, or ends in order, and is started again."""
+        """The program is killed, or ends in order, and is started again; or it stands still and then goes on as if
+        nothing had happened."""
         if self._stopped:
+            return
+        if self._random.random() < 0.4:
+            self._stalled_until = self._clients.clock.now() + self._random.uniform(*STALL_SECONDS)
+            self._restart_later()
             return
         client = self._client
         self._begin(self._find)
@@ -96,9 +103,17 @@ class GroupMember:
         self._wait(self._pause_seconds, what)
 
     def _wait(self, seconds: float, what: Callable[[], None]) -> None:
-        turn = self._turn
-        delay = seconds * self._random.uniform(0.5, 1.5)
-        self._clients.clock.call_later(delay, lambda: what() if turn == self._turn else None)
+        turn, clock = self._turn, self._clients.clock
+
+        def due() -> None:
+            if turn != self._turn:
+                return
+            if clock.now() < self._stalled_until:
+                clock.call_at(self._stalled_until, due)
+            else:
+                what()
+
+        clock.call_later(seconds * self._random.uniform(0.5, 1.5), due)
 
     def _ask(self, api_key: int, message: Message, took: Callable[[Any], None], **named: Any) -> None:
         """Of the coordinator; if it does not answer, look for another."""

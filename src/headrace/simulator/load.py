@@ -26,7 +26,7 @@ from headrace.wire.message import Message
 
 PAUSE_SECONDS: Final = 0.05
 BACKOFF_SECONDS: Final = 0.1
-DELETION_SECONDS: Final = 0.7
+DELETION_SECONDS: Final = 0.4
 MEMBERS: Final = 2
 GROUPS: Final = ("readers", "others")
 

@@ -33,6 +33,8 @@ JAVA: Final = "java"
 LIBRDKAFKA: Final = "librdkafka"
 BROKER_TIMEOUT_MS: Final = 1000
 ALL_IN_SYNC: Final = -1
+NEW_SHARE: Final = 0.1
+"""Of batches that find nothing on its way, those before which the program is started again, with a new id."""
 
 OUT_OF_ORDER_SEQUENCE: Final = 45
 DUPLICATE_SEQUENCE: Final = 46
@@ -171,6 +173,9 @@ class Producer:
         lane = self._random.choice(self._lanes)
         if self._stopped or lane.producer_id < 0 or len(lane.waiting) >= 2 * self._in_flight:
             return
+        if lane.known and not lane.waiting and self._random.random() < NEW_SHARE:
+            lane.begins_anew = True
+            self._draw_id(lane)
         count = self._random.choice((1, 1, 2, 5))
         batch = (self._number, self._made)
         self._made += 1
