@@ -57,6 +57,10 @@ class CoordinationError(HeadraceError):
     """The coordination store did not take or answer a request."""
 
 
+class MetadataInDoubt(CoordinationError):
+    """The cluster's metadata was restored from an older copy, and nobody has said yet whether that holds."""
+
+
 class Unsupported(HeadraceError):
     """A valid request for something that is not served."""
 

@@ -159,7 +159,13 @@ class Node:
         return partition.high_watermark if partition is not None else None
 
     def _why_not_ready(self) -> str | None:
-        return None if self.participant.standing else "the broker is not registered with the cluster"
+        if not self.participant.standing:
+            return "the broker is not registered with the cluster"
+        if self.participant.metadata.is_held:
+            return (
+                "the cluster's metadata was put back to an older copy: see headrace cluster accept-metadata --dry-run"
+            )
+        return None
 
     def _follow_log_level(self, _old: Image, _new: Image) -> None:
         logging.getLogger().setLevel(self.participant.effective_settings()["log.level"].upper())

@@ -14,6 +14,7 @@ import pytest
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import (
     TRANSACTION_BYTES_MAX,
+    Behind,
     Compacted,
     Compare,
     Coordination,
@@ -301,6 +302,17 @@ class CoordinationContract:
             resumed = await following(store.coordination.watch("/t/", last + 1))
             assert resumed.events == (Event("put", "/t/a", b"4", revision),)
             assert (await have(store, "/t/a")).version == 4
+
+        self.run(tmp_path, body)
+
+    def test_a_watch_from_beyond_what_comes_next_says_so(self, tmp_path: Path) -> None:
+        async def body(store: Store) -> None:
+            newest = await store.coordination.put("/a", b"1")
+            with pytest.raises(Behind):
+                await following(aiter(store.coordination.watch("/", newest + 2)))
+            watch = aiter(store.coordination.watch("/", newest + 1))
+            await store.coordination.put("/a", b"2")
+            assert (await following(watch)).revision == newest + 1
 
         self.run(tmp_path, body)
 

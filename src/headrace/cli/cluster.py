@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.accept_metadata import accept_metadata
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.local.commands import down, kill, start, status, up
 from headrace.cli.local.demo import demo_loss
@@ -20,7 +21,7 @@ def cluster() -> None:
     """Describe a cluster and its brokers; run one on this machine."""
 
 
-for command in (up, status, start, kill, demo_loss, down, rebalance):
+for command in (up, status, start, kill, demo_loss, down, rebalance, accept_metadata):
     cluster.add_command(command)
 
 

@@ -13,6 +13,9 @@ A log is deleted when its topic's deletion is in the image, and when its partiti
 take this broker from its replicas. If the key is only missing, the log is set aside where it is: it is not served,
 nothing of it is deleted or compacted, and it is served again, as it was, when the key comes back. If another topic has
 taken its name by then, its folder is renamed, and a person decides about it.
+
+While the metadata is in doubt (cluster.lineage) everything stays as it is: `is_held` says so. What an accepted copy has
+elsewhere is set aside too: nobody has moved it.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ class Assignment:
         partitions: Partitions,
         replication: Replication,
         defaults: Callable[[Image], dict[str, Value]],
+        is_held: Callable[[], bool] = lambda: False,
+        doubted: Callable[[], None] = lambda: None,
     ) -> None:
         self._broker = broker
         self._incarnation = incarnation
@@ -62,6 +67,8 @@ class Assignment:
         self._partitions = partitions
         self._replication = replication
         self._defaults = defaults
+        self._is_held = is_held
+        self._doubted = doubted
         self._missing: set[TopicPartition] = set()
         self._held: dict[TopicPartition, tuple[bytes, PartitionState, int]] = {}
         """Topic's id, state and leader as they were last put into effect."""
@@ -77,9 +84,12 @@ class Assignment:
         self, image: Image, there: Mapping[TopicPartition, bytes]
     ) -> dict[TopicPartition, tuple[bytes, LogSettings]]:
         """Every log that this broker should have, for the store to open, and those that are `there`, by their topics'
-        ids, and whose keys are missing.
+        ids, and whose keys are missing. While the metadata is in doubt, what is there and nothing else.
         """
         logs: dict[TopicPartition, tuple[bytes, LogSettings]] = {}
+        if self._is_held():
+            untouched = _untouched(log_settings(self._defaults(image)))
+            return {where: (topic_id, untouched) for where, topic_id in there.items()}
         for topic in image.topics.values():
             settings = self.settings_of(image, topic)
             for state in topic.partitions:
@@ -92,6 +102,9 @@ class Assignment:
 
     def start(self, image: Image) -> None:
         """Hold what the image says; the store is open. Every replica stands by until `join`."""
+        if self._is_held():
+            self._image = Image(image.prefix)  # what it says is taken up when it is accepted
+            return
         self._image = image
         for topic in image.topics.values():
             self._serve(image, topic, altered=True)
@@ -114,13 +127,13 @@ class Assignment:
             self._serve(self._image, topic, altered=False)
 
     def follow(self, old: Image, new: Image) -> None:
-        """An image listener."""
-        if self._image is None:
+        """An image listener. Who was held takes up what has changed since."""
+        if self._image is None or self._is_held():
             return
-        self._image = new
+        old, self._image = self._image, new
         for name, topic in old.topics.items():
             if new.topics.get(name) is not topic:
-                self._part_with(new, topic)
+                self._part_with(new, topic, old.controls.lineage == new.controls.lineage)
         if old.deleted is not new.deleted:
             for kept in self.set_aside:
                 if kept.topic_id in new.deleted:
@@ -142,7 +155,7 @@ class Assignment:
                 if topic is not None:
                     self._serve(self._image, topic, altered=False)
 
-    def _part_with(self, image: Image, before: Topic) -> None:
+    def _part_with(self, image: Image, before: Topic, same_lineage: bool) -> None:
         """Stop serving what the image has no more, and delete what it says is to be deleted."""
         for state in before.partitions:
             where = TopicPartition(before.name, state.index)
@@ -153,7 +166,7 @@ class Assignment:
             if topic_id in image.deleted:
                 self._drop(where, UnknownPartition(f"topic {where.topic!r} was deleted"))
                 self._delete(where)
-            elif self._is_missing(image, where, topic_id):
+            elif not same_lineage or self._is_missing(image, where, topic_id):
                 self._drop(where, UnknownPartition(f"{where}: its key in coordination is missing"))
                 kept = self._store.get(where)
                 if kept is not None:
@@ -176,8 +189,9 @@ class Assignment:
         where = kept.topic_partition
         partition_key = keys.partition_key(image.prefix, where.topic, where.partition)
         log.error(
-            "%s is set aside with offsets %d to %d: key %s is missing in coordination, or that of its topic, and "
-            "nobody has deleted topic id %s. Put them back, and it is served again as it was; or delete the topic",
+            "%s is set aside with offsets %d to %d: key %s is missing in coordination, or that of its topic, or has "
+            "it elsewhere though nobody moved it; and nobody has deleted topic id %s. Put them back, and it is served "
+            "again as it was; or delete the topic",
             where, kept.start_offset, kept.end_offset, partition_key, kept.topic_id.hex(),
         )  # fmt: skip
 
@@ -207,6 +221,10 @@ class Assignment:
         opened = self._opened(image, topic, where)
         if opened is None:
             return
+        if leader != NO_LEADER and opened.last_epoch() > state.leader_epoch:
+            # The key is older than the log: whoever acted on it would cut what is acknowledged.
+            leader = NO_LEADER
+            self._doubted()
         if opened.offline is not None and leader != self._broker:
             leader = NO_LEADER  # nothing can be copied into it
         before = self._partitions.find_replica(topic.name, state.index)

@@ -56,6 +56,7 @@ class Controlling:
         prefer_seconds: float = 0.0,
         compute: Compute = at_once,
         internal_replicas: Callable[[], int] = lambda: 1,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self.election = Election(coordination, view, membership)
         self._coordination = coordination
@@ -66,6 +67,7 @@ class Controlling:
         self._failed = failed
         self._prefer_seconds = prefer_seconds
         self._internal_replicas = internal_replicas
+        self._is_held = is_held
         self._bell = Bell()
         self._drains = Drains(clock, compute, self._bell.ring, failed)
         self._reports_due = ReportsDue(clock, membership.lease_seconds)
@@ -101,6 +103,9 @@ class Controlling:
             self._bell.ring()
 
     def _follow(self, old: Image, new: Image) -> None:
+        if new.revision < old.revision:  # restored: what was won and seen before counts for nothing
+            self.election.forget()
+            self._settled = None
         if old.brokers is not new.brokers:
             steady = self._clock.now() >= self._membership.steady_since + self._membership.lease_seconds
             for broker, was in old.brokers.items():
@@ -118,6 +123,8 @@ class Controlling:
     async def _run(self) -> None:
         while True:
             await self._bell.rung()
+            if self._is_held():
+                continue
             try:
                 term = await self._current_term()
                 if term is not None:
@@ -141,7 +148,7 @@ class Controlling:
 
     async def _settle(self, term: Term) -> None:
         """Decide until there is nothing left to decide."""
-        while self.election.term is term:
+        while self.election.term is term and not self._is_held():
             image, now = self._view.image, self._clock.now()
             self._reports_due.follow(image)
             context = Context(

@@ -16,7 +16,7 @@ from headrace.ports.coordination import Event
 PREFERRED: Final = "preferred"
 UNCLEAN: Final = "unclean"
 RESIGN: Final = "resign"
-OWN: Final = frozenset(("controller", "election", "ends", "orders", "draining"))
+OWN: Final = frozenset(("controller", "election", "ends", "orders", "draining", "lineage", "doubts"))
 
 Where = tuple[str, int]
 """Topic and partition."""
@@ -55,6 +55,43 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """What a broker holds that the metadata does not speak of, or speaks of as something older."""
+
+    kind: str
+    topic: str
+    partition: int
+    topic_id: bytes
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A broker has seen a later history of the metadata than the one that is there (cluster.lineage)."""
+
+    broker: int
+    lineage: int
+    """The number of the lineage that it knew."""
+    seen: int
+    """The highest revision that it knew."""
+    found: int
+    """The revision that it found."""
+    at_ms: int
+    count: int = 0
+    """Of all differences."""
+    differences: tuple[Difference, ...] = ()
+    """The first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which history of the metadata this is: an operator who accepts one that was restored gives it the next number."""
+
+    number: int = 0
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Controls:
     controller: Controller | None = None
     candidates: Mapping[int, int] = field(default_factory=dict)
@@ -62,6 +99,16 @@ class Controls:
     ends: Mapping[Where, Mapping[int, ReplicaEnd]] = field(default_factory=dict)
     orders: Mapping[Where, Order] = field(default_factory=dict)
     draining: frozenset[int] = frozenset()
+    lineage: Lineage = field(default_factory=Lineage)
+    told_doubts: Mapping[int, Doubt] = field(default_factory=dict)
+
+    @property
+    def doubts(self) -> Mapping[int, Doubt]:
+        """While there is one, nothing is changed. One about a lineage before this arrived late: it was answered."""
+        told = self.told_doubts
+        return (
+            {broker: doubt for broker, doubt in told.items() if doubt.lineage >= self.lineage.number} if told else told
+        )
 
 
 def with_event(controls: Controls, event: Event, path: list[str]) -> Controls:
@@ -87,6 +134,12 @@ def with_event(controls: Controls, event: Event, path: list[str]) -> Controls:
         case ["draining", broker]:
             draining = controls.draining - {int(broker)}
             return replace(controls, draining=draining if value is None else draining | {int(broker)})
+        case ["lineage"]:
+            known_as = Lineage() if value is None else Lineage(int(value["number"]), str(value["id"]))
+            return replace(controls, lineage=known_as)
+        case ["doubts", broker]:
+            doubt = None if value is None else decode_doubt(int(broker), value)
+            return replace(controls, told_doubts=_changed(controls.told_doubts, int(broker), doubt))
         case _:
             return controls
 
@@ -122,3 +175,25 @@ def decode_end(value: Mapping[str, Any]) -> ReplicaEnd:
         int(value["end"]),
         int(value["watermark"]),
     )
+
+
+def encode_doubt(doubt: Doubt) -> bytes:
+    rows = [[row.kind, row.topic, row.partition, row.topic_id.hex(), row.detail] for row in doubt.differences]
+    return keys.encode(
+        {
+            "lineage": doubt.lineage,
+            "seen": doubt.seen,
+            "found": doubt.found,
+            "at_ms": doubt.at_ms,
+            "count": doubt.count,
+            "differences": rows,
+        }
+    )
+
+
+def decode_doubt(broker: int, value: Mapping[str, Any]) -> Doubt:
+    rows = tuple(
+        Difference(str(kind), str(topic), int(partition), bytes.fromhex(topic_id), str(detail))
+        for kind, topic, partition, topic_id, detail in value["differences"]
+    )
+    return Doubt(broker, value["lineage"], value["seen"], value["found"], value["at_ms"], value["count"], rows)

@@ -62,6 +62,7 @@ class Deletions:
         disk: Disk,
         data: str,
         failed: Callable[[BaseException], None],
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self._coordination = coordination
         self._view = view
@@ -70,6 +71,7 @@ class Deletions:
         self._disk = disk
         self._data = data
         self._failed = failed
+        self._is_held = is_held
         self._bell = Bell()
         self._task: asyncio.Task[None] | None = None
 
@@ -85,7 +87,7 @@ class Deletions:
             await asyncio.wait([self._task])
 
     def _follow(self, old: Image, new: Image) -> None:
-        if old.deleted is not new.deleted:
+        if old.deleted is not new.deleted or old.controls.lineage is not new.controls.lineage:
             self._bell.ring()
 
     async def _run(self) -> None:
@@ -102,6 +104,8 @@ class Deletions:
 
     def _own(self) -> dict[bytes, Deletion]:
         own = self._membership.broker.id
+        if self._is_held():
+            return {}
         return {topic_id: found for topic_id, found in self._view.image.deleted.items() if own in found.brokers}
 
     async def _finish(self, topic_id: bytes, deletion: Deletion) -> bool:

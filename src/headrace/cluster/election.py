@@ -61,6 +61,10 @@ class Election:
         newest = self._view.image.controls.controller
         return term if newest is None or newest.epoch <= term.epoch else None
 
+    def forget(self) -> None:
+        """The store that the term was won in was put back to a time before it."""
+        self._term = None
+
     @property
     def is_due(self) -> bool:
         """Whether it is our turn and `claim` has not been through. A lease that lapsed and stands again changes no

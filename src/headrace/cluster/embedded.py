@@ -22,6 +22,7 @@ from typing import Final
 from headrace.errors import CoordinationError, DataFolderError
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.coordination import (
+    Behind,
     Compacted,
     Compare,
     Delete,
@@ -131,6 +132,8 @@ class EmbeddedCoordination:
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchResponse]:
         following = from_revision
+        if following > self._revision + 1:
+            raise Behind(f"revision {following} is asked for, and {self._revision} is the newest")
         while not self._closed:
             if following < self._compacted:
                 raise Compacted(f"revision {following} is gone; {self._compacted} is the oldest kept")

@@ -5,7 +5,8 @@ one, after the last revision that was delivered. etcd is asked for the revision 
 delivered is passed over: a watch that begins exactly at the compacted revision may miss a deletion there, one that
 begins before it is told. Large answers come in fragments, which may end within a revision: they are put together
 before anything is delivered. An answer without events says how far the watch has seen, so that a quiet one does not
-fall behind compaction.
+fall behind compaction. A node that does not know the revision before the one asked for is either late, or was restored
+from a copy: who watches has to look.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.cluster.etcd_link import EtcdLink, Metadata, NoAnswer, Node
 from headrace.cluster.etcd_messages import event_of, prefix_end
 from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError
-from headrace.ports.coordination import Compacted, Event, WatchResponse
+from headrace.ports.coordination import Behind, Compacted, Event, WatchResponse
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,9 @@ class _Stream:
                 fragment=True,
             )
             await self._own(self._call.write(rpc.WatchRequest(create_request=request)))
-            await self._receive()
+            newest = (await self._receive()).header.revision
+        if newest < self._following - 1:
+            raise Behind(f"revision {self._following} is asked for, and etcd {self._node.address} knows {newest}")
 
     async def read(self) -> tuple[int, tuple[Event, ...]]:
         """The next whole answer: the revision up to which everything has now been seen, and what is new."""

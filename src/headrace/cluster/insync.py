@@ -59,6 +59,7 @@ class InSyncSets:
         partitions: Partitions,
         clock: Clock,
         failed: Callable[[BaseException], None],
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self._coordination = coordination
         self._view = view
@@ -66,6 +67,7 @@ class InSyncSets:
         self._partitions = partitions
         self._clock = clock
         self._failed = failed
+        self._is_held = is_held
         self._pending: dict[Partition, Proposal] = {}
         self._bell = Bell()
         self._task: asyncio.Task[None] | None = None
@@ -81,7 +83,8 @@ class InSyncSets:
 
     def want(self, partition: Partition, change: SetChange) -> None:
         """The leader of a partition has proposed a change of its set: both sets count until it is answered."""
-        proposal = self._proposal(partition, change) if self._membership.standing else None
+        able = self._membership.standing and not self._is_held()
+        proposal = self._proposal(partition, change) if able else None
         if proposal is None:
             self._partitions.refused(partition)
         else:
@@ -138,7 +141,7 @@ class InSyncSets:
         return list(self._pending.values())
 
     async def _carry_out(self, proposals: Sequence[Proposal]) -> None:
-        if not self._membership.standing:
+        if not self._membership.standing or self._is_held():
             await pause(self._clock, RETRY_SECONDS)
             return
         for first in range(0, len(proposals), CHANGES_A_STEP):

@@ -17,6 +17,10 @@ orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an
 deleted/<topic id>        {"topic", "brokers": [ids], "at_ms"}: a topic that was deleted, written with the deletion of
                               its keys; logs are deleted because of it alone. Each of the brokers that had a replica
                               takes itself off when its logs are gone; the last one deletes the key
+lineage                   {"number", "id"}: which history of these keys this is; rises when an operator accepts restored
+                              ones
+doubts/<broker>           {"lineage", "seen", "found", "at_ms", "count", "differences"}: this broker has seen a later
+                              history; nothing is changed until an operator has accepted the one that is there
 draining/<broker>         {}: the broker takes no new replicas, and those that it has are moved away
 config/cluster            {name: text}
 config/brokers/<id>       {name: text}
@@ -80,6 +84,18 @@ def prefixes_of(prefix: str, topic: str) -> list[str]:
 
 def deleted_key(prefix: str, topic_id: bytes) -> str:
     return f"{prefix}deleted/{topic_id.hex()}"
+
+
+def lineage_key(prefix: str) -> str:
+    return f"{prefix}lineage"
+
+
+def doubts_prefix(prefix: str) -> str:
+    return f"{prefix}doubts/"
+
+
+def doubt_key(prefix: str, broker: int) -> str:
+    return f"{prefix}doubts/{broker}"
 
 
 def partition_key(prefix: str, topic: str, partition: int) -> str:

@@ -50,6 +50,12 @@ async def settle_cluster_id(coordination: Coordination, wanted: str, draw: Calla
     return settled
 
 
+async def next_producer_id(coordination: Coordination, prefix: str) -> int:
+    """The first that has not been given out."""
+    found = await coordination.get(keys.producer_ids_key(prefix))
+    return 0 if found is None else int(keys.decode(found.key, found.value)["next"])
+
+
 async def allocate_producer_ids(coordination: Coordination, prefix: str) -> range:
     """A block of producer ids that nobody else in the cluster has or will have."""
     key = keys.producer_ids_key(prefix)

@@ -26,6 +26,7 @@ from headrace.cluster.growth import internal_replicas
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
 from headrace.cluster.incarnation import RunRecord
 from headrace.cluster.insync import InSyncSets
+from headrace.cluster.lineage import MetadataWatch
 from headrace.cluster.membership import Membership, settle_cluster_id
 from headrace.cluster.patience import Patience
 from headrace.cluster.reporting import EndReports
@@ -135,12 +136,24 @@ class Participant:
         self.view = ClusterView(self.coordination, self.prefix, self.clock, self._failed)
         built.push_async_callback(self.view.close)
         await self.view.start()
+        self.metadata = MetadataWatch(
+            self.coordination,
+            self.view,
+            self.clock,
+            self.disk,
+            self.folder,
+            self.broker_id,
+            self.cluster_id,
+            self._failed,
+        )
+        self.metadata.start()
+        built.push_async_callback(self.metadata.close)
         self.tasks = Tasks(self.coordination, self.view)
         self.topics = Topics(
             self.tasks, lambda: limits_from(self.effective_settings()), lambda: self._draw(16), self.clock.wall_ms
         )
         self.configs = Configs(self.tasks, self.effective_settings)
-        if not self.view.image.brokers:  # nobody can be creating one
+        if not self.view.image.brokers and not self.metadata.is_held:  # nobody can be creating one
             await self.topics.finish_interrupted()
         self._open_replicas()
         self._ticker: Timer = self.clock.call_later(TICK_SECONDS, self._tick)
@@ -192,10 +205,18 @@ class Participant:
         self._built.callback(watermarks.close)
         self._built.callback(self.replication.close)
         self.assignment = Assignment(
-            self.broker_id, self.incarnation, self.store, self.partitions, self.replication, self._topic_defaults
+            self.broker_id,
+            self.incarnation,
+            self.store,
+            self.partitions,
+            self.replication,
+            self._topic_defaults,
+            self._is_held,
+            self.metadata.compare_logs,
         )
         self._record = RunRecord(self.disk, self.folder)
-        folder.remove_deleted(self.disk, self.folder, self.view.image.deleted)
+        if not self.metadata.is_held:
+            folder.remove_deleted(self.disk, self.folder, self.view.image.deleted)
         there = folder.topic_ids(self.disk, self.folder)
         expected = self.assignment.expected(self.view.image, there)
         lost: set[Key] = set()
@@ -206,6 +227,8 @@ class Participant:
             real = self.replication.listen(self._listen)
             told = self._advertise or real
             self._replication_end = Endpoint(told.host, told.port or real.port)
+        self.metadata.logs = self.store.logs
+        self.metadata.compare_logs()
         self._follow_peers(self.view.image, self.view.image)
         self.assignment.start(self.view.image)
         watermarks.open()
@@ -267,10 +290,14 @@ class Participant:
         self._built.push_async_callback(member.close)
         self.assignment.join()
         self.view.listen(member.follow)
-        self.in_sync = InSyncSets(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
+        self.in_sync = InSyncSets(
+            self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
+        )
         self.replication.on_change = self.in_sync.want
         self.replication.on_failure = self._failed
-        self.reports = EndReports(self.coordination, self.view, member, self.partitions, self.clock, self._failed)
+        self.reports = EndReports(
+            self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
+        )
         prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
         self.controlling = Controlling(
             self.coordination,
@@ -282,8 +309,11 @@ class Participant:
             prefer_seconds,
             self.compute,
             lambda: internal_replicas(self.effective_settings()),
+            self._is_held,
         )
-        deletions = Deletions(self.coordination, self.view, member, self.clock, self.disk, self.folder, self._failed)
+        deletions = Deletions(
+            self.coordination, self.view, member, self.clock, self.disk, self.folder, self._failed, self._is_held
+        )
         for part in (self.in_sync, self.reports, self.controlling, deletions):
             part.start()
             self._built.push_async_callback(part.close)
@@ -292,7 +322,12 @@ class Participant:
         except RequestTimedOut:
             log.warning("no controller has said in %g s what this broker leads; going on without", JOIN_SECONDS)
 
+    def _is_held(self) -> bool:
+        return self.metadata.is_held
+
     def _is_settled(self, image: Image) -> bool:
+        if self.metadata.is_held:
+            return True
         own = image.brokers.get(self.broker_id)
         if own is None or own.incarnation != self.incarnation:
             return False
@@ -347,6 +382,7 @@ class Participant:
         self.replication.tick()
         self.assignment.retry()
         self.watermarks.tick()
+        self.metadata.tick()
         if self.clock.now() >= self._look_again_at:
             self._look_again_at = self.clock.now() + LOOK_SECONDS
             self._tell_offline()

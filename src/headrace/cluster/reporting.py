@@ -73,6 +73,7 @@ class EndReports:
         partitions: Partitions,
         clock: Clock,
         failed: Callable[[BaseException], None],
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self._coordination = coordination
         self._view = view
@@ -80,6 +81,7 @@ class EndReports:
         self._partitions = partitions
         self._clock = clock
         self._failed = failed
+        self._is_held = is_held
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
         self._resigned: dict[Log, Resigned] = {}
@@ -122,7 +124,7 @@ class EndReports:
 
     def _wanted(self) -> list[tuple[Compare, Put]]:
         image = self._view.image
-        return [*self._missing(image), *self._resignations(image)]
+        return [] if self._is_held() else [*self._missing(image), *self._resignations(image)]
 
     async def _report(self) -> None:
         missing = self._wanted()
@@ -133,7 +135,7 @@ class EndReports:
                     await self._write([each])
 
     async def _write(self, reports: list[tuple[Compare, Put]]) -> bool:
-        if not self._membership.standing:
+        if not self._membership.standing or self._is_held():
             return True
         result = await self._coordination.transact([same for same, _ in reports], [put for _, put in reports])
         await self._view.wait_for(lambda image: image.revision >= result.revision, SEEN_TIMEOUT_SECONDS)

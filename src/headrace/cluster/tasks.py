@@ -14,7 +14,7 @@ from typing import Final
 from headrace.cluster.image import Image
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Compute, at_once
-from headrace.errors import CoordinationError
+from headrace.errors import CoordinationError, MetadataInDoubt
 from headrace.ports.coordination import Compare, Coordination, Delete, Put
 
 PLANS_MAX: Final = 20
@@ -46,6 +46,18 @@ def unchanged(key: str, revision: int) -> Compare:
     return Compare(key, "mod_revision", "=", revision)
 
 
+def check_no_doubt(image: Image) -> None:
+    """Refuse a change while a broker doubts that the metadata is the cluster's newest (cluster.lineage)."""
+    doubts = image.controls.doubts
+    if doubts:
+        doubt = next(iter(doubts.values()))
+        raise MetadataInDoubt(
+            "the cluster's metadata was restored from an older copy, and nothing is changed until an operator decides: "
+            f"broker {doubt.broker} has seen revision {doubt.seen} and found {doubt.found}. Look at `headrace cluster "
+            "accept-metadata --dry-run`"
+        )
+
+
 class Tasks:
     """Carries plans out. An answered change is in `view.image` of this node."""
 
@@ -53,9 +65,13 @@ class Tasks:
         self._coordination = coordination
         self.view = view
 
-    async def run(self, plan_on: Callable[[Image], Plan], compute: Compute = at_once) -> Image:
+    async def run(
+        self, plan_on: Callable[[Image], Plan], compute: Compute = at_once, *, even_in_doubt: bool = False
+    ) -> Image:
         """The image with the change in it. What `plan_on` raises is the caller's answer; `compute` runs it."""
         for _ in range(PLANS_MAX):
+            if not even_in_doubt:
+                check_no_doubt(self.view.image)
             done, revision = await self._carry_out(await compute(partial(plan_on, self.view.image)))
             image = await self._seen(revision)
             if done:

@@ -273,11 +273,11 @@ class Topics:
     ) -> None:
         self._tasks = tasks
         self._limits = limits
-        self._draw_id = draw_id
+        self.draw_id = draw_id
         self._wall_ms = wall_ms
 
     async def create(self, request: CreateTopic, *, validate_only: bool = False) -> Topic:
-        topic_id = self._draw_id()
+        topic_id = self.draw_id()
         if validate_only:
             return draft_topic(self._tasks.view.image, request, self._limits(), topic_id)
         image = await self._tasks.run(lambda image: plan_create(image, request, self._limits(), topic_id))

@@ -1,4 +1,8 @@
-"""The live view of the cluster that a node holds: lists the keys, then follows the watch in one task of its own."""
+"""The live view of the cluster that a node holds: lists the keys, then follows the watch in one task of its own.
+
+A listing that is older than the image tells that coordination was restored from a copy: `on_restored` hears of it
+before the image is replaced by it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from headrace.cluster.image import Image, apply, empty, from_listing
 from headrace.cluster.waiting import pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.ports.clock import Clock
-from headrace.ports.coordination import Compacted, Coordination
+from headrace.ports.coordination import Behind, Compacted, Coordination
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,8 @@ Predicate = Callable[[Image], bool]
 RETRY_SECONDS_MAX: Final = 1.0
 """Longest pause before coordination is asked again after a failure."""
 RETRY_SECONDS_FIRST: Final = 0.05
+BEHIND_SECONDS: Final = 0.2
+"""Pause before the keys are listed because a node of coordination knows less than this one has seen."""
 
 
 class View(Protocol):
@@ -45,6 +51,7 @@ class ClusterView:
         self._coordination = coordination
         self._clock = clock
         self._failed = failed
+        self.on_restored: ImageListener = lambda _old, _new: None
         self._listeners: list[ImageListener] = []
         self._waiting: dict[asyncio.Future[Image], Predicate] = {}
         self._task: asyncio.Task[None] | None = None
@@ -81,7 +88,10 @@ class ClusterView:
 
     async def _list(self) -> None:
         listing = await self._coordination.list(self.image.prefix)
-        self._replace(from_listing(self.image.prefix, listing, self.image))
+        image = from_listing(self.image.prefix, listing, self.image)
+        if image.revision < self.image.revision:
+            self.on_restored(self.image, image)
+        self._replace(image)
 
     async def _follow(self) -> None:
         pause_seconds = RETRY_SECONDS_FIRST
@@ -99,6 +109,9 @@ class ClusterView:
                 return
             except Compacted:
                 is_behind = True
+            except Behind:
+                is_behind = True
+                await pause(self._clock, BEHIND_SECONDS)
             except CoordinationError as error:
                 if str(error) != told:
                     told = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.kafka.api import (
+    accept_metadata,
     alter_configs,
     alter_partition_reassignments,
     alter_replica_log_dirs,
@@ -86,4 +87,5 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.KEY_QUERY: key_query.handle,
     api.REPLICA_POSITIONS: replica_positions.handle,
     api.PLAN_PLACEMENT: plan_placement.handle,
+    api.ACCEPT_METADATA: accept_metadata.handle,
 }

@@ -99,7 +99,7 @@ class FrontEnd:
             partitions=participant.partitions,
             key_indexes=self.key_indexes,
             groups=self.groups,
-            producer_ids=ProducerIds(participant.coordination, participant.prefix),
+            producer_ids=ProducerIds(participant.coordination, participant.view),
             spawn=spawn,
             failed=failed,
             effective=participant.effective_settings,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.cluster.membership import allocate_producer_ids
+from headrace.cluster.membership import allocate_producer_ids, next_producer_id
+from headrace.cluster.tasks import check_no_doubt
+from headrace.cluster.view import View
 from headrace.ports.coordination import Coordination
 
 
 class ProducerIds:
-    def __init__(self, coordination: Coordination, prefix: str) -> None:
+    def __init__(self, coordination: Coordination, view: View) -> None:
         self._coordination = coordination
-        self._prefix = prefix
+        self._view = view
         self._block = iter(range(0))
 
     async def next(self) -> int:
@@ -17,4 +19,9 @@ class ProducerIds:
         while True:
             for producer_id in self._block:
                 return producer_id
-            self._block = iter(await allocate_producer_ids(self._coordination, self._prefix))
+            check_no_doubt(self._view.image)
+            self._block = iter(await allocate_producer_ids(self._coordination, self._view.image.prefix))
+
+    async def first_free(self) -> int:
+        """The first id that nobody has had, as far as coordination knows."""
+        return await next_producer_id(self._coordination, self._view.image.prefix)

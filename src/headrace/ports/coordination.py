@@ -87,6 +87,11 @@ class Compacted(Exception):
     """The watch asks for revisions that are gone: list again and watch from there."""
 
 
+class Behind(Exception):
+    """The watch asks for revisions that the store, or the node asked, does not know of yet: list again. If the listing
+    is older than what was seen before, the store was restored from a copy."""
+
+
 class CoordinationRefused(CoordinationError):
     """The store decided against the request: asking again does not change that."""
 
@@ -121,7 +126,8 @@ class Coordination(Protocol):
     async def revoke_lease(self, lease: int) -> None: ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchResponse]:
-        """Every change below the prefix with revision >= from_revision, in order. Raises Compacted. Ends with close."""
+        """Every change below the prefix with revision >= from_revision, in order. Raises Compacted, and Behind if the
+        revision before that is not there yet. Ends with close."""
         ...
 
     async def compact(self, revision: int) -> None: ...

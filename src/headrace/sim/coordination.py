@@ -8,6 +8,8 @@ answers_lost         share of the changes that are made and whose answer never a
 late                 share of the changes that reach the store only after the client has given up
 break_watches()      every watch ends with an error and has to be taken up again from the last revision
 compact              as the port says; a watch that asks for less hears Compacted
+snapshot()           a copy of all that the store holds; restore(copy) puts it back: revisions go back, leases begin
+                     anew, every watch ends
 
 A change is never made twice by the client itself: who hears an error has to look.
 """
@@ -24,6 +26,7 @@ from typing import Any, Final, TypeVar
 from headrace.errors import CoordinationError
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.coordination import (
+    Behind,
     Compacted,
     Compare,
     Delete,
@@ -47,6 +50,16 @@ T = TypeVar("T")
 class _Lease:
     ttl_seconds: float
     timer: Timer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    revision: int
+    compacted: int
+    keys: dict[str, KeyValue]
+    history: tuple[WatchResponse, ...]
+    leases: dict[int, float]
+    """Time to live of each."""
 
 
 class CoordinationStore:
@@ -96,6 +109,23 @@ class CoordinationStore:
         self.running = True
         for number in self._leases:
             self.renew(number)
+
+    def snapshot(self) -> Snapshot:
+        leases = {number: lease.ttl_seconds for number, lease in self._leases.items()}
+        return Snapshot(self.revision, self.compacted, dict(self._keys), tuple(self._history), leases)
+
+    def restore(self, copy: Snapshot) -> None:
+        """Leases granted since are gone; their numbers are not given again, as etcd's are not."""
+        for lease in self._leases.values():
+            if lease.timer is not None:
+                lease.timer.cancel()
+        self.revision, self.compacted = copy.revision, copy.compacted
+        self._keys, self._history = dict(copy.keys), list(copy.history)
+        self._leases = {number: _Lease(ttl_seconds, None) for number, ttl_seconds in copy.leases.items()}
+        if self.running:
+            for number in self._leases:
+                self.renew(number)
+        self.break_watches()
 
     def break_watches(self) -> None:
         self.breaks += 1
@@ -254,6 +284,8 @@ class SimCoordination:
         while not self._closed:
             if not store.reaches(self._host) or breaks != store.breaks:
                 raise CoordinationError(f"the watch of {prefix} is broken: take it up again")
+            if following > store.revision + 1:
+                raise Behind(f"revision {following} is asked for, and {store.revision} is the newest")
             response = store.changes(prefix, following)
             if response is None:
                 await self._told()

@@ -65,6 +65,7 @@ DESCRIBE_TOPIC_PARTITIONS: Final = 75
 KEY_QUERY: Final = 20_000
 REPLICA_POSITIONS: Final = 20_001
 PLAN_PLACEMENT: Final = 20_002
+ACCEPT_METADATA: Final = 20_003
 
 
 def _row(key: int, name: str, lowest: int, highest: int, flexible_from: int, advertised: int | None = None) -> Api:
@@ -113,6 +114,7 @@ OWN: Final[dict[int, Api]] = {
     KEY_QUERY: _row(KEY_QUERY, "KeyQuery", 0, 0, 0),
     REPLICA_POSITIONS: _row(REPLICA_POSITIONS, "ReplicaPositions", 0, 0, 0),
     PLAN_PLACEMENT: _row(PLAN_PLACEMENT, "PlanPlacement", 0, 0, 0),
+    ACCEPT_METADATA: _row(ACCEPT_METADATA, "AcceptMetadata", 0, 0, 0),
 }
 """Headrace's own, with keys far from Kafka's; only our own client is told of them (see `own_schema`)."""
 KNOWN: Final = {**API, **OWN}

@@ -11,13 +11,16 @@ that an election outside the in-sync set has cost a partition that it leads (`ne
 PlanPlacement, version 0: `action` is show, rebalance, drain or undrain, the last two of `broker_id`. Answered are the
 brokers that are being drained and the moves that the action means, with the replicas of each before and after. Unless
 `dry_run`, drain and undrain are ordered as well; a rebalance is only planned (AlterPartitionReassignments orders it).
+
+AcceptMetadata, version 0: answered is what brokers know that the cluster's metadata, restored from an older copy, does
+not; nothing if nobody doubts it. Unless `dry_run`, it holds from then on as it is.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.wire.api import KEY_QUERY, PLAN_PLACEMENT, REPLICA_POSITIONS
+from headrace.wire.api import ACCEPT_METADATA, KEY_QUERY, PLAN_PLACEMENT, REPLICA_POSITIONS
 from headrace.wire.schema import STRUCT, Direction, Field, Struct
 
 _DEFAULTS: Final[dict[str, Any]] = {"string": "", "bytes": b"", "bool": False}
@@ -82,6 +85,23 @@ _MOVE = _struct(
     _numbers("before"),
     _numbers("after"),
 )
+_DIFFERENCE = _struct(
+    "MetadataDifference",
+    _field("kind", "string"),
+    _field("topic", "string"),
+    _field("partition_index", "int32"),
+    _field("topic_id", "uuid"),
+    _field("detail", "string"),
+)
+_DOUBT = _struct(
+    "MetadataDoubt",
+    _field("broker_id", "int32"),
+    _field("seen_revision", "int64"),
+    _field("found_revision", "int64"),
+    _field("at_ms", "int64"),
+    _field("difference_count", "int32"),
+    _array("differences", _DIFFERENCE),
+)
 STRUCTS: Final[dict[tuple[int, int, Direction], Struct]] = {
     (KEY_QUERY, 0, "request"): _struct(
         "KeyQueryRequest",
@@ -105,6 +125,14 @@ STRUCTS: Final[dict[tuple[int, int, Direction], Struct]] = {
         _field("throttle_time_ms", "int32"),
         _array("replicas", _REPLICA),
         _array("lost", _LOST),
+    ),
+    (ACCEPT_METADATA, 0, "request"): _struct("AcceptMetadataRequest", _field("dry_run", "bool")),
+    (ACCEPT_METADATA, 0, "response"): _struct(
+        "AcceptMetadataResponse",
+        _field("throttle_time_ms", "int32"),
+        _field("error_code", "int16"),
+        _field("error_message", "string", nullable=True),
+        _array("doubts", _DOUBT),
     ),
     (PLAN_PLACEMENT, 0, "request"): _struct(
         "PlanPlacementRequest",

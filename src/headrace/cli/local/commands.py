@@ -161,6 +161,8 @@ def status(folder: Path, as_json: bool) -> int:
         click.echo(f"{title}: {len(places)} of {health.partition_count} partitions")
         for place in places[:PLACES_SHOWN_MAX]:
             click.echo(f"  {place}")
+    for doubt in health.in_doubt:
+        click.echo(f"the metadata is in doubt: {doubt}")
     return 0 if healthy else 1
 
 

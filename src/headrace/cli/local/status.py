@@ -11,6 +11,7 @@ from headrace.cli.local.cluster_file import LocalCluster
 from headrace.cli.local.processes import State
 from headrace.client import admin
 from headrace.client.cluster import Cluster
+from headrace.client.doubts import MetadataDoubt, metadata_doubts
 from headrace.client.topology import NO_LEADER, Topology
 from headrace.cluster.growth import INTERNAL_REPLICAS
 from headrace.errors import HeadraceError
@@ -30,11 +31,13 @@ class Health:
     behind: list[str]
     below_factor: list[str]
     """Partitions of internal topics with fewer replicas than they should have."""
+    in_doubt: list[str]
+    """Brokers that have seen newer metadata than there is."""
 
     @property
     def is_whole(self) -> bool:
         """What is below its factor for want of brokers is no fault: it grows when they come."""
-        return self.controller is not None and not self.leaderless and not self.behind
+        return self.controller is not None and not (self.leaderless or self.behind or self.in_doubt)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,7 +51,7 @@ def describe(cluster: LocalCluster) -> Health | None:
         try:
             with control.connect(node.address) as client:
                 topology = client.topology()
-                return read(topology, _internal_replicas(client, topology))
+                return read(topology, _internal_replicas(client, topology), metadata_doubts(client))
         except HeadraceError:
             continue
     return None
@@ -60,7 +63,9 @@ def _internal_replicas(client: Cluster, topology: Topology) -> int:
     return int(value or 0) or INTERNAL_REPLICAS
 
 
-def read(topology: Topology, internal_replicas: int = INTERNAL_REPLICAS) -> Health:
+def read(
+    topology: Topology, internal_replicas: int = INTERNAL_REPLICAS, doubts: Sequence[MetadataDoubt] = ()
+) -> Health:
     partitions = [(topic.name, part) for topic in topology.topics.values() for part in topic.partitions]
     partitions.sort(key=lambda place: (place[0], place[1].index))
     rows = [
@@ -92,6 +97,11 @@ def read(topology: Topology, internal_replicas: int = INTERNAL_REPLICAS) -> Heal
             f"{name}-{part.index}: {len(part.replicas)} of {internal_replicas} replicas"
             for name, part in partitions
             if topology.topics[name].is_internal and 0 < len(part.replicas) < internal_replicas
+        ],
+        in_doubt=[
+            f"broker {doubt.broker_id} has seen revision {doubt.seen_revision}, and found {doubt.found_revision}: "
+            "see headrace cluster accept-metadata --dry-run"
+            for doubt in doubts
         ],
     )
 

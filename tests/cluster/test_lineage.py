@@ -1,0 +1,225 @@
+"""Coordination put back to an older copy: brokers notice, change nothing, and go on when an operator accepts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from cluster.participants import DATA, Cluster, run
+from headrace.cluster.controls import Controls, Difference, Doubt, Lineage, decode_doubt, encode_doubt
+from headrace.cluster.image import Image
+from headrace.cluster.lineage import (
+    EPOCHS_ABOVE,
+    FILE_NAME,
+    PRODUCER_IDS_ABOVE,
+    Seen,
+    encode_seen,
+    is_older,
+    plan_accept,
+    read_seen,
+)
+from headrace.cluster.membership import allocate_producer_ids
+from headrace.cluster.topics import CreateTopic
+from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
+from headrace.ports.disk import write_atomically
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
+from proving import proves
+
+layouts = pytest.mark.parametrize("layout", ["partitioned", "shared"])
+A_WHILE = 90.0
+
+
+async def begin(cluster: Cluster, layout: str = "partitioned") -> None:
+    for machine in cluster.machines.values():
+        await machine.start(**{"log.layout": layout})
+    await cluster.create()
+    await cluster.produce(b"old")
+
+
+async def accept(cluster: Cluster) -> None:
+    machine = cluster.alive()[0]
+    tasks = machine.participant.tasks
+    await machine.process.run(tasks.run(lambda image: plan_accept(image, "ab", 5000), even_in_doubt=True))
+
+
+def doubters(cluster: Cluster) -> set[int]:
+    return set(cluster.image().controls.doubts)
+
+
+@layouts
+@proves("G14", "J6")
+def test_running_brokers_stop_changing_things_and_lose_nothing(layout: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout)
+        await asyncio.sleep(2)
+        copy = cluster.store.snapshot()
+        await cluster.create("newer", replicas=3)
+        await cluster.produce(b"of newer", topic="newer")
+        leader = cluster.leader()
+        assert leader is not None
+        await leader.stop()  # the copy knows nothing of the epoch that follows
+        await cluster.until(lambda: cluster.leader() not in (None, leader))
+        await cluster.produce(b"new")
+        await leader.start()
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        cluster.store.restore(copy)
+        await cluster.until(lambda: doubters(cluster) == {1, 2, 3})
+        assert "the cluster's metadata is older than what this broker has seen" in caplog.text
+        keys_then = {key: found for key, found in cluster.store.snapshot().keys.items() if "/partitions/" in key}
+        with pytest.raises(MetadataInDoubt, match="accept-metadata --dry-run"):
+            await cluster[1].process.run(cluster[1].participant.topics.create(CreateTopic("t2")))
+        await asyncio.sleep(A_WHILE)
+        keys_now = {key: found for key, found in cluster.store.snapshot().keys.items() if "/partitions/" in key}
+        assert keys_now == keys_then
+        for machine in cluster.machines.values():
+            assert machine.held() == [b"old", b"new"]
+            assert machine.held("newer") == [b"of newer"]
+        told = cluster.image().controls.doubts[1]
+        assert {(row.kind, row.topic) for row in told.differences} == {("epoch", "t"), ("vanished", "newer")}
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader() is not None)
+        await cluster.produce(b"after")
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        assert cluster.state().leader_epoch > EPOCHS_ABOVE
+        assert cluster.state().lost is None
+        await asyncio.sleep(A_WHILE)
+        for machine in cluster.machines.values():
+            assert machine.held() == [b"old", b"new", b"after"]
+            assert [str(log.topic_partition) for log in machine.participant.assignment.set_aside] == ["newer-0"]
+        client = cluster.store.client("tool", cluster[1].process)
+        ids = await cluster[1].process.run(allocate_producer_ids(client, cluster.image().prefix))
+        assert ids.start == 5000 + PRODUCER_IDS_ABOVE
+
+    run(3, body)
+
+
+@layouts
+@proves("G14")
+def test_brokers_that_start_on_older_metadata_take_no_roles_and_serve_all_when_it_is_accepted(layout: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout)
+        copy = cluster.store.snapshot()
+        for number in (1, 2, 3):
+            await cluster[number].stop()
+            await cluster[number].start()
+        await cluster.produce(b"new")
+        await asyncio.sleep(3)
+        for number in (1, 2, 3):
+            cluster[number].kill()
+        cluster.store.restore(copy)
+        for number in (1, 2, 3):
+            await cluster[number].start()
+        await cluster.until(lambda: doubters(cluster) == {1, 2, 3})
+        await asyncio.sleep(A_WHILE)
+        assert cluster.leader() is None
+        for machine in cluster.machines.values():
+            assert [log.end_offset for log in machine.participant.store.logs()] == [2]
+        await accept(cluster)
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        for machine in cluster.machines.values():
+            assert machine.held() == [b"old", b"new"]
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_broker_that_was_away_finds_that_somebody_has_accepted() -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster)
+        await asyncio.sleep(2)
+        copy = cluster.store.snapshot()
+        await cluster.create("newer", replicas=3)
+        await asyncio.sleep(2)
+        await cluster[3].stop()
+        cluster.store.restore(copy)
+        await cluster.until(lambda: doubters(cluster) == {1, 2})
+        await accept(cluster)
+        await cluster.until(lambda: not doubters(cluster))
+        await cluster[3].start()
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        assert not doubters(cluster)
+        assert cluster.image().controls.lineage == Lineage(1, "ab")
+        assert read_seen(cluster[3].disk, DATA).lineage == Lineage(1, "ab")  # type: ignore[union-attr]
+
+    run(3, body)
+
+
+@proves("G14")
+def test_a_new_broker_holds_too_while_another_doubts() -> None:
+    async def body(cluster: Cluster) -> None:
+        for number in (1, 2):
+            await cluster[number].start()
+        await cluster.create(replicas=2)
+        await asyncio.sleep(2)
+        copy = cluster.store.snapshot()
+        await cluster.create("newer", replicas=2)
+        cluster[1].kill()
+        cluster.store.restore(copy)
+        await cluster.until(lambda: doubters(cluster) == {2})
+        await cluster[3].start()
+        await asyncio.sleep(A_WHILE)
+        assert cluster.image().controls.controller == cluster[2].participant.view.image.controls.controller
+        assert cluster[3].participant.metadata.is_held
+        assert cluster[3].participant.controlling is not None
+        assert cluster[3].participant.controlling.election.term is None
+
+    run(3, body)
+
+
+@pytest.mark.parametrize(
+    ("found", "older"),
+    [
+        ((0, "", 9), True),
+        ((0, "", 10), True),
+        ((1, "a", 9), True),
+        ((1, "a", 10), False),
+        ((1, "b", 99), True),
+        ((2, "c", 3), False),
+    ],
+)
+def test_a_history_is_older_by_its_lineage_and_then_by_its_revision(found: tuple[int, str, int], older: bool) -> None:
+    number, known_as, revision = found
+    image = Image("/headrace/c/", revision=revision, controls=Controls(lineage=Lineage(number, known_as)))
+    assert is_older(image, Seen("c", Lineage(1, "a"), 10)) is older
+
+
+def test_what_was_seen_and_doubted_is_kept_as_it_is() -> None:
+    disk = SimDisk(VirtualClock())
+    disk.make_folder(DATA)
+    seen = Seen("c", Lineage(2, "ff"), 7)
+    assert read_seen(disk, DATA) is None
+    write_atomically(disk, f"{DATA}/{FILE_NAME}", encode_seen(seen))
+    assert read_seen(disk, DATA) == seen
+    write_atomically(disk, f"{DATA}/{FILE_NAME}", b"{")
+    with pytest.raises(DataFolderError, match="is damaged"):
+        read_seen(disk, DATA)
+    doubt = Doubt(3, 1, 20, 10, 5, 2, (Difference("epoch", "t", 1, b"t" * 16, "more"),))
+    assert decode_doubt(3, json.loads(encode_doubt(doubt))) == doubt
+
+
+def test_a_doubt_that_arrives_after_it_was_answered_is_none() -> None:
+    doubt = Doubt(3, 1, 20, 10, 5)
+    assert Controls(lineage=Lineage(1, "a"), told_doubts={3: doubt}).doubts == {3: doubt}
+    assert Controls(lineage=Lineage(2, "b"), told_doubts={3: doubt}).doubts == {}
+
+
+def test_nothing_is_accepted_that_nobody_doubts() -> None:
+    with pytest.raises(InvalidRequest, match="nothing to accept"):
+        plan_accept(Image("/headrace/c/"), "ab", 0)
+
+
+@proves("G14")
+def test_a_folder_of_another_cluster_is_refused() -> None:
+    async def body(cluster: Cluster) -> None:
+        await cluster[1].start()
+        await cluster[1].stop()
+        write_atomically(cluster[1].disk, f"{DATA}/{FILE_NAME}", encode_seen(Seen("another", Lineage(), 1)))
+        participant = cluster[1].make()
+        with pytest.raises(DataFolderError, match="belongs to cluster 'another'"):
+            await cluster[1].process.run(participant.start())
+        await cluster[1].process.run(participant.close())
+
+    run(1, body)
