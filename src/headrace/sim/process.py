@@ -47,7 +47,8 @@ class Process:
         self.name = name
         self.loop = loop
         self.now = loop.clock.now
-        self.wall_ms = loop.clock.wall_ms
+        self.wall_offset_ms: Callable[[], int] = int
+        """How far the wall clock of its machine is off."""
         self.paused = False
         self.dead = False
         self.running = True
@@ -59,6 +60,9 @@ class Process:
         self._tidy_tasks_at = TIDY_TASKS_LEAST
 
     # The clock.
+
+    def wall_ms(self) -> int:
+        return self.loop.clock.wall_ms() + self.wall_offset_ms()
 
     def call_later(self, delay_seconds: float, call: Callable[[], None]) -> VirtualTimer:
         timer = _Call(self, call)

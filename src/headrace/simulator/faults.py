@@ -51,6 +51,7 @@ SIMPLE: Final = (
     "break watches",
     "compact",
     "cut clients",
+    "step clock",
 )
 FAIL_SYNC: Final = "fail sync"
 FLIP_BYTE: Final = "flip byte"
@@ -59,6 +60,8 @@ UNHEARD_SHARE: Final = 0.25
 TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full")
 """What calls of a disk can meet."""
 CALLS_LOG2: Final = 8.0
+CLOCK_STEP_MS: Final = 1_800_000
+"""Less than what timestamps of producers may be ahead by."""
 KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *COURSES)
 
 
@@ -184,6 +187,10 @@ class Faults:
                 return ""
             case ["stop"]:
                 return self.harm.stop(self.harm.some_machine(), seconds)
+            case ["step", "clock"]:
+                machine = self.harm.some_machine()
+                machine.wall_offset_ms = round(self.random.uniform(-1, 1) * CLOCK_STEP_MS)
+                return f"{machine.name} {machine.wall_offset_ms} ms"
             case ["slow", "disk"]:
                 return self.harm.slow_disk(self.harm.some_machine(), self.random.choice((0.05, 0.5, 3.0)), seconds)
             case ["fail", "sync"]:

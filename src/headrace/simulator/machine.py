@@ -76,6 +76,8 @@ class Machine:
         self._ran_in_boot = 1
         self.lives = 0
         self.sync_seconds = self.quick_sync_seconds = sync_seconds
+        self.wall_offset_ms = 0
+        """How far its wall clock is off."""
         self.wanted = False
         """Whether the supervisor keeps it running."""
         self.stopping = False
@@ -119,6 +121,7 @@ class Machine:
         self.note("starts")
         self.refuses = True
         process = self.process = Process(self.loop, self.name)
+        process.wall_offset_ms = lambda: self.wall_offset_ms
         self.disk.serve(process, lambda: self.random.uniform(*self.sync_seconds))
         self._host = self.network.host(self.name, process)
         if self.overheard is not None:
