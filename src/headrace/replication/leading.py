@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 512 << 10
 LOOK_BYTES: Final = 1 << 20
+TIMES_TO_DOUBT: Final = 2
 SLOW_QUEUED_BYTES: Final = 256 << 10
 JOINED_MAX_BYTES: Final = 64 << 10
 """Many small frames are cheaper to join than to send as a vector."""
@@ -80,6 +81,8 @@ class LeadingEnd:
         """Why partitions could not be copied, as it was said."""
         self._looked: dict[Partition, tuple[int, int]] = {}
         """From where to where logs were read for a follower that is about to drop its own."""
+        self._begun: dict[TopicPartition, tuple[int, int]] = {}
+        """From where streams last began, and how often in a row."""
 
     # End.
 
@@ -138,6 +141,7 @@ class LeadingEnd:
             return
         told = leader.answer(asked, partition.log, partition.high_watermark)
         if isinstance(told, Start):
+            self._doubt_if_asked_again(told, partition)
             told = self._readable(told, partition) or told
         self._answers.append(frames.answer(told))
         if isinstance(told, Start):
@@ -156,6 +160,8 @@ class LeadingEnd:
         begun, reached = self._looked.get(partition, (asked.end, asked.end))
         reached = max(held.start_offset, reached if begun <= asked.end else asked.end)
         upto = min(asked.held, held.written_offset)
+        if partition not in self._looked:
+            held.doubt()  # what this process wrote may have changed since, and would be sent as it is
         try:
             if reached < upto:
                 found = held.read(reached, LOOK_BYTES, upto, warm=True)
@@ -172,6 +178,15 @@ class LeadingEnd:
             return None
         text = f"{partition.topic_partition}: read up to offset {reached} of {upto}"
         return Stop(asked.subscription, asked.epoch, Reason.LOOKING, text)
+
+    def _doubt_if_asked_again(self, start: Start, partition: Partition) -> None:
+        """A follower that asks for the same again could not take what it got: it may not be as it was written."""
+        where = partition.topic_partition
+        offset, times = self._begun.get(where, (start.from_offset, 0))
+        times = times + 1 if offset == start.from_offset else 1
+        self._begun[where] = start.from_offset, times
+        if times == TIMES_TO_DOUBT and start.from_offset < partition.log.written_offset:
+            partition.log.doubt()
 
     def _readable(self, start: Start, partition: Partition) -> Stop | None:
         """Why there is nothing to copy from there."""

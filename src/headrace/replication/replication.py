@@ -19,6 +19,7 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Listener, Network
+from headrace.records.batch import batches, check
 from headrace.replication.following import Copying, FollowingEnd
 from headrace.replication.frames import Hello
 from headrace.replication.leader import Budget, Stream, whole_batches
@@ -336,7 +337,8 @@ def _can_read(partition: Partition, offset: int) -> bool:
             if offset < held.written_offset:
                 found = held.read(offset, 1, held.written_offset, warm=True)
                 for piece in found.slices:
-                    piece.read()
+                    for _, view in batches(memoryview(piece.read())):
+                        check(view)  # what this process wrote is read as it is
                 offset = whole_batches(found)[2]
                 if offset < 0:
                     return False
