@@ -21,7 +21,7 @@ import pytest
 
 from headrace.ports.disk import SYNC_FAILED, File, SyncFailed
 from headrace.system import sync_helper
-from headrace.system.disk import SystemDisk, SystemFile
+from headrace.system.disk import DATASYNC_FILES_MAX, SystemDisk, SystemFile, syncfs_tells
 from storage.small_disk import small_disk
 
 DEADLINE_SECONDS = 20.0
@@ -354,3 +354,49 @@ def test_what_cannot_be_looked_at_is_not_called_absent(tmp_path: Path) -> None:
     assert not disk.exists(str(tmp_path / "absent"))
     (tmp_path / "file").touch()
     assert not disk.exists(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize(
+    ("release", "tells"),
+    [
+        ("5.8.0", True),
+        ("6.18.44-fc-v490", True),
+        ("5.7.19", False),
+        ("4.18.0-553.el8", False),
+        ("3.10", False),
+        ("?", False),
+    ],
+)
+def test_syncfs_tells_of_lost_pages_since_linux_5_8(release: str, tells: bool) -> None:
+    assert syncfs_tells(release) == tells
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kinds"), [("5.7.0", {sync_helper.DATASYNC}), ("5.8.0", {sync_helper.SYNC_FILE_SYSTEM})]
+)
+@pytest.mark.parametrize("now", [True, False])
+def test_where_syncfs_tells_nothing_many_files_are_synced_one_by_one(
+    kernel: str, kinds: set[bytes], now: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SystemDisk(kernel=kernel)
+    files = [disk.open(str(tmp_path / str(n)), create=True) for n in range(3 * DATASYNC_FILES_MAX + 1)]
+    asked: list[tuple[bytes, list[int]]] = []
+
+    def sync(kind: bytes, descriptors: list[int]) -> tuple[int, int]:
+        asked.append((kind, descriptors))
+        return (errno.EIO, 1) if files[-1].fileno() in descriptors and len(descriptors) == 1 else (0, 0)
+
+    monkeypatch.setattr(sync_helper, "sync", sync)
+    answers: list[OSError | None] = []
+    if now:
+        disk.sync_now(files)
+    else:
+        disk.request_sync(files, answers.append)
+    assert {kind for kind, _ in asked} == kinds
+    if kernel == "5.7.0":
+        assert {each for _, some in asked for each in some} == {file.fileno() for file in files}
+        assert all(len(some) <= DATASYNC_FILES_MAX for _, some in asked) or now
+    if not now and kernel == "5.7.0":
+        error = answers[0]
+        assert isinstance(error, SyncFailed)
+        assert error.files == (files[-1],)

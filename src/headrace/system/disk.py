@@ -3,7 +3,8 @@
 A sync must not run on the loop, and a thread's sync starves on the interpreter lock under load, so descriptors go over
 a Unix socket to `sync_helper`. A few files are synced one by one, more of them by one syncfs per file system. When
 that fails, the files are synced one by one after all: each reports what it has lost itself, and the failure may have
-been of a file that is not ours.
+been of a file that is not ours. Before Linux 5.8 syncfs tells of no page that could not be written: there all files
+are synced one by one.
 Without the helper (switched off, or dead: one log line) a thread does the same work. A failed sync is never retried.
 """
 
@@ -17,6 +18,8 @@ import fcntl
 import logging
 import mmap
 import os
+import platform
+import re
 import resource
 import shutil
 from collections import deque
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 
 IOV_MAX: Final = 1024
 DATASYNC_FILES_MAX: Final = 8
+SYNCFS_TELLS_SINCE: Final = (5, 8)
 PROBE_BYTES: Final = 128 << 10
 SHORT_BYTES: Final = 16 << 10
 """A range that one probe stands for: it came into the page cache, and leaves it, as one."""
@@ -142,8 +146,15 @@ class SystemDisk:
     Without a loop (offline tools) `request_sync` and `read_ahead` do their work at once and answer before they return.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, *, sync_helper: bool = True) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        sync_helper: bool = True,
+        kernel: str = platform.release(),
+    ) -> None:
         raise_open_files_limit()
+        self._syncfs_tells = syncfs_tells(kernel)
         self._loop = loop
         self._numbers = 0
         self.unanswered = 0
@@ -210,9 +221,12 @@ class SystemDisk:
         if not files:
             self._soon(done, None)
             return
-        kind, chosen = _how_to_sync(files)
-        if kind == sync_helper.DATASYNC:
+        kind, chosen = self._how_to_sync(files)
+        if kind == sync_helper.DATASYNC and len(chosen) <= DATASYNC_FILES_MAX:
             self._send(kind, chosen, done)
+            return
+        if kind == sync_helper.DATASYNC:
+            self._sync_each(deque(chosen), deque(), done)
             return
 
         def synced(error: OSError | None) -> None:
@@ -228,8 +242,9 @@ class SystemDisk:
         some = tuple(files.popleft() for _ in range(min(len(files), DATASYNC_FILES_MAX)))
 
         def synced(error: OSError | None) -> None:
-            if isinstance(error, SyncFailed):
-                failures.append(error)
+            if error is not None:
+                failed = error if isinstance(error, SyncFailed) else SyncFailed(error.errno or errno.EIO, some)
+                failures.append(failed)
             if files:
                 self._sync_each(files, failures, done)
             else:
@@ -238,7 +253,7 @@ class SystemDisk:
         self._send(sync_helper.DATASYNC, some, synced)
 
     def sync_now(self, files: Sequence[File]) -> None:
-        kind, chosen = _how_to_sync(files)
+        kind, chosen = self._how_to_sync(files)
         number, failed = sync_helper.sync(kind, [file.fileno() for file in chosen])
         if number and kind == sync_helper.SYNC_FILE_SYSTEM:
             chosen = tuple(files)
@@ -246,6 +261,15 @@ class SystemDisk:
         error = failure(chosen, number, failed)
         if error is not None:
             raise error
+
+    def _how_to_sync(self, files: Sequence[File]) -> tuple[bytes, tuple[File, ...]]:
+        if len(files) <= DATASYNC_FILES_MAX or not self._syncfs_tells:
+            return sync_helper.DATASYNC, tuple(files)
+        by_device: dict[int, File] = {}
+        for file in files:
+            assert isinstance(file, SystemFile)
+            by_device.setdefault(file.device, file)
+        return sync_helper.SYNC_FILE_SYSTEM, tuple(by_device.values())
 
     def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
         # What is left out is read by whoever sends it: this is only a hint.
@@ -318,14 +342,10 @@ def _together(failures: Sequence[SyncFailed]) -> SyncFailed | None:
     return SyncFailed(failures[0].errno, [file for failure in failures for file in failure.files])
 
 
-def _how_to_sync(files: Sequence[File]) -> tuple[bytes, tuple[File, ...]]:
-    if len(files) <= DATASYNC_FILES_MAX:
-        return sync_helper.DATASYNC, tuple(files)
-    by_device: dict[int, File] = {}
-    for file in files:
-        assert isinstance(file, SystemFile)
-        by_device.setdefault(file.device, file)
-    return sync_helper.SYNC_FILE_SYSTEM, tuple(by_device.values())
+def syncfs_tells(release: str) -> bool:
+    """Whether syncfs(2) of this kernel tells of pages that could not be written: since 5.8."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= SYNCFS_TELLS_SINCE
 
 
 def raise_open_files_limit() -> None:
