@@ -342,8 +342,6 @@ class SimDisk:
             self._clock.call_soon(finish)
 
     def sync_now(self, files: Sequence[File]) -> None:
-        for file in files:
-            self.meet("sync", file.path)
         error = self._begin_sync([file for file in files if isinstance(file, SimFile)])()
         if error is not None:
             raise error
@@ -385,6 +383,11 @@ class SimDisk:
 
     def _begin_sync(self, files: Sequence[SimFile]) -> Callable[[], SyncFailed | None]:
         """What the files hold now is safe, or lost, when the answer is called."""
+        try:
+            for file in files:
+                self.meet("sync", file.path)
+        except OSError as error:
+            self._failing_syncs.update((file.path, error.errno or errno.EIO) for file in files)
         nodes = [(file, file.node) for file in files]
         moments = [node.moment() if isinstance(node, FileNode) else len(node.steps) for _, node in nodes]
 
@@ -410,8 +413,11 @@ class SimDisk:
         return number
 
     def _mark(self, folder: str) -> None:
+        """By who syncs, whatever befalls the calls of the process."""
+        trouble, self.trouble = self.trouble, None
         if self.exists(folder):
             self.open(f"{folder}/{SYNC_FAILED}", create=True)
+        self.trouble = trouble
 
     def _find(self, path: str) -> FileNode | FolderNode:
         node: FileNode | FolderNode = self._root

@@ -14,12 +14,15 @@ on checkpoints bear the number of the cut. A marker with a number not above the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.ports.disk import Disk
 from headrace.storage.segment import Segment
+
+log = logging.getLogger(__name__)
 
 CUT: Final = ".cut"
 ANEW: Final = ".anew"
@@ -97,9 +100,12 @@ class Cuts:
         return self.named == self.number > self._cleared
 
     def remove_markers(self, upto: int) -> None:
-        """A checkpoint bears this number."""
+        """A checkpoint bears this number. One that cannot be removed says nothing any more: a start removes it."""
         for marker in self._markers:
             path = f"{self._folder}/{marker.name}"
-            if marker.number <= upto and self._disk.exists(path):
-                self._disk.remove(path)
+            try:
+                if marker.number <= upto and self._disk.exists(path):
+                    self._disk.remove(path)
+            except OSError as error:
+                log.warning("%s stays until the next start: %s", path, error)
         self._markers = [marker for marker in self._markers if marker.number > upto]

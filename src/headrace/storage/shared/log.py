@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from headrace.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
@@ -304,18 +305,30 @@ class SharedLog(ReplicatedLog):
             return
         with refusal.reading(self.topic_partition):
             end = self.queue.cut(offset)
-        self.before_cut()
-        self.start_offset = min(self.start_offset, end)
-        self.queue.drop_before(self.start_offset)
-        self._cut_to(end)
+        with self._cutting():
+            self.before_cut()
+            self.start_offset = min(self.start_offset, end)
+            self.queue.drop_before(self.start_offset)
+            self._cut_to(end)
 
     def restart_at(self, offset: int) -> None:
         self._flush_staged()
-        self.begun_anew = True
-        self.start_offset = offset
-        self.queue.drop_all(offset)
-        self._forget_from(0)
-        self._cut_to(offset)
+        with self._cutting():
+            self.begun_anew = True
+            self.start_offset = offset
+            self.queue.drop_all(offset)
+            self._forget_from(0)
+            self._cut_to(offset)
+
+    @contextmanager
+    def _cutting(self) -> Iterator[None]:
+        """What was cut in part is not known any more: no checkpoint may speak of it, and the next start reads it."""
+        try:
+            yield
+        except OSError as error:
+            reason = refusal.failure(self.topic_partition, self.folder, error)
+            self.go_offline(reason)
+            raise reason from error
 
     def _flush_staged(self) -> None:
         if self._turn.batches and (error := self._around.write_now(self)) is not None:

@@ -1,0 +1,289 @@
+"""An operation of a store, repeated with an OSError at its first disk call, then at its second, and so on.
+
+After each: the process stops, is killed, or the machine loses power, and a healthy start must find every record that
+was acknowledged, no deleted one, and what a stop that called itself clean had written.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from headrace.errors import HeadraceError
+from headrace.records import kernel
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
+from headrace.storage.convert import Options, convert
+from headrace.storage.folder import PARTITIONED, SHARED, layout_of
+from headrace.storage.log import Log, Phase, TopicPartition
+from storage.harness import Harness, append, read_all, settings
+
+KEYS = 4
+PLAIN, COMPACT = TopicPartition("plain", 0), TopicPartition("compact", 0)
+SETTINGS: dict[TopicPartition, dict[str, object]] = {
+    PLAIN: {"durability": "disk", "segment_bytes": 1024, "index_interval_bytes": 150, "file_delete_delay_ms": 0},
+    COMPACT: {
+        "durability": "disk",
+        "cleanup_policy": "compact",
+        "segment_bytes": 1024,
+        "index_interval_bytes": 150,
+        "min_cleanable_dirty_ratio": 0.0,
+        "file_delete_delay_ms": 0,
+    },
+}
+NUMBERS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+ENDINGS = KILLED, DARK, STOPPED, STOPPED_AND_DARK = "killed", "dark", "stopped", "stopped and dark"
+
+
+class WalkHarness(Harness):
+    def topic_id(self, topic: str) -> bytes:
+        return topic.encode().ljust(16, b".")
+
+
+@dataclass(slots=True)
+class Model:
+    """What one log has been told and has acknowledged."""
+
+    written: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    durable: int = 0
+    start: int = 0
+    """Acknowledged: nothing below it may come back."""
+    asked_start: int = 0
+    cut: int = 1 << 62
+    """What lies from here on may be gone."""
+
+
+class World:
+    def __init__(self, layout: str) -> None:
+        clock = VirtualClock()
+        self.disk = SimDisk(clock)
+        self.harness = WalkHarness(self.disk, clock, "/data", layout=layout, file_bytes=2048)
+        self.models = {where: Model() for where in SETTINGS}
+        self.clean = False
+        """Whether the last stop called itself clean."""
+        self._count = 0
+
+    def fill(self) -> None:
+        for where, chosen in SETTINGS.items():
+            self.harness.log(where, **chosen)
+        self.append(12)
+        self.log(PLAIN).delete_before(3, self._deleted(PLAIN, 3))
+        self.append(6)
+        self.harness.settle()
+        assert all(model.durable == 18 for model in self.models.values())
+
+    def log(self, where: TopicPartition) -> Log:
+        assert self.harness.store is not None
+        found = self.harness.store.get(where)
+        assert found is not None
+        return found
+
+    def append(self, count: int) -> None:
+        """So many batches to each log that takes them, a turn each."""
+        for _ in range(count):
+            self._count += 1
+            record = b"k%d" % (self._count % KEYS), b"v%d" % self._count
+            taken: dict[TopicPartition, int] = {}
+            for where in SETTINGS:
+                try:
+                    built = kernel.build([(self.harness.clock.wall_ms(), *record, [])])
+                    taken[where] = append(self.log(where), memoryview(built))
+                except HeadraceError:
+                    continue
+            refused = {log.topic_partition for log, _ in self.harness.write()}
+            for where, offset in taken.items():
+                if where not in refused:
+                    model = self.models[where]
+                    model.written = {at: each for at, each in model.written.items() if at < offset} | {offset: record}
+            self.harness.settle()
+            self.note_durable()
+
+    def note_durable(self) -> None:
+        """What is acknowledged by now: a log that is offline acknowledges nothing more."""
+        for where, model in self.models.items():
+            log = self.log(where)
+            if log.offline is None:
+                model.durable = max(min(model.durable, model.cut), log.durable_offset)
+
+    def _deleted(self, where: TopicPartition, offset: int) -> Callable[[HeadraceError | None], None]:
+        self.models[where].asked_start = offset
+
+        def done(error: HeadraceError | None) -> None:
+            if error is None:
+                self.models[where].start = offset
+
+        return done
+
+    # Operations.
+
+    def delete(self) -> None:
+        self.log(PLAIN).delete_before(9, self._deleted(PLAIN, 9))
+        self.harness.settle()
+
+    def truncate(self) -> None:
+        self.models[PLAIN].cut = 14
+        self.log(PLAIN).truncate(14)
+        self.harness.settle()
+
+    def begin_anew(self) -> None:
+        self.models[PLAIN].cut = 0
+        self.log(PLAIN).restart_at(100)
+        self.harness.settle()
+
+    def roll(self) -> None:
+        """Segments and commit files are full after some batches."""
+        self.append(8)
+
+    def checkpoint(self) -> None:
+        self.harness.advance(61)
+        self.harness.settle()
+
+    def compact(self) -> None:
+        self.harness.advance(16)
+        for _ in range(60):
+            self.harness.advance(0.5)
+
+    def stop(self) -> None:
+        assert self.harness.store is not None
+        self.clean = self.harness.store.close()
+
+    def convert(self) -> None:
+        """To the other layout, or on with what was begun."""
+        harness = self.harness
+        harness.store = None
+        target = SHARED if harness.layout == PARTITIONED else PARTITIONED
+        if layout_of(self.disk, harness.data) != target:
+            small = settings(segment_bytes=1024, index_interval_bytes=150)
+            convert(
+                self.disk,
+                harness.clock,
+                harness.data,
+                Options(target, commit_file_bytes=2048, settings=lambda _: small),
+            )
+        harness.layout = target
+
+    def retain(self) -> None:
+        """Everything but the last segment is too much; what goes is not asked for by anybody."""
+        log = self.log(PLAIN)
+        log.settings = replace(log.settings, retention_bytes=1)
+        self.models[PLAIN].asked_start = log.written_offset
+        for _ in range(5):
+            self.harness.advance(1.5)
+
+    def start(self) -> None:
+        self.harness.open()
+        self.harness.settle()
+
+    # What happens to it.
+
+    def kill(self) -> None:
+        if self.harness.store is not None:
+            self.disk.trouble = None
+            self.harness.store.abandon()
+        self.disk.release()
+
+    def go_on(self) -> None:
+        """As long as it runs, it takes records."""
+        if self.harness.store is not None and self.harness.store.phase is Phase.OPEN:
+            self.note_durable()
+            self.append(2)
+
+    def end(self, ending: str, seed: int) -> None:
+        """Whatever a process does that could not start or stop: it closes what it has opened, and ends."""
+        if ending in (STOPPED, STOPPED_AND_DARK) and self.harness.store is not None:
+            self.clean = self.harness.store.close() or self.clean
+        if ending in (DARK, STOPPED_AND_DARK):
+            self.lose_power(seed)
+        else:
+            self.kill()
+
+    def lose_power(self, seed: int) -> None:
+        self.kill()
+        self.disk.crash(seed)
+
+    def check(self) -> None:
+        """On a store that has been opened in health."""
+        for where, model in self.models.items():
+            log = self.log(where)
+            assert log.offline is None
+            end = min(max(model.written) + 1 if self.clean else model.durable, model.cut)
+            assert model.start <= log.start_offset <= max(model.start, model.asked_start, *self._anew(model)), where
+            assert log.end_offset >= end, f"{where}: offsets from {log.end_offset} to {end - 1} are gone"
+            found = {r.offset: (r.key, r.value) for _, view in read_all(log) for r in kernel.records(view)}
+            for offset, record in model.written.items():
+                if offset in found and offset < model.cut:
+                    assert found[offset] == record, where
+            wanted = {at: each for at, each in model.written.items() if log.start_offset <= at < end}
+            if where == COMPACT:  # the last record of each key is still there, or a later one
+                for at, (key, value) in {key: (at, (key, value)) for at, (key, value) in wanted.items()}.values():
+                    assert any(f >= at and each[0] == key for f, each in found.items()), f"{where}: {value!r} is gone"
+            else:
+                assert {at: each for at, each in found.items() if at in wanted} == wanted, where
+
+    def _anew(self, model: Model) -> list[int]:
+        return [100] if model.cut == 0 else []
+
+
+Step = Callable[[World], None]
+
+
+class Walk:
+    """One operation on one layout; `calls` is how many disk calls it has, `walked` how many failures were tried."""
+
+    def __init__(self, layout: str, prepare: Step, operate: Step, heal: Step = lambda _: None) -> None:
+        self._layout = layout
+        self._prepare = prepare
+        self._operate = operate
+        self._heal = heal
+        """What comes before a broker can start on the folder again."""
+        self.walked = 0
+        self.calls = self._count()
+
+    def _world(self) -> World:
+        world = World(self._layout)
+        world.fill()
+        self._prepare(world)
+        return world
+
+    def _count(self) -> int:
+        world, calls = self._world(), 0
+
+        def count(call: str, path: str) -> int:
+            nonlocal calls
+            calls += 1
+            return 0
+
+        world.disk.trouble = count
+        self._operate(world)
+        world.disk.trouble = None
+        return calls
+
+    def fail(self, nth: int, number: int, ending: str, seed: int) -> None:
+        """Fail the call of that number; then end as said."""
+        world, left, failed = self._world(), nth, ""
+
+        def trouble(call: str, path: str) -> int:
+            nonlocal left, failed
+            left -= 1
+            if left:
+                return 0
+            failed = f"{call} {path} {errno.errorcode[number]}"
+            return number
+
+        world.disk.trouble = trouble
+        try:
+            self._operate(world)
+            world.disk.trouble = None
+            world.go_on()
+        except (OSError, HeadraceError):
+            world.disk.trouble = None
+        self.walked += 1
+        try:
+            world.end(ending, seed)
+            self._heal(world)
+            world.harness.open()
+            world.harness.settle()
+            world.check()
+        except Exception as error:
+            raise AssertionError(f"call {nth} of {self.calls}, {failed}, {ending}, seed {seed}: {error!r}") from error

@@ -1,0 +1,112 @@
+"""An OSError at every disk call of every operation of a store, one by one, in both layouts (see `disk_walk`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace.sim.clock import VirtualClock
+from headrace.sim.disk import SimDisk
+from headrace.storage import watermarks
+from headrace.storage.folder import PARTITIONED, SHARED
+from headrace.storage.watermarks import Watermarks
+from proving import proves
+from storage.disk_walk import ENDINGS, NUMBERS, Step, Walk, World
+
+SAMPLED = 12
+CALLS_MAX = 200
+"""Of an operation with more than this each call fails in one way, in turn; else in every way."""
+
+
+def nothing(world: World) -> None:
+    return
+
+
+def lose_queues(world: World) -> None:
+    world.kill()
+    for where in ("plain", "compact"):
+        inside = f"/data/{where}/{where}-0"
+        for name in world.disk.list(inside):
+            if name.endswith((".queue", ".index", "leader-epochs")):
+                world.disk.remove(f"{inside}/{name}")
+
+
+OPERATIONS: dict[str, tuple[Step, ...]] = {
+    "start after a stop": (World.stop, World.start),
+    "start after a kill": (World.kill, World.start),
+    "start after a loss of power": (lambda world: world.lose_power(1), World.start),
+    "start without derived files": (lose_queues, World.start),
+    "stop": (nothing, World.stop),
+    "checkpoint": (nothing, World.checkpoint),
+    "deletion": (nothing, World.delete),
+    "truncation": (nothing, World.truncate),
+    "new beginning": (nothing, World.begin_anew),
+    "roll": (nothing, World.roll),
+    "compaction": (lambda world: world.append(12), World.compact),
+    "retention": (nothing, World.retain),
+    "conversion": (World.stop, World.convert, World.convert),
+    "conversion after a kill": (World.kill, World.convert, World.convert),
+}
+WALKS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+
+
+@proves("F7", "L4")
+@WALKS
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_disk_that_fails_now_and_then_costs_no_record(layout: str, operation: str, seed: int) -> None:
+    walk = Walk(layout, *OPERATIONS[operation])
+    for nth in range(1 + seed % max(1, walk.calls // SAMPLED), walk.calls + 1, max(1, walk.calls // SAMPLED)):
+        walk.fail(nth, NUMBERS[nth % len(NUMBERS)], ENDINGS[nth // 3 % len(ENDINGS)], seed + nth)
+
+
+@proves("F7", "L4")
+@pytest.mark.long
+@WALKS
+def test_a_disk_that_fails_at_any_call_costs_no_record(
+    layout: str, seed: int, proof_report: Callable[..., None]
+) -> None:
+    figures: dict[str, str] = {}
+    ways = [(number, ending) for number in NUMBERS for ending in ENDINGS]
+    for operation, steps in OPERATIONS.items():
+        walk = Walk(layout, *steps)
+        for nth in range(1, walk.calls + 1):
+            for number, ending in ways if walk.calls <= CALLS_MAX else [ways[nth % len(ways)]]:
+                walk.fail(nth, number, ending, seed + nth)
+        figures[operation.replace(" ", "_")] = f"{walk.calls} disk calls, {walk.walked} failures"
+    proof_report(layout=layout, **figures)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_watermark_file_that_could_not_be_written_is_the_old_one_or_the_new_one(number: int) -> None:
+    """At every disk call of a write behind the loop, and of a stop."""
+    topic, nth = bytes(16), 0
+    while True:
+        nth += 1
+        clock = VirtualClock()
+        disk = SimDisk(clock)
+        disk.make_folder("/data")
+        now = [(topic, 0, 5)]
+        file = Watermarks(disk, clock, "/data", lambda now=now: now)  # type: ignore[misc]
+        file.open()
+        clock.advance(5)
+        file.tick()
+        clock.run_soon()
+        now[0] = (topic, 0, 9)
+        calls = 0
+
+        def trouble(call: str, path: str, failing: int = nth) -> int:
+            nonlocal calls
+            calls += 1
+            return number if calls == failing else 0
+
+        disk.trouble = trouble
+        clock.advance(5)
+        file.tick()
+        clock.run_soon()
+        file.close()
+        disk.trouble = None
+        disk.release()
+        assert watermarks.read(disk, "/data")[topic, 0] in (5, 9)
+        if calls < nth:
+            return
