@@ -237,6 +237,15 @@ CASES = {
     ),
     "a leader resigns and nobody else is in sync": Case(led(1, 4, (1,)), [ONE, TWO, THREE], 1, 4, (1,), order=RESIGN),
     "a leader resigned that leads no more": Case(led(2, 4, (1, 2)), [ONE, TWO], 2, 4, (1, 2), order=RESIGN),
+    "a leader resigned and is gone: nobody leads": Case(
+        led(1, 4, (1,)), [TWO, THREE], NO_LEADER, 4, (1,), order=RESIGN
+    ),
+    "a leader resigned and has lost something since: nobody leads": Case(
+        led(1, 4, (1,)), [broker(1, 2, boot="c"), TWO], NO_LEADER, 4, (1,), order=RESIGN
+    ),
+    "a leader resigned and is gone: one that is about to leave leads": Case(
+        led(1, 4, (1, 2)), [broker(2, state=LEAVING), THREE], 2, 5, (2,), order=RESIGN
+    ),
     "moved: the target is in sync, its first replica leads": Case(
         led(1, 4, (1, 2, 3), (1, 2, 3), target=(2, 3), adding=(3,)), [ONE, TWO, THREE], 2, 5, (2, 3)
     ),

@@ -137,7 +137,7 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
     judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone)
     where = topic.name, state.index
     order = image.controls.orders.get(where)
-    if order is not None and order.kind == RESIGN and order.broker == state.leader:
+    if order is not None and order.kind == RESIGN and order.broker == state.leader and order.broker in judged.present:
         judged = replace(judged, leaving=judged.leaving | {order.broker})
     after = _led(state, judged)
     clears: list[str] = []
