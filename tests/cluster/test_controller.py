@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.controller import Context, Decision, Rules, decide, in_transactions
+from headrace.cluster.controller import MOVES_MAX, Context, Decision, Rules, decide, in_transactions
 from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Controls, Order, ReplicaEnd
 from headrace.cluster.draining import plan_drains
 from headrace.cluster.image import LEAVING, NO_LEADER, Broker, Image, Lost, PartitionState, Previous, Topic
+from headrace.cluster.reassign import ReplicaMove
 from headrace.ports.coordination import Compare, Delete, Put
 from proving import proves
 
@@ -131,7 +132,7 @@ CASES = {
         led(1, 4, (1, 2)), [having_lost(broker(1, 2, clean=True), 1), broker(2, 2)], 1, 5, (1, 2)
     ),
     "a follower came back after a clean stop: the same epoch": Case(
-        led(1, 4, (1, 2)), [ONE, broker(2, 2, clean=True, boot="c")], 1, 4, (1, 2)
+        led(1, 4, (1, 2)), [ONE, broker(2, 2, clean=True, boot="c")], 1, 4, (1, 2), relies_on=frozenset({1, 2})
     ),
     "carried over because the topic counts what is synced": Case(
         led(1, 4, (1, 2)), [broker(1, 2, boot="c"), broker(2, 2)], 1, 5, (1, 2), rules=Rules("disk")
@@ -183,8 +184,12 @@ CASES = {
         NO_LEADER, 4, (1,), ends={1: end(1, 4, 90), 2: end(2, 4, 99), 3: end(3, 4, 99, run=1)},
     ),
     "a report of another topic of that name is no report": Case(
-        led(NO_LEADER, 4, (1,)), [broker(1, 2, boot="c")],
+        led(NO_LEADER, 4, (1,), (1,)), [broker(1, 2, boot="c")],
         NO_LEADER, 4, (1,), ends={1: replace(end(1, 4, 90), topic_id=b"o" * 16)},
+    ),
+    "a report of one that is gone is no report": Case(
+        led(NO_LEADER, 4, (1,)), [broker(2, 2), broker(3, 2)],
+        NO_LEADER, 4, (1,), ends={1: end(1, 4, 90, run=1), 2: end(2, 4, 90), 3: end(3, 4, 99)},
     ),
     "a valid member that is back comes before all reports": Case(
         led(NO_LEADER, 4, (1,)), [ONE, broker(2, 2), broker(3, 2)],
@@ -205,6 +210,12 @@ CASES = {
     "unclean does not wait for ever for one that is alive and says nothing": Case(
         led(NO_LEADER, 4, (1,)), [broker(2, 2), broker(3, 2)],
         2, 5, (2,), order=UNCLEAN, ends={2: end(2, 4, 90)}, overdue=True,
+    ),
+    "unclean elects nobody of whom nothing is known": Case(
+        led(NO_LEADER, 4, (1,)), [broker(2, 2)], NO_LEADER, 4, (1,), rules=Rules(unclean=True), overdue=True,
+    ),
+    "unclean elects nobody where nobody is": Case(
+        led(NO_LEADER, 4, (1,)), [broker(4)], NO_LEADER, 4, (1,), order=UNCLEAN,
     ),
     "unclean takes the best of those that have said": Case(
         led(NO_LEADER, 4, (1,)), [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)],
@@ -231,6 +242,15 @@ CASES = {
     ),
     "a preferred leader that leaves is not elected": Case(
         led(2, 4, (1, 2)), [broker(1, state=LEAVING), TWO], 2, 4, (2,), order=PREFERRED
+    ),
+    "a preferred leader that is only late is not elected": Case(
+        led(2, 4, (1, 2)), [TWO], 2, 4, (1, 2), order=PREFERRED, awaited=frozenset({1})
+    ),
+    "a preferred leader that leads already goes on": Case(
+        led(1, 4, (1, 2)), [ONE, TWO], 1, 4, (1, 2), order=PREFERRED
+    ),
+    "a preferred leader is not elected during a move, which may take it away": Case(
+        led(2, 4, (1, 2), (1, 2, 3), target=(2, 3), adding=(3,)), [ONE, TWO, THREE], 2, 4, (1, 2), order=PREFERRED
     ),
     "a leader resigns: another leads, and the set is without it": Case(
         led(1, 4, (1, 2, 3)), [ONE, TWO, THREE], 2, 5, (2, 3), order=RESIGN
@@ -307,6 +327,27 @@ def test_reports_and_orders_are_cleared_when_they_have_served() -> None:
     refused = decided(CASES["a preferred leader that is not in sync is not elected"])
     assert refused is not None
     assert (refused.after.leader, refused.clears) == (2, (keys.order_key(PREFIX, "t", 0),))
+    nobody = decided(Case(led(NO_LEADER, 4, (1,)), [TWO], NO_LEADER, 4, (1,), order=PREFERRED))
+    assert nobody is not None
+    assert (nobody.after.leader, nobody.clears) == (NO_LEADER, (keys.order_key(PREFIX, "t", 0),))
+    late = decided(Case(led(1, 4, (1, 2)), [ONE, TWO], 1, 4, (1, 2), ends={2: end(2, 4, 90, run=1)}))
+    assert late is not None
+    assert (late.after.leader, late.clears) == (1, (keys.ends_prefix(PREFIX, "t", 0),))
+
+
+def test_nothing_is_decided_for_a_partition_without_its_key_or_a_topic_without_its_settings() -> None:
+    missing = PartitionState(0, NO_LEADER, 0, (), ())
+    assert decide(image_of([missing], [ONE], order=PREFERRED), Context(8, lambda _: True, lambda _: Rules())) == []
+    assert decide(image_of([led(1, 4, (1, 2))], [TWO]), Context(8, lambda _: True, lambda _: None)) == []
+
+
+def test_a_decision_tells_what_changes() -> None:
+    elected = decided(Case(led(1, 4, (1, 2)), [TWO], 2, 5, (2,)))
+    assert str(elected) == "t-0: leader 1 in epoch 4, now 2 in 5; in sync [1, 2], now [2]"
+    moving = led(2, 4, (2, 3), (1, 2, 3), target=(2, 3), adding=(3,))
+    assert str(decided(Case(moving, [TWO, THREE], 2, 4, (2, 3)))) == (
+        "t-0: in sync [2, 3], now [2, 3]; replicas [1, 2, 3], now [2, 3]"
+    )
 
 
 @proves("L3")
@@ -324,6 +365,19 @@ def test_replicas_of_a_draining_broker_begin_to_move() -> None:
     assert decide(nowhere, context) == [], "broker 4, which the plan was made with, is gone"
     elsewhere = image_of([led(1, 4, (1, 2, 3), (1, 3, 2))], four, draining=frozenset({1}))
     assert decide(elsewhere, context) == [], "the partition is not where the plan saw it"
+
+
+def test_only_so_many_planned_moves_are_under_way_and_none_is_begun_twice() -> None:
+    states = [replace(led(1, 4, (1, 2)), index=index) for index in range(MOVES_MAX + 5)]
+    states[:2] = [replace(state, replicas=(1, 2, 3), target=(2, 3), adding=(3,)) for state in states[:2]]
+    four = [ONE, TWO, THREE, broker(4)]
+    moves = [ReplicaMove("t", state.index, (1, 2, 3), (2, 3, 4)) for state in states[2:]]
+    image = image_of(states, four)
+    begun = decide(image, Context(8, lambda _: True, lambda _: Rules(), moves=[*moves[:3], *moves]))
+    assert [decision.before.index for decision in begun] == list(range(2, MOVES_MAX))
+    full = [replace(state, replicas=(1, 2, 3), target=(2, 3), adding=(3,)) for state in states[:MOVES_MAX]]
+    image = image_of([*full, *states[MOVES_MAX:]], four)
+    assert decide(image, Context(8, lambda _: True, lambda _: Rules(), moves=moves)) == []
 
 
 def test_all_partitions_go_back_to_their_preferred_leaders() -> None:
@@ -372,6 +426,24 @@ def test_a_transaction_stays_within_what_coordination_takes() -> None:
     )
 
 
+@pytest.mark.parametrize(("fences", "fit"), [(4, 31), (5, 30)])
+def test_a_transaction_is_filled_with_compares_to_the_last_one(fences: int, fit: int) -> None:
+    """Four for each decision: its key, and three brokers."""
+    state = led(1, 4, (1, 2))
+    topic = Topic("t", TOPIC_ID, (state,))
+    decisions = [Decision(topic, state, state, frozenset(range(3 * nth, 3 * nth + 3))) for nth in range(40)]
+    first, *_ = in_transactions(image_of([state], []), decisions, FENCE * fences)
+    assert (len(first.decisions), len(first.step.compares)) == (fit, fences + 4 * fit)
+
+
+def test_a_transaction_is_filled_with_actions_to_the_last_one() -> None:
+    """Two for each decision: its key, and the order that it has carried out."""
+    state = led(1, 4, (1, 2))
+    decision = Decision(Topic("t", TOPIC_ID, (state,)), state, state, frozenset(), ("order",))
+    batches = list(in_transactions(image_of([state], []), [decision] * 70, FENCE, most=100))
+    assert [len(batch.step.actions) for batch in batches] == [128, 12]
+
+
 def test_only_what_changed_since_a_settled_image_is_looked_at() -> None:
     late = led(1, 4, (1, 2))
     image = image_of([late], [TWO])
@@ -389,3 +461,17 @@ def test_only_what_changed_since_a_settled_image_is_looked_at() -> None:
     assert decide(replace(image, topics={"t": replace(image.topics["t"])}), context, image) == []
     assert decide(replace(image, brokers={2: TWO}), context, image) == []
     assert looked == ["t"] * 3
+    for controls in (
+        replace(image.controls, ends={("t", 0): {2: end(2, 4, 90, run=1)}}),
+        replace(image.controls, orders={("u", 0): Order(PREFERRED, 9)}),
+        replace(image.controls, draining=frozenset({2})),
+    ):
+        decide(replace(image, controls=controls), context, image)
+    assert looked == ["t"] * 6
+
+
+def test_of_a_steady_partition_not_even_the_settings_are_read() -> None:
+    def rules(_: Topic) -> Rules:
+        raise AssertionError("read")
+
+    assert decide(image_of([led(1, 4, (1, 2))], [ONE, TWO]), Context(8, lambda _: True, rules)) == []

@@ -78,13 +78,13 @@ class Decision:
 
     def __str__(self) -> str:
         old, new = self.before, self.after
-        parts = [f"{self.topic.name}-{old.index}:"]
+        parts = []
         if (old.leader, old.leader_epoch) != (new.leader, new.leader_epoch):
-            parts.append(f"leader {old.leader} in epoch {old.leader_epoch}, now {new.leader} in {new.leader_epoch};")
+            parts.append(f"leader {old.leader} in epoch {old.leader_epoch}, now {new.leader} in {new.leader_epoch}")
         parts.append(f"in sync {list(old.isr)}, now {list(new.isr)}")
         if old.replicas != new.replicas:
-            parts.append(f"; replicas {list(old.replicas)}, now {list(new.replicas)}")
-        return " ".join(parts)
+            parts.append(f"replicas {list(old.replicas)}, now {list(new.replicas)}")
+        return f"{self.topic.name}-{old.index}: {'; '.join(parts)}"
 
 
 def decide(image: Image, context: Context, since: Image | None = None) -> list[Decision]:
