@@ -258,6 +258,22 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("num.recovery.threads.per.data.dir", "int", 2, _ONE_LOOP, "threads", 1),
     Setting("log.cleaner.threads", "int", 1, _ONE_LOOP, "threads", 1),
     Setting(
+        "follower.replication.throttled.rate",
+        "int",
+        2**63 - 1,
+        "kept for Kafka's tools, without effect: leaders hold back what is copied (replica.catchup.bytes.per.second)",
+        "bytes",
+        0,
+    ),
+    Setting(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        "int",
+        2**63 - 1,
+        "kept for Kafka's tools, without effect: a broker has one folder, and no replica moves to another",
+        "bytes",
+        0,
+    ),
+    Setting(
         "sasl.kerberos.min.time.before.relogin",
         "int",
         60_000,

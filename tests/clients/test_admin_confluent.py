@@ -194,6 +194,19 @@ def test_broker_settings_are_altered_by_either_name(fresh_broker: Callable[..., 
     assert found["message.max.bytes"] == "1048588"
 
 
+@proves("F9")
+def test_the_rates_that_kafkas_tool_sets_for_a_move_are_taken_and_put_back(fresh_broker: Callable[..., Broker]) -> None:
+    """kafka-reassign-partitions --throttle sets both on every broker, and removes both when the move has ended."""
+    admin = AdminClient({"bootstrap.servers": fresh_broker().bootstrap})
+    put, remove, kind = AlterConfigOpType.SET, AlterConfigOpType.DELETE, ConfigResource.Type.BROKER
+    rates = ("leader_replication_throttled_rate", "follower_replication_throttled_rate")
+    moving = altered(admin, kind, "1", **dict.fromkeys(rates, (put, "1000000")))
+    assert moving["leader.replication.throttled.rate"] == moving["replica.catchup.bytes.per.second"] == "1000000"
+    assert moving["follower.replication.throttled.rate"] == "1000000"
+    moved = altered(admin, kind, "1", **dict.fromkeys(rates, (remove, "")))
+    assert moved["replica.catchup.bytes.per.second"] == str(50 << 20)
+
+
 def test_settings_of_a_group_are_kept_by_its_name(admin: AdminClient) -> None:
     put, remove, kind = AlterConfigOpType.SET, AlterConfigOpType.DELETE, ConfigResource.Type.GROUP
     group = f"a/group {uuid.uuid4()}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from cluster.participants import Cluster, Machine, run
 from headrace.cluster import keys
+from headrace.cluster.config import ConfigChange, Operation
 from headrace.cluster.controls import PREFERRED, UNCLEAN
 from headrace.cluster.image import NO_LEADER, Image, Lost
 from headrace.cluster.orders import plan_elections
@@ -520,3 +521,36 @@ def test_a_move_to_a_broker_that_cannot_be_reached_keeps_nobody_from_writing() -
 def _core_replicas(machine: Machine) -> tuple[int, ...]:
     core = machine.replica().core
     return () if core is None else core.replicas
+
+
+@proves("F9")
+def test_the_rate_of_catching_up_is_altered_while_running_and_holds_over_a_restart() -> None:
+    rate = "replica.catchup.bytes.per.second"
+
+    async def catch_up(cluster: Cluster, topic: str) -> float:
+        """Seconds that broker 2 takes for two megabytes."""
+        await cluster.create(topic, replicas=2, min_insync_replicas=1, max_message_bytes=2 << 20)
+        await cluster.until(lambda: len(cluster.state(topic).isr) == 2)
+        await cluster[2].stop()
+        for _ in range(20):
+            await cluster.produce(bytes(100_000), topic=topic)
+        await cluster[2].start()
+        began = cluster.loop.time()
+        await cluster.until(lambda: len(cluster.state(topic).isr) == 2)
+        return cluster.loop.time() - began
+
+    async def alter(cluster: Cluster, change: ConfigChange) -> None:
+        await cluster[1].process.run(cluster[1].participant.configs.alter_broker(1, [change]))
+
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        assert await catch_up(cluster, "a") < 3
+        await alter(cluster, ConfigChange(rate, Operation.SET, "100000"))
+        assert await catch_up(cluster, "b") > 7
+        await cluster[1].stop()
+        await cluster[1].start()
+        assert await catch_up(cluster, "c") > 7
+        await alter(cluster, ConfigChange(rate, Operation.DELETE))
+        assert await catch_up(cluster, "d") < 3
+
+    run(2, body)

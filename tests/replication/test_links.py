@@ -154,6 +154,29 @@ def test_a_new_follower_catches_up_at_its_rate_and_live_traffic_does_not_wait_fo
     scene.settle()
 
 
+@proves("F9")
+def test_the_rate_of_catching_up_is_changed_on_the_way_and_what_was_sent_without_one_is_forgotten() -> None:
+    settings = ReplicationSettings(catchup_bytes_per_second=0)
+    scene = Scene(replication=settings, topic={"max_message_bytes": 2 << 20})
+    scene.kill(2)
+    scene.kill(3)
+    scene.elect(1, (1,))
+    for _ in range(200):
+        scene.produce(bytes(100_000))
+    scene.start(2)
+    scene.tell(2)
+    scene.until("a copy without a limit", lambda: scene.alive[2].log().end_offset == 200, seconds=2)
+    scene.alive[1].replication.limit_catchup(1 << 20)
+    scene.start(3)
+    scene.tell(3)
+    began, log = scene.clock.now(), scene.alive[3].log
+    scene.until("half of it", lambda: log().end_offset >= 100, seconds=60)
+    assert 8 < scene.clock.now() - began < 12
+    scene.alive[1].replication.limit_catchup(0)
+    scene.until("the rest", lambda: log().end_offset == 200, seconds=2)
+    scene.settle()
+
+
 def test_a_member_that_returns_is_not_held_back() -> None:
     settings = ReplicationSettings(catchup_bytes_per_second=1 << 16, lag_time_max_ms=60_000)
     scene = Scene(replication=settings, topic={"max_message_bytes": 2 << 20})

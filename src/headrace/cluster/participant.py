@@ -233,6 +233,7 @@ class Participant:
         self.assignment.start(self.view.image)
         watermarks.open()
         self.view.listen(self._follow_peers)
+        self.view.listen(self._follow_settings)
         self.view.listen(self.assignment.follow)
 
     def _note_shortfall(self, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> frozenset[Key]:
@@ -254,7 +255,7 @@ class Participant:
     def _replication_settings(self) -> ReplicationSettings:
         return ReplicationSettings(
             window_bytes=self.settings["replica.window.bytes"],
-            catchup_bytes_per_second=self.settings["replica.catchup.bytes.per.second"],
+            catchup_bytes_per_second=self.effective_settings()["replica.catchup.bytes.per.second"],
             link_timeout_ms=self.settings["replica.link.timeout.ms"],
             lag_time_max_ms=self.settings["replica.lag.time.max.ms"],
             round_max_ms=self.settings["replica.round.max.ms"],
@@ -371,6 +372,10 @@ class Participant:
                     if broker.id != self.broker_id and broker.replication is not None
                 }
             )
+
+    def _follow_settings(self, old: Image, new: Image) -> None:
+        if old.cluster_config is not new.cluster_config or old.broker_configs is not new.broker_configs:
+            self.replication.limit_catchup(self.effective_settings()["replica.catchup.bytes.per.second"])
 
     def _tick(self) -> None:
         self._ticker = self.clock.call_later(TICK_SECONDS, self._tick)

@@ -23,6 +23,7 @@ ALIASES: Final = {
     "compression.type": "log.compression.type",
     "compression.zstd.level": "log.compression.zstd.level",
     "connections.max.idle.ms": "connection.idle.ms",
+    "leader.replication.throttled.rate": "replica.catchup.bytes.per.second",
     "log.cleaner.delete.retention.ms": "log.delete.retention.ms",
     "log.cleaner.max.compaction.lag.ms": "log.max.compaction.lag.ms",
     "log.cleaner.min.cleanable.ratio": "log.min.cleanable.dirty.ratio",

@@ -184,6 +184,11 @@ class Budget:
         self._left = float(bytes_per_second)
         self._at = now
 
+    def limit(self, bytes_per_second: int) -> None:
+        """From now on. What was sent under another limit does not count."""
+        if bytes_per_second != self.bytes_per_second:
+            self.bytes_per_second, self._left = bytes_per_second, float(bytes_per_second)
+
     def refill(self, now: float) -> None:
         most = float(self.bytes_per_second)
         self._left = min(most, self._left + (now - self._at) * most)

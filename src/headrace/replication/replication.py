@@ -86,9 +86,9 @@ class Replication:
         `Partitions.confirmed` or `refused`."""
         self.on_failure: Callable[[BaseException], None] = lambda _error: None
         """A turn could not be ended: what was staged is lost, and the broker must stop."""
-        budget = Budget(settings.catchup_bytes_per_second, clock.now())
+        self._budget = Budget(settings.catchup_bytes_per_second, clock.now())
         self._leading = Leading(
-            partitions, disk, clock, budget, settings.window_bytes,
+            partitions, disk, clock, self._budget, settings.window_bytes,
             self._arrived, self._left, self._began, self._ended, self._look_at,
         )  # fmt: skip
         self._copying = Copying(partitions, clock, self._connect, self._tell_soon)
@@ -107,6 +107,10 @@ class Replication:
         self._looks: Iterator[Partition] = iter(())
         self._looks_left = self._looks_each = 0
         partitions.links = self
+
+    def limit_catchup(self, bytes_per_second: int) -> None:
+        """From now on; 0 for no limit."""
+        self._budget.limit(bytes_per_second)
 
     # What this broker does, as the cluster says.
 
