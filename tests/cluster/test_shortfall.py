@@ -43,6 +43,14 @@ def lose_checkpoint_too(machine: Machine) -> None:
     lose_folder(machine)
 
 
+def lose_checkpoint(machine: Machine) -> None:
+    machine.disk.remove("/data/@checkpoint")
+
+
+def damage_checkpoint(machine: Machine) -> None:
+    machine.disk.flip("/data/@checkpoint", 20)
+
+
 def lose_watermarks_too(machine: Machine) -> None:
     machine.disk.remove("/data/@watermarks")
     lose_folder(machine)
@@ -257,6 +265,30 @@ def test_after_an_ordinary_kill_of_all_the_leader_leads_again() -> None:
         await cluster.until(lambda: cluster.leader() is leader)
         assert set(cluster.state().isr) == {1, 2, 3}
         assert all(not broker.previous.lost for broker in cluster.image().brokers.values() if broker.previous)
+
+    run(3, body)
+
+
+@proves("F7")
+@pytest.mark.parametrize("harm", [damage_checkpoint, lose_checkpoint])
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_deleted_records_do_not_come_back_with_a_leader_that_lost_its_checkpoint(
+    layout: str, harm: Callable[[Machine], None]
+) -> None:
+    """Where a log begins only the checkpoint knows, and whether all is there that it had: others lead."""
+
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster, layout, durability="disk")
+        partitions = leader.participant.partitions
+        partitions.delete_before(partitions.get("t", 0), 20)
+        await cluster.until(lambda: leader.replica().start_offset == 20)
+        for machine in cluster.machines.values():
+            machine.kill()
+        harm(leader)
+        await all_again(cluster, leader)
+        await cluster.until(lambda: cluster.state().leader not in (NO_LEADER, leader.number))
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        await cluster.until(lambda: all(m.replica().start_offset == 20 for m in cluster.machines.values()))
 
     run(3, body)
 

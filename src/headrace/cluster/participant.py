@@ -215,6 +215,8 @@ class Participant:
             self.metadata.compare_logs,
         )
         self._record = RunRecord(self.disk, self.folder)
+        if held is None and self._record.run is None:
+            held = {}  # nobody has run here: nothing was held
         if not self.metadata.is_held:
             folder.remove_deleted(self.disk, self.folder, self.view.image.deleted)
         there = folder.topic_ids(self.disk, self.folder)
@@ -236,7 +238,7 @@ class Participant:
         self.view.listen(self._follow_settings)
         self.view.listen(self.assignment.follow)
 
-    def _note_shortfall(self, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> frozenset[Key]:
+    def _note_shortfall(self, held: Mapping[Key, Held] | None, committed: Mapping[Key, int]) -> frozenset[Key]:
         """Told before the store writes its checkpoint anew: a start after that would find nothing amiss any more."""
         previous = self._record.run
         same_boot = previous is not None and previous.boot == self._boot != ""
@@ -244,10 +246,10 @@ class Participant:
         self._record.lost(lost | self._offline())
         return lost
 
-    def _make_room_for_copies(self, lost: Collection[Key], held: Mapping[Key, Held]) -> None:
+    def _make_room_for_copies(self, lost: Collection[Key], held: Mapping[Key, Held] | None) -> None:
         for each in [each for each in self.store.logs() if key_of(each) in lost]:
             log.error("%s may hold less than it did: this broker joins its in-sync set anew", each.topic_partition)
-            before = held.get(key_of(each), NOTHING)
+            before = (held or {}).get(key_of(each), NOTHING)
             state = self.view.image.partition(each.topic_partition.topic, each.topic_partition.partition)
             if shortfall.lost_all(each, before) and state is not None and len(state.replicas) > 1:
                 each.restart_at(before.start_offset)  # to be copied from there, not only from the end on

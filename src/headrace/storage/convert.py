@@ -180,7 +180,7 @@ class Conversion:
             store.abandon()
             raise
 
-    def _refuse_shortfall(self, store: LogStore, held: Mapping[Key, Held], committed: Mapping[Key, int]) -> None:
+    def _refuse_shortfall(self, store: LogStore, held: Mapping[Key, Held] | None, committed: Mapping[Key, int]) -> None:
         """Only a broker can keep for its cluster that a log holds less than it did: nothing of that is forgotten
         here."""
         lost = shortfall.short(store.logs(), held, committed) | shortfall.doubtful(store.logs(), same_boot=True)

@@ -4,6 +4,8 @@ Some things tell. The checkpoint of the run before (`@checkpoint`) says what was
 below that lost it, and one that is empty where there was something lost its files. `@watermarks` says what was
 committed: a replica that had it and ends below it lost it too. What was cut on purpose after the checkpoint looks
 the same for a short while; to be taken for damaged costs such a replica a catching up, and never data.
+A checkpoint that is gone or damaged tells nothing, neither how much there was nor where logs began, so that
+what was deleted may be back: then every log counts as one that lacks something.
 And what the start had to cut above all that was known to be synced need not be a write that was torn: a byte of it may
 have changed since it was synced.
 
@@ -32,22 +34,31 @@ class Held(NamedTuple):
 NOTHING: Final = Held(0, 0)
 
 
-def held(disk: Disk, data: str) -> dict[Key, Held]:
-    """What the run before has had synced of each log, as far as its checkpoint tells."""
+def held(disk: Disk, data: str) -> dict[Key, Held] | None:
+    """What the run before has had synced of each log, as its checkpoint tells; None if there is none to tell it."""
     found: dict[Key, Held] = {}
+    if not disk.exists(f"{data}/{checkpoint.FILE_NAME}"):
+        return None
     if folder.layout_of(disk, data) == folder.SHARED:
         shared = shared_checkpoint.read(disk, data)
-        for where, told in (shared.logs if shared is not None else {}).items():
+        if shared is None:
+            return None
+        for where, told in shared.logs.items():
             found[bytes.fromhex(told.topic_id), where.partition] = Held(told.start_offset, told.end_offset)
         return found
-    for where, point in (checkpoint.read(disk, data) or {}).items():
+    points = checkpoint.read(disk, data)
+    if points is None:
+        return None
+    for where, point in points.items():
         end_offset = point.end_offset if point.clean else point.recovery_offset
         found[bytes.fromhex(point.topic_id), where.partition] = Held(point.start_offset, end_offset)
     return found
 
 
-def short(logs: Iterable[Log], held: Mapping[Key, Held], watermarks: Mapping[Key, int]) -> frozenset[Key]:
-    """The logs that lack something of what they held."""
+def short(logs: Iterable[Log], held: Mapping[Key, Held] | None, watermarks: Mapping[Key, int]) -> frozenset[Key]:
+    """The logs that lack something of what they held, or of which nobody can tell."""
+    if held is None:
+        return frozenset(map(key_of, logs))
     found = set()
     for log in logs:
         key = key_of(log)
