@@ -7,10 +7,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
+
 from chosen_layout import new_store
 from headrace.cluster import keys
 from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import (
+    LEAVING,
+    LIVE,
     Broker,
     Endpoint,
     Image,
@@ -84,7 +88,14 @@ class Leader:
         self.store = new_store(disk, self.clock, "/data")
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, 1, "1a")
-        self.in_sync = InSyncSets(self.fateful, self.view, self.membership, self.partitions, self.clock, unexpected)
+        self.held = False
+        self.following = True
+        """Whether the image tells the leader at once; else only answers do."""
+        self.failures: list[BaseException | None] = []
+        self.in_sync = InSyncSets(
+            self.fateful, self.view, self.membership, self.partitions, self.clock, self.failures.append,
+            lambda: self.held,
+        )  # fmt: skip
 
     async def start(self, count: int) -> list[Partition]:
         await self.view.start()
@@ -109,11 +120,11 @@ class Leader:
     def _follow(self, _old: Image, new: Image) -> None:
         for state in new.topics["t"].partitions:
             partition = self.partitions.find("t", state.index)
-            if partition is not None and state.leader == 1:
+            if partition is not None and state.leader == 1 and self.following:
                 self.partitions.confirmed(partition, state.incarnations, state.revision)
 
-    async def register(self, number: int, run: str) -> int:
-        broker = Broker(number, {"inside": Endpoint("127.0.0.1", 9000 + number)}, f"{number}{run}", 5)
+    async def register(self, number: int, run: str, state: str = LIVE) -> int:
+        broker = Broker(number, {"inside": Endpoint("127.0.0.1", 9000 + number)}, f"{number}{run}", 5, state=state)
         return await self.coordination.put(keys.broker_key(PREFIX, number), encode_broker(broker))
 
     def want(self, partition: Partition, *members: str) -> None:
@@ -125,6 +136,12 @@ class Leader:
         change = SetChange(wanted, added, tuple(broker for broker in core.members if broker not in wanted), "")
         self.partitions.proposed(partition, change)
         self.in_sync.want(partition, change)
+
+    async def put(self, leader: int, epoch: int, *members: str, index: int = 0, topic_id: bytes = TOPIC_ID) -> None:
+        """Somebody else writes the partition's key."""
+        drawn = {int(member[0]): member for member in members}
+        state = PartitionState(index, leader, epoch, tuple(drawn), (1, 2, 3), incarnations=drawn)
+        await self.coordination.put(keys.partition_key(PREFIX, "t", index), encode_partition(topic_id, state))
 
     async def turns(self, count: int = 40) -> None:
         for _ in range(count):
@@ -143,6 +160,7 @@ class Leader:
         await self.membership.close()
         await self.view.close()
         await self.coordination.close()
+        assert self.failures == []
 
 
 def run(folder: Path, body: Callable[[Leader, list[Partition]], Coroutine[Any, Any, None]], count: int = 1) -> None:
@@ -182,6 +200,7 @@ def test_a_change_that_was_made_and_whose_answer_was_lost_is_found_out(tmp_path:
         await leader.let_pass(1)
         assert leader.key() == {1: "1a"}
         assert sets_of(led[0]) == ({1: "1a"}, None)
+        assert leader.fateful.sizes == [1], "the view has shown it"
 
     run(tmp_path, body)
 
@@ -235,9 +254,7 @@ def test_a_broker_that_was_restarted_meanwhile_is_not_taken_in(tmp_path: Path) -
 
 def test_a_conflict_refuses_only_what_it_is_about(tmp_path: Path) -> None:
     async def body(leader: Leader, led: list[Partition]) -> None:
-        moved = PartitionState(1, 2, 5, (2,), (1, 2, 3), incarnations={2: "2a"})
-        put = encode_partition(TOPIC_ID, moved)
-        leader.fateful.before_next = lambda: leader.coordination.put(keys.partition_key(PREFIX, "t", 1), put)
+        leader.fateful.before_next = lambda: leader.put(2, 5, "2a", index=1)
         for partition in led:
             leader.want(partition, "1a", "2a", "3a")
         await leader.turns()
@@ -259,3 +276,152 @@ def test_without_a_lease_that_holds_for_certain_nothing_is_claimed(tmp_path: Pat
         assert sets_of(led[0]) == ({1: "1a", 2: "2a"}, None)
 
     run(tmp_path, body)
+
+
+BOTH = {1: "1a", 2: "2a"}
+ALL = {1: "1a", 2: "2a", 3: "3a"}
+
+
+@proves("G16")
+def test_a_lease_that_ends_while_a_change_is_open_stops_the_sending(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.fateful.fates = ["lost on the way there"] * 200
+        leader.want(led[0], "1a")
+        await leader.membership.stop_renewing()
+        await leader.let_pass(12)
+        sent = len(leader.fateful.sizes)
+        await leader.let_pass(3)
+        assert len(leader.fateful.sizes) == sent
+        assert sets_of(led[0]) == (BOTH, {1: "1a"}), "nobody knows: both count"
+
+    run(tmp_path, body)
+
+
+def test_while_changes_are_held_none_is_proposed_and_none_is_sent(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.fateful.fates = ["lost on the way there"]
+        leader.want(led[0], "1a")
+        await leader.turns()
+        leader.held = True
+        leader.want(led[1], "1a")
+        assert sets_of(led[1]) == (BOTH, None)
+        await leader.let_pass(2)
+        assert (leader.fateful.sizes, sets_of(led[0])) == ([1], (BOTH, {1: "1a"}))
+        leader.held = False
+        await leader.let_pass(1)
+        assert (leader.fateful.sizes, sets_of(led[0])) == ([1, 1], ({1: "1a"}, None))
+
+    run(tmp_path, body, count=2)
+
+
+def test_an_answer_tells_the_leader_though_the_view_is_behind(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.following = False
+        leader.want(led[0], "1a", "2a", "3a")
+        await leader.turns()
+        assert sets_of(led[0]) == (ALL, None)
+
+    run(tmp_path, body)
+
+
+@proves("G16")
+def test_a_change_that_a_newer_key_has_overtaken_is_settled_by_that_key_alone(tmp_path: Path) -> None:
+    """Refused, the leader would go on with the set that it had, which holds no more."""
+
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.following = False
+        leader.fateful.before_next = lambda: leader.put(1, 4, "1a")
+        leader.want(led[0], "1a", "2a", "3a")
+        await leader.turns()
+        assert sets_of(led[0]) == (BOTH, ALL)
+        state = leader.view.image.topics["t"].partitions[0]
+        leader.partitions.confirmed(led[0], state.incarnations, state.revision)
+        assert sets_of(led[0]) == ({1: "1a"}, None)
+
+    run(tmp_path, body)
+
+
+async def newer_key(leader: Leader) -> None:
+    leader.following = False
+    await leader.put(1, 4, "1a")
+
+
+async def newer_epoch(leader: Leader) -> None:
+    await leader.put(1, 5, "1a", "2a")
+
+
+async def topic_made_anew(leader: Leader) -> None:
+    await leader.coordination.put(keys.topic_key(PREFIX, "t"), encode_topic(Topic("t", b"u" * 16, ()), 1))
+    await leader.put(1, 4, "1a", "2a", topic_id=b"u" * 16)
+
+
+async def key_lost(leader: Leader) -> None:
+    await leader.coordination.delete(keys.partition_key(PREFIX, "t", 0))
+
+
+@proves("G16")
+@pytest.mark.parametrize("happens", [newer_key, newer_epoch, topic_made_anew, key_lost])
+@pytest.mark.parametrize("open_before", [False, True])
+def test_nothing_is_written_over_a_key_that_the_set_was_not_read_from(
+    tmp_path: Path, happens: Callable[[Leader], Coroutine[Any, Any, None]], open_before: bool
+) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        if open_before:
+            leader.fateful.fates = ["lost on the way there"]
+            leader.want(led[0], "1a", "2a", "3a")
+            await leader.turns()
+        await happens(leader)
+        await leader.turns()
+        if not open_before:
+            leader.want(led[0], "1a", "2a", "3a")
+            assert sets_of(led[0])[1] is None
+        await leader.let_pass(1)
+        assert len(leader.fateful.sizes) == open_before
+        assert leader.key() != ALL
+
+    run(tmp_path, body)
+
+
+def test_a_partition_that_is_led_no_more_wants_nothing(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        leader.partitions.follow(led[0].log, 5, 2)
+        leader.in_sync.want(led[0], SetChange(ALL, (3,), (), ""))
+        await leader.turns()
+        assert leader.fateful.sizes == []
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("member", ["4a", "3a"])
+def test_a_broker_that_is_not_there_or_about_to_leave_is_not_taken_in(tmp_path: Path, member: str) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        await leader.register(3, "a", LEAVING)
+        await leader.turns()
+        leader.want(led[0], "1a", "2a", member)
+        assert sets_of(led[0]) == (BOTH, None)
+        await leader.turns()
+        assert leader.fateful.sizes == []
+
+    run(tmp_path, body)
+
+
+def test_an_error_that_nobody_expected_is_told_and_after_the_close_nothing_is_sent(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        wrong = ValueError("wrong")
+
+        async def fails() -> None:
+            raise wrong
+
+        leader.fateful.before_next = fails
+        leader.want(led[0], "1a")
+        await leader.turns()
+        assert leader.failures == [wrong]
+        leader.failures.clear()
+        leader.in_sync.start()
+        await leader.turns()
+        await leader.in_sync.close()
+        leader.want(led[1], "1a")
+        await leader.turns()
+        assert leader.fateful.sizes == []
+
+    run(tmp_path, body, count=2)
