@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.partitions.core import LagLimits, LeaderCore, Progress, SetChange
+from headrace.partitions.core import (
+    NEVER_REACHED,
+    REFUSED_PAUSE_SECONDS,
+    STRIKES_TO_LEAVE,
+    STRIKES_TO_STAY_OUT,
+    LagLimits,
+    LeaderCore,
+    Progress,
+    SetChange,
+)
 from proving import proves
 
 LEADER = 1
@@ -225,11 +236,22 @@ def test_an_older_revision_of_the_set_says_nothing() -> None:
     assert group.core.members == set_of(1, 2)
 
 
+def test_the_same_revision_of_the_set_does_not_settle_what_was_proposed_on_it() -> None:
+    group = Group(*REPLICAS)
+    group.core.confirmed(set_of(1, 2), 7)
+    group.core.proposed(SetChange(set_of(1, 2, 3), (3,), (), ""))
+    assert not group.core.confirmed(set_of(1, 2), 7)
+    assert group.core.proposed_members == set_of(1, 2, 3)
+
+
 def test_a_leader_that_is_not_in_the_set_commits_nothing() -> None:
     group = Group(*REPLICAS)
     group.core.confirmed(set_of(2, 3), 7)
     for broker in REPLICAS:
         assert not group.moved(broker, 10)
+    group.core.proposed(SetChange(set_of(1, 2, 3), (1,), (), ""))
+    for broker in REPLICAS:
+        assert not group.moved(broker, 20), "it may still be out of the set"
 
 
 def test_a_follower_joins_at_or_beyond_the_watermark_and_the_start_of_the_epoch() -> None:
@@ -239,7 +261,7 @@ def test_a_follower_joins_at_or_beyond_the_watermark_and_the_start_of_the_epoch(
     group.moved(3, 10)
     change = group.wanted()
     assert change is not None
-    assert change.members == set_of(1, 2, 3)
+    assert (change.members, change.reason) == (set_of(1, 2, 3), "3 has caught up")
     group.moved(LEADER, 20)
     group.moved(2, 20)
     assert group.core.high_watermark == 20
@@ -251,6 +273,18 @@ def test_a_broker_that_holds_no_replica_never_joins() -> None:
     group.core.replicas_changed((1, 2))
     group.moved(3, 10)
     assert group.wanted() is None
+    group.subscribe(3, 10)
+    group.moved(3, 10)
+    assert group.wanted() is None
+
+
+def test_who_is_no_replica_any_more_is_forgotten_unless_it_is_in_sync() -> None:
+    group = Group(1, 2)
+    group.core.replicas_changed((1,))
+    assert list(group.core.followers) == [2]
+    group.moved(LEADER, 10)
+    assert group.core.high_watermark == 0
+    assert group.moved(2, 10)
 
 
 @proves("G10")
@@ -318,19 +352,23 @@ def test_a_follower_that_keeps_up_at_a_distance_stays() -> None:
 
 @proves("G10")
 def test_the_rule_of_quick_rounds_takes_several_slow_ones_to_leave_and_many_quick_ones_to_return() -> None:
-    limits = LagLimits(10.0, 0.2)
+    limits = LagLimits(10.0, 0.25)
     group = Group(1, 2)
     group.moved(2, 0)
     group.moved(LEADER, 10)
-    group.now = 0.3
+    group.now = 0.25
+    assert [group.wanted(limits) for _ in range(9)] == [None] * 9, "so much is quick enough"
+    group.now = 0.5
     assert [group.wanted(limits) is not None for _ in range(3)] == [False, False, True]
     group.confirm(LEADER)
     group.moved(2, 10)
-    looks = 0
-    while group.wanted(limits) is None:
-        looks += 1
-        assert looks < 100
-    assert looks > 10
+    quick = STRIKES_TO_STAY_OUT - STRIKES_TO_LEAVE
+    assert [group.wanted(limits) for _ in range(quick)] == [None] * quick
+    group.moved(LEADER, 20)
+    group.now = 1.0
+    assert group.wanted(limits) is None
+    group.moved(2, 20)
+    assert group.wanted(limits) is not None, "one slow look while it stays out costs one quick look"
 
 
 def test_a_member_that_begins_again_below_the_watermark_leaves_at_once() -> None:
@@ -342,6 +380,8 @@ def test_a_member_that_begins_again_below_the_watermark_leaves_at_once() -> None
     assert change is not None
     assert change.removed == (3,)
     assert "what may be committed (watermark 10)" in change.reason
+    group.moved(3, 9)
+    assert group.wanted() == change, "it still lacks something"
     group.moved(3, 10)
     assert group.wanted() is None
 
@@ -371,3 +411,111 @@ def test_a_follower_that_went_silent_does_not_come_back_by_what_it_told_before()
     change = group.wanted()
     assert change is not None
     assert change.added == (2,)
+
+
+def test_who_counts_is_a_member_or_proposed_in_this_incarnation() -> None:
+    core = Group(1, 2).core
+    assert core.counts(2, "b")
+    assert not core.counts(2, "another")
+    assert not core.counts(3, "c")
+    core.proposed(SetChange(set_of(1, 3), (3,), (2,), ""))
+    assert core.counts(2, "b")
+    assert core.counts(3, "c")
+    assert not core.counts(3, "another")
+
+
+def test_another_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
+    group = Group(1, 2)
+    group.moved(2, 0)
+    group.followers[2].strikes = 7
+    group.now = 5.0
+    group.subscribe(2, 0)
+    again = group.followers[2]
+    assert (again.strikes, again.caught_up_at, again.end_then) == (7, 0.0, 0)
+    group.subscribe(2, 0, run="another")
+    another = group.followers[2]
+    assert (another.strikes, another.caught_up_at, another.end_then) == (0, 5.0, NEVER_REACHED)
+
+
+@proves("G11")
+def test_what_may_be_committed_is_what_the_epoch_began_with_until_the_watermark_is_beyond() -> None:
+    core = Group(1, 2, watermark=5, epoch_start=10).core
+    assert (core.committed_before(mends=True), core.committed_before(mends=False)) == (10, 5)
+    core = Group(1, 2, watermark=20, epoch_start=10).core
+    assert (core.committed_before(mends=True), core.committed_before(mends=False)) == (20, 20)
+
+
+def test_the_end_of_an_earlier_link_does_not_end_the_present_one() -> None:
+    group = Group(1, 2)
+    earlier = group.followers[3]
+    group.subscribe(3)
+    group.core.unsubscribed(3, earlier)
+    assert group.core.followers[3] is group.followers[3]
+    group.core.unsubscribed(3, group.followers[3])
+    assert list(group.core.followers) == [2]
+
+
+def test_a_follower_whose_link_ends_before_it_is_a_member_holds_the_watermark_until_it_is_back() -> None:
+    group = Group(1, 2)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    group.core.proposed(SetChange(set_of(1, 2, 3), (3,), (), ""))
+    group.moved(3, 20)
+    group.core.unsubscribed(3, group.followers[3])
+    assert not group.moved(LEADER, 20)
+    assert not group.moved(2, 20)
+    group.subscribe(3, 20)
+    assert group.moved(3, 20)
+
+
+def test_a_follower_that_has_everything_is_not_behind_however_long_nothing_comes() -> None:
+    group = Group(*REPLICAS)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    group.now = 30.0
+    group.heard_at = {2: 30.0, 3: 30.0}
+    assert group.wanted() is None
+
+
+def test_a_follower_is_behind_since_it_last_had_everything() -> None:
+    group = Group(1, 2)
+    group.moved(LEADER, 10)
+    group.moved(2, 0)
+    group.now = 9.0
+    group.moved(2, 10)
+    group.moved(LEADER, 20)
+    group.now = group.heard_at[2] = 12.0
+    assert group.wanted() is None
+
+
+def test_a_follower_may_be_silent_for_just_so_long() -> None:
+    group = Group(1, 2)
+    for broker in REPLICAS:
+        group.moved(broker, 10)
+    group.now = 10.0
+    change = group.wanted()
+    assert change is not None
+    assert (change.added, change.removed) == ((3,), ())
+
+
+def test_a_member_that_never_subscribes_leaves_though_its_link_speaks() -> None:
+    core = LeaderCore(LEADER, 0, 0, 0, set_of(1, 2), replicas=REPLICAS)
+    assert core.wanted_change(10.0, 0, {2: 10.0}, LagLimits()) is None
+    change = core.wanted_change(10.5, 0, {2: 10.5}, LagLimits())
+    assert change is not None
+    assert (change.removed, change.reason) == ((2,), "2 was behind for 10.5 s")
+
+
+def test_nothing_is_wanted_while_a_change_is_open_nor_for_a_while_after_it_was_refused() -> None:
+    group = Group(*REPLICAS)
+    group.now = 10.5
+    group.moved(2, 0)
+    change = group.wanted()
+    assert change is not None
+    assert change.removed == (3,)
+    group.core.proposed(change)
+    assert group.wanted() is None
+    group.core.refused(group.now)
+    assert group.wanted() is None
+    group.now += REFUSED_PAUSE_SECONDS
+    assert group.wanted() == replace(change, reason="3 was not heard from in 11.5 s")
