@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -25,7 +29,7 @@ from headrace.cluster.topics import CreateTopic
 from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
 from headrace.ports.disk import write_atomically
 from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.sim.disk import SimDisk, SimFile
 from proving import proves
 
 layouts = pytest.mark.parametrize("layout", ["partitioned", "shared"])
@@ -221,5 +225,171 @@ def test_a_folder_of_another_cluster_is_refused() -> None:
         with pytest.raises(DataFolderError, match="belongs to cluster 'another'"):
             await cluster[1].process.run(participant.start())
         await cluster[1].process.run(participant.close())
+
+    run(1, body)
+
+
+class Failing:
+    """The nth call of the disk about `metadata.json` fails, and nothing else does."""
+
+    def __init__(self, cluster: Cluster, nth: int) -> None:
+        self.calls = 0
+        self.failed = ""
+        self._is_renamed = False
+        self._nth = nth
+        self._disk = cluster[1].disk
+        self._disk.trouble = self._ask
+
+    def _ask(self, call: str, path: str) -> int:
+        ours = path.startswith(f"{DATA}/{FILE_NAME}")
+        if not ours and not (self._is_renamed and call == "sync folder"):
+            return 0
+        self.calls += 1
+        self._is_renamed = call == "rename"
+        if self.calls != self._nth:
+            return 0
+        self.failed = call
+        return errno.EIO
+
+    def end(self) -> bool:
+        """Whether there was a call that could fail."""
+        self._disk.mend()
+        return bool(self.failed)
+
+
+def walk(body: Callable[[Cluster, int], Coroutine[Any, Any, bool]]) -> int:
+    """Run it with the first call failing, the second, and so on until all have; answers how many there were."""
+    for nth in itertools.count(1):
+        reached: list[bool] = []
+
+        async def one(cluster: Cluster, nth: int = nth, reached: list[bool] = reached) -> None:
+            await begin_alone(cluster)
+            reached.append(await body(cluster, nth))
+
+        run(1, one)
+        if not reached[0]:
+            return nth - 1
+    raise AssertionError
+
+
+async def begin_alone(cluster: Cluster) -> None:
+    await cluster[1].start()
+    await cluster.create(replicas=1)
+    await cluster.produce(b"old")
+    await asyncio.sleep(3)
+
+
+def kept(cluster: Cluster) -> Seen:
+    found = read_seen(cluster[1].disk, DATA)
+    assert found is not None
+    return found
+
+
+@proves("G14", "J6")
+def test_a_start_that_cannot_read_or_keep_what_it_has_seen_fails_and_the_file_stays_whole() -> None:
+    async def body(cluster: Cluster, nth: int) -> bool:
+        await cluster[1].stop()
+        before, failing = kept(cluster), Failing(cluster, nth)
+        participant = cluster[1].make()
+        try:
+            await cluster[1].process.run(participant.start())
+        except OSError:
+            await cluster[1].process.run(participant.close())
+        else:
+            assert not failing.failed, "it started all the same"
+            await cluster[1].stop()
+        cluster[1].kill()
+        reached = failing.end()
+        assert kept(cluster).revision >= before.revision
+        await cluster[1].start()
+        await cluster.until(lambda: cluster.leader() is not None)
+        assert cluster[1].held() == [b"old"]
+        assert not doubters(cluster)
+        return reached
+
+    assert walk(body) >= 9  # exists, open, size, read; open, truncate, write, rename, sync of the folder
+
+
+@proves("G14", "J6")
+def test_a_broker_that_cannot_keep_what_it_has_seen_goes_on_and_tries_again() -> None:
+    async def body(cluster: Cluster, nth: int) -> bool:
+        before, failing = kept(cluster), Failing(cluster, nth)
+        await cluster.create("newer", replicas=1)
+        newest = cluster.image().revision
+        await cluster.until(lambda: bool(failing.failed) or failing.calls >= 5, 5)
+        reached = failing.end()
+        assert kept(cluster).revision >= before.revision
+        await asyncio.sleep(3)
+        assert kept(cluster).revision >= newest
+        await cluster.produce(b"new")
+        return reached
+
+    assert walk(body) == 5  # open, truncate, write, sync, rename
+
+
+@proves("G14", "J6")
+def test_metadata_that_was_accepted_is_kept_though_the_disk_fails_at_first() -> None:
+    async def body(cluster: Cluster, nth: int) -> bool:
+        copy = cluster.store.snapshot()
+        await cluster.create("newer", replicas=1)
+        await asyncio.sleep(3)
+        cluster.store.restore(copy)
+        await cluster.until(lambda: doubters(cluster) == {1})
+        failing = Failing(cluster, nth)
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader() is not None)
+        reached = failing.end()
+        await asyncio.sleep(3)
+        assert kept(cluster).lineage == Lineage(1, "ab")
+        await cluster.produce(b"new")
+        cluster[1].kill()
+        await cluster[1].start()
+        await cluster.until(lambda: cluster.leader() is not None)
+        assert cluster[1].held() == [b"old", b"new"]
+        assert not doubters(cluster)
+        return reached
+
+    assert walk(body) >= 5
+
+
+def test_a_file_that_cannot_be_written_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin_alone(cluster)
+        disk, opened = cluster[1].disk, list[SimFile]()
+        real_open = disk.open
+
+        def noted(path: str, *, create: bool = False, writable: bool = False) -> SimFile:
+            opened.append(real_open(path, create=create, writable=writable))
+            return opened[-1]
+
+        monkeypatch.setattr(disk, "open", noted)
+        Failing(cluster, 3)
+        await cluster.create("newer", replicas=1)
+        await asyncio.sleep(3)
+        ours = [file for file in opened if file.path.startswith(f"{DATA}/{FILE_NAME}")]
+        assert len(ours) >= 2
+        for file in ours:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                file.size()
+
+    run(1, body)
+
+
+def test_what_is_being_kept_does_not_replace_what_was_accepted_meanwhile() -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin_alone(cluster)
+        copy = cluster.store.snapshot()
+        await cluster.create("newer", replicas=1)
+        await asyncio.sleep(3)
+        cluster[1].disk.hold_syncs()
+        await cluster.create("newest", replicas=1)
+        await asyncio.sleep(2)
+        cluster.store.restore(copy)
+        await cluster.until(lambda: doubters(cluster) == {1})
+        await accept(cluster)
+        await cluster.until(lambda: not doubters(cluster))
+        cluster[1].disk.release_syncs()
+        await asyncio.sleep(3)
+        assert kept(cluster).lineage == Lineage(1, "ab")
 
     run(1, body)

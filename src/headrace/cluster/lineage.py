@@ -176,6 +176,8 @@ class MetadataWatch:
                 f"not wanted, use another one"
             )
         self._seen = known or Seen(cluster, Lineage(), 0)
+        self._kept = known
+        """What the file says."""
         self._doubt: Doubt | None = None
         self._closed = self._running = False
         self._next = 0.0
@@ -195,8 +197,7 @@ class MetadataWatch:
         if is_older(image, self._seen):
             self._raise_doubt(image)
         else:
-            self._seen = replace(self._seen, lineage=image.controls.lineage, revision=image.revision)
-            write_atomically(self._disk, self._path, encode_seen(self._seen))
+            self._keep(replace(self._seen, lineage=image.controls.lineage, revision=image.revision))
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -216,37 +217,48 @@ class MetadataWatch:
 
     def tick(self) -> None:
         image, now = self._view.image, self._clock.now()
-        if self.is_held or self._running or self._closed or now < self._next or image.revision <= self._seen.revision:
+        if self.is_held or self._running or self._closed or now < self._next:
+            return
+        seen = replace(self._seen, lineage=image.controls.lineage, revision=max(image.revision, self._seen.revision))
+        if seen == self._kept:
             return
         self._next = now + INTERVAL_SECONDS
-        self._running = True
-        seen = replace(self._seen, lineage=image.controls.lineage, revision=image.revision)
         try:
             file = self._disk.open(self._path + ".tmp", create=True, writable=True)
+        except OSError as error:
+            self._not_kept(error)
+            return
+        before = self._seen
+        self._running = True
+        try:
             file.truncate(0)
             file.pwritev([encode_seen(seen)], 0)
-            self._disk.request_sync([file], lambda error: self._name(file, seen, error))
+            self._disk.request_sync([file], lambda error: self._synced(file, before, seen, error))
         except OSError as error:
-            self._end(error)
+            self._synced(file, before, seen, error)
 
-    def _name(self, file: File, seen: Seen, error: OSError | None) -> None:
+    def _synced(self, file: File, before: Seen, seen: Seen, error: OSError | None) -> None:
         file.close()
-        if self._closed:
-            return
+        self._running = False
+        if self._closed or self.is_held or self._seen is not before:
+            return  # what was to be kept does not hold any more
         try:
             if error is not None:
                 raise error
-            if not self.is_held:
-                # Its name is not synced: a crash may leave the one before, which only knows a little less.
-                self._disk.rename(self._path + ".tmp", self._path)
-                self._seen = seen
+            # Its name is not synced: a crash may leave the one before, which only knows a little less.
+            self._disk.rename(self._path + ".tmp", self._path)
         except OSError as failure:
-            self._end(failure)
+            self._not_kept(failure)
         else:
-            self._running = False
+            self._seen = self._kept = seen
 
-    def _end(self, error: OSError) -> None:
-        self._running = False
+    def _keep(self, seen: Seen) -> None:
+        """Now, and safely."""
+        self._seen = seen
+        write_atomically(self._disk, self._path, encode_seen(seen))
+        self._kept = seen
+
+    def _not_kept(self, error: OSError) -> None:
         log.warning("%s not written, the old one stays; tried again soon: %s", self._path, error)
 
     def _restored(self, old: Image, new: Image) -> None:
@@ -271,12 +283,10 @@ class MetadataWatch:
             if self._doubt is not None:
                 log.warning("the cluster's metadata was accepted as lineage %d", new.controls.lineage.number)
             self._doubt = None
-            self._seen = replace(self._seen, lineage=new.controls.lineage, revision=new.revision)
-            self._next = 0.0
             try:
-                write_atomically(self._disk, self._path, encode_seen(self._seen))
+                self._keep(replace(self._seen, lineage=new.controls.lineage, revision=new.revision))
             except OSError as error:
-                log.error("%s: %s; the next start will ask again whether the metadata holds", self._path, error)
+                self._not_kept(error)
         elif self._doubt is not None:
             self._bell.ring()
 
