@@ -1,7 +1,7 @@
 """Bugs that a replicated log can have, planted one at a time in the code that the simulator runs.
 
 Each is a patch of a few lines in the place where the real code decides; `planted(name)` is in force as long as its
-context lasts. The simulator has to find each of them.
+context lasts. The simulator has to find each of them, or a test that is named with it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,23 @@ from headrace.storage.log import Log
 
 Plant = Callable[[ExitStack], None]
 PLANTS: dict[str, Plant] = {}
+FOUND_BY_TESTS: dict[str, str] = {}
+"""Those whose harm the simulator hardly ever meets, and the test that finds them."""
 
 
 def plant(what: Plant) -> Plant:
     PLANTS[what.__name__] = what
     return what
+
+
+def found_by(test: str) -> Callable[[Plant], Plant]:
+    """The test that has to find it instead of the simulator."""
+
+    def noted(what: Plant) -> Plant:
+        FOUND_BY_TESTS[what.__name__] = test
+        return what
+
+    return noted
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from headrace.partitions.core import LeaderCore
 from headrace.partitions.partition import Partition
 from headrace.storage.producers import ProducerTable
 from headrace.wire import produce as wire
-from sim.planted import plant, swap
+from sim.planted import found_by, plant, swap
 
 LEADER_ALONE = 1
 
@@ -109,6 +109,7 @@ def follower_says_out_of_range(stack: ExitStack) -> None:
 
 
 @plant
+@found_by("tests/partitions/test_partitions.py::test_an_epoch_of_another_time_is_refused")
 def read_in_any_epoch(stack: ExitStack) -> None:
     """The leader epoch that a consumer knows is not compared."""
     swap(stack, Partition, "check_epoch", lambda *_: None)
@@ -121,6 +122,7 @@ def end_told_too_early(stack: ExitStack) -> None:
 
 
 @plant
+@found_by("tests/replication/test_starts.py::test_a_new_leader_tells_no_start_before_all_members_have_it")
 def start_told_too_early(stack: ExitStack) -> None:
     """A start is told as soon as this replica has it."""
     swap(stack, Partition, "first_offset", lambda self: self.log.start_offset)
