@@ -143,6 +143,31 @@ def test_a_member_that_does_not_raise_its_start_leaves_in_the_end() -> None:
     assert change.removed == (2,)
 
 
+def test_a_member_that_raises_its_start_again_and_again_stays() -> None:
+    """Who deletes all the time always wants more than the members have."""
+    core = core_of(LEADER, 2)
+    progress = subscribe(core, 2)
+    tell(core, progress, 0)
+    now = 0.0
+    for start in range(40):
+        core.want_start(start + 2, now)
+        now += 2.0
+        tell(core, progress, start, now)
+        assert wanted(core, now) is None
+    assert wanted(core, now + START_SECONDS_MAX + 1) is not None
+
+
+def test_a_member_has_its_time_from_when_it_was_asked() -> None:
+    """Also where the start itself was not known for long: another member had not told its own."""
+    core = core_of(LEADER, 2, 3, own=10)
+    progress = subscribe(core, 2)
+    tell(core, progress, 10)
+    now = 2 * START_SECONDS_MAX
+    core.want_start(20, now)
+    assert wanted(core, now + START_SECONDS_MAX) is None
+    assert wanted(core, now + START_SECONDS_MAX + 1) is not None
+
+
 @pytest.fixture(params=["partitioned", "shared"])
 def led(request: pytest.FixtureRequest) -> Led:
     return Led(request.param)

@@ -26,7 +26,7 @@ STRIKES_TO_LEAVE: Final = 3
 STRIKES_TO_STAY_OUT: Final = 20
 UNKNOWN: Final = -1
 START_SECONDS_MAX: Final = 30.0
-"""A member that does not raise its start in this time leaves the set: the others could delete nothing."""
+"""A member that does not raise its start at all in this time leaves the set: the others could delete nothing."""
 NEVER_REACHED: Final = 1 << 63
 
 
@@ -63,6 +63,7 @@ class Progress:
         "received",
         "sent",
         "start",
+        "start_due_at",
         "strikes",
         "written",
     )
@@ -72,6 +73,8 @@ class Progress:
         self.queued = self.sent = self.received = self.written = self.flushed = UNKNOWN
         self.start = UNKNOWN
         """Where its log begins, safe on its disk."""
+        self.start_due_at = now
+        """Since when it begins below what is wanted, if it does, and has not come nearer."""
         self.caught_up_at = self.heard_at = now
         """When it last held all that the leader had; when it last told its position."""
         self.end_then = NEVER_REACHED
@@ -106,7 +109,6 @@ class LeaderCore:
         "revision",
         "start",
         "wanted_start",
-        "wanted_start_at",
     )
 
     def __init__(
@@ -140,8 +142,6 @@ class LeaderCore:
         """Of the key that the set was read from; an older one says nothing new."""
         self.wanted_start = own_start
         """Where the partition is to begin: followers are told. Never below where the leader's own log begins."""
-        self.wanted_start_at = now
-        """Since when there is a start that not all have."""
         self.start = own_start if own_start <= told_start else UNKNOWN
         """Where it begins, as consumers are told; `told_start` is what they were told before this epoch, as far as this
         broker knows."""
@@ -182,7 +182,7 @@ class LeaderCore:
         if before is not None and before.incarnation == incarnation:
             progress.caught_up_at = before.caught_up_at
             progress.end_then, progress.heard_at = before.end_then, before.heard_at
-            progress.strikes = before.strikes
+            progress.strikes, progress.start_due_at = before.strikes, before.start_due_at
         progress.has_lost = from_offset < self.high_watermark
         self._recount()
         return progress
@@ -207,6 +207,8 @@ class LeaderCore:
         self, progress: Progress, received: int, written: int, flushed: int, start: int, end: int, now: float
     ) -> bool:
         """A follower told its positions; `end` is where the leader's own log ends."""
+        if UNKNOWN < progress.start < start:
+            progress.start_due_at = now
         progress.received, progress.written, progress.flushed, progress.start = received, written, flushed, start
         position = flushed if self.flushed_counts else written
         if position >= end:
@@ -274,8 +276,9 @@ class LeaderCore:
     def want_start(self, offset: int, now: float) -> None:
         """All that lies below this offset, and is committed, is to be deleted."""
         assert offset <= self.high_watermark, "what is not committed is not deleted"
-        if self.start == self.wanted_start:
-            self.wanted_start_at = now
+        for progress in self.followers.values():
+            if self.wanted_start <= progress.start < offset:
+                progress.start_due_at = now
         self.wanted_start = max(self.wanted_start, offset)
 
     def agreed_start(self) -> int:
@@ -341,8 +344,8 @@ class LeaderCore:
     def _why_out_by_start(self, progress: Progress, now: float) -> str:
         if progress.start < self.start:
             return f"begins at {progress.start}, and consumers were told {self.start}"
-        if progress.start < self.wanted_start and now - self.wanted_start_at > START_SECONDS_MAX:
-            return f"begins at {progress.start}, and not at {self.wanted_start} after {START_SECONDS_MAX:.0f} s"
+        if progress.start < self.wanted_start and now - progress.start_due_at > START_SECONDS_MAX:
+            return f"begins at {progress.start} for {START_SECONDS_MAX:.0f} s, and not at {self.wanted_start}"
         return ""
 
     def _silent(self, broker: int, now: float, heard_at: Mapping[int, float]) -> float:
