@@ -25,6 +25,8 @@ from headrace.storage.shared.store import SharedStore
 from proving import proves
 from storage.harness import append, batch, read_all, sim_harness
 
+FOUND = (1674608521,)
+"""A batch was cut, written anew and moved; then its queue was lost."""
 STEPS = 60
 SEEDS = 5
 LONG_SEEDS = 300
@@ -326,6 +328,11 @@ def _run(seed: int, steps: int) -> None:
 @pytest.mark.parametrize("number", range(SEEDS))
 def test_both_layouts_answer_the_same(number: int, seed: int) -> None:
     run(seed, STEPS)
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_histories_that_have_found_something(found: int) -> None:
+    run(found, STEPS)
 
 
 @proves("L5", "J6", "L4")

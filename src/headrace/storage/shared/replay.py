@@ -70,7 +70,7 @@ class State:
         if frame.first_offset > end:
             self._miss(end, frame.first_offset, frame, broken)
         elif frame.first_offset < end and frame.kind == APPEND:
-            self._cut(frame.first_offset)
+            self._cut(frame.first_offset, frame, broken)
         if frame.kind == APPEND:  # what lies behind a replaced range was not looked at
             self.checked_from = min(self.checked_from, frame.first_offset)
         if frame.kind == APPEND and self.last_epoch < 0 and found.epochs:
@@ -98,7 +98,7 @@ class State:
     def _bounds(self, frame: Frame, broken: BrokenBytes | None) -> None:
         first, following, end = frame.first_offset, frame.next_offset, self.queue.end_offset
         if following < end:
-            self._cut(following)
+            self._cut(following, frame, broken)
         elif first == following:
             self.queue.drop_all(following)
         elif following > end:
@@ -108,8 +108,10 @@ class State:
         self.start_offset = first
         self.queue.drop_before(first)
 
-    def _cut(self, offset: int) -> None:
-        self.queue.cut(offset)
+    def _cut(self, offset: int, frame: Frame, broken: BrokenBytes | None) -> None:
+        end = self.queue.cut(offset)
+        if end < offset:  # the batch across it had been truncated before, and what took its place has moved since
+            self._miss(end, offset, frame, broken)
         self.queue.end_offset = offset
         self.lowest_end = min(self.lowest_end, offset)
         self.checked_from = min(self.checked_from, offset)
