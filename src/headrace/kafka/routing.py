@@ -46,6 +46,8 @@ def answering(services: Services, topic: str, index: int) -> Partition:
 def absent(image: Image, topic: str, index: int) -> HeadraceError:
     """Why this broker does not serve the partition as its leader."""
     state = image.partition(topic, index)
+    if state is None and _is_missing(image, topic, index):
+        return NotLeader(f"the key of {topic}-{index} is missing in coordination: it is served when that is back")
     if state is None:
         return UnknownPartition(f"there is no partition {topic}-{index}")
     if state.leader == NO_LEADER:
@@ -55,8 +57,14 @@ def absent(image: Image, topic: str, index: int) -> HeadraceError:
 
 def fault(image: Image, topic: str | None, index: int) -> int:
     """As `absent`, the code alone."""
-    known = topic is not None and image.partition(topic, index) is not None
+    known = topic is not None and (image.partition(topic, index) is not None or _is_missing(image, topic, index))
     return Code.NOT_LEADER_OR_FOLLOWER if known else Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _is_missing(image: Image, topic: str, index: int) -> bool:
+    """Whether the partition belongs to its topic, and nothing more is known of it now."""
+    found = image.topics.get(topic)
+    return found is not None and index in found.missing
 
 
 def leader_elsewhere(services: Services, topic: str | None, index: int) -> Leader | None:
