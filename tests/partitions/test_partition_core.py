@@ -364,10 +364,7 @@ def test_the_rule_of_quick_rounds_takes_several_slow_ones_to_leave_and_many_quic
     group.moved(2, 10)
     quick = STRIKES_TO_STAY_OUT - STRIKES_TO_LEAVE
     assert [group.wanted(limits) for _ in range(quick)] == [None] * quick
-    group.moved(LEADER, 20)
-    group.now = 1.0
-    assert group.wanted(limits) is None
-    group.moved(2, 20)
+    assert group.core.wanted_change(1.0, 20, {2: 1.0}, limits) is None
     assert group.wanted(limits) is not None, "one slow look while it stays out costs one quick look"
 
 
