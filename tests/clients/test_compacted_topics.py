@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from brokers import Broker, wait_for
 from clients.topics import create_topic
+from proving import proves
 
 DEADLINE_S = 60.0
 KEYS, ROUNDS = 3, 20
@@ -31,6 +32,7 @@ def read(broker: Broker, topic: str, end: int) -> dict[int, bytes | None]:
     return found
 
 
+@proves("J6")
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_a_topic_is_compacted_soon_and_for_its_age(fresh_broker: Callable[..., Broker], codec: str) -> None:
     broker = fresh_broker(settings={"retention.check.ms": 86_400_000, "log.cleaner.backoff.ms": 200})

@@ -66,7 +66,7 @@ def in_sync(cluster: Cluster, *machines: Machine) -> bool:
     return set(cluster.state().isr) == {machine.number for machine in machines}
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_it_resigns_and_is_mended(layout: str) -> None:
     async def body(cluster: Cluster) -> None:
@@ -92,6 +92,7 @@ async def alone(cluster: Cluster, layout: str, *, lose: bool) -> tuple[Machine, 
     return first, second
 
 
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_left_alone_it_serves_what_it_can_and_says_what_would_help(
     layout: str, caplog: pytest.LogCaptureFixture
@@ -113,6 +114,7 @@ def test_left_alone_it_serves_what_it_can_and_says_what_would_help(
     run(2, body)
 
 
+@proves("F7")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_replica_that_holds_the_record_comes_back_and_mends_it(layout: str) -> None:
     async def body(cluster: Cluster) -> None:
@@ -205,7 +207,7 @@ def test_it_asks_again_after_a_while_when_it_leads_anew_and_is_still_damaged() -
     run(3, body)
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_two_that_are_damaged_in_different_places_mend_each_other(layout: str) -> None:
     async def body(cluster: Cluster) -> None:

@@ -51,6 +51,7 @@ def test_three_brokers_lose_nothing_when_the_first_start_of_the_leader_fails(lay
     run(3, body)
 
 
+@proves("G11")
 @LAYOUTS
 def test_a_start_that_fails_leaves_the_watermarks_as_they_were(layout: str) -> None:
     async def body(cluster: Cluster) -> None:
@@ -66,6 +67,7 @@ def test_a_start_that_fails_leaves_the_watermarks_as_they_were(layout: str) -> N
     run(1, body)
 
 
+@proves("J6")
 @LAYOUTS
 def test_a_stop_without_a_clean_checkpoint_is_no_clean_stop(layout: str) -> None:
     async def body(cluster: Cluster) -> None:

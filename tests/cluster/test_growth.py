@@ -27,7 +27,7 @@ def internal(brokers: tuple[int, ...], placement: Placement, racks: dict[int, st
     return replace(image, topics={name: replace(topic, internal=True) for name, topic in image.topics.items()})
 
 
-@proves("G11")
+@proves("G15")
 def test_replicas_are_added_up_to_the_factor_as_far_as_there_are_brokers() -> None:
     image = internal((1, 2), {INTERNAL: [(1,), (1,), (2, 1)]})
     assert {move.partition: set(move.after) for move in plan_growth(image, 3)} == {0: {1, 2}, 1: {1, 2}}
@@ -56,7 +56,7 @@ def test_other_topics_and_brokers_that_go_are_left_alone() -> None:
     assert plan_growth(image, 3) == ()
 
 
-@proves("G11")
+@proves("G15")
 def test_an_internal_topic_of_the_first_broker_grows_when_the_others_come() -> None:
     async def body(cluster: Cluster) -> None:
         await cluster[1].start()
@@ -74,7 +74,7 @@ def test_an_internal_topic_of_the_first_broker_grows_when_the_others_come() -> N
     run(3, body)
 
 
-@proves("G11")
+@proves("F10")
 def test_offsets_committed_while_one_broker_was_there_outlive_it(tmp_path: Path) -> None:
     settings = {"broker.lease.ms": 2000, "offsets.topic.partitions": 3, "leader.rebalance.ms": 1000}
     cluster = BrokerCluster(tmp_path, 3, 1, settings)

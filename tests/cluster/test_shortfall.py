@@ -131,7 +131,7 @@ def flip_inside(machine: Machine, log: str) -> None:
     machine.disk.flip(log, machine.disk.size(log) // 2)
 
 
-@proves("G14", "F7", "J3")
+@proves("G14", "F7", "J1")
 @pytest.mark.parametrize("log", [LOG, f"/data/@commitlog/{0:020d}.log"])
 @pytest.mark.parametrize(
     ("die", "flip"),

@@ -11,6 +11,7 @@ from frontend.clustered import SharedCluster
 from frontend.raw import Raw
 from headrace.wire import api as apis
 from headrace.wire.message import Message
+from proving import proves
 
 Connect = Callable[[Broker], Raw]
 
@@ -40,6 +41,7 @@ def test_the_quorum_of_another_topic_is_not_known(broker: Broker, connect: Conne
     assert (unknown.error_code, unknown.leader_id, unknown.current_voters) == (3, -1, [])
 
 
+@proves("R1")
 def test_every_broker_tells_the_same_leader_of_the_quorum(cluster: SharedCluster, connect: Connect) -> None:
     asked = [Message(topic_name="__cluster_metadata", partitions=[Message(partition_index=0)])]
     told = set()

@@ -361,7 +361,7 @@ def test_another_broker_shall_load_what_this_one_cannot_for_long(reads: FailingR
     assert not scene.partitions.unable
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 @pytest.mark.parametrize("restarted", [True, False])
 def test_damage_is_reported_and_no_older_offset_is_answered(

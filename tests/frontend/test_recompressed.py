@@ -15,6 +15,7 @@ from headrace.records.batch import batches
 from headrace.records.codecs import Codec
 from headrace.wire import api as apis
 from headrace.wire.message import Message
+from proving import proves
 
 Connect = Callable[[Broker], Raw]
 CODECS = {"uncompressed": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
@@ -33,6 +34,7 @@ def stored(raw: Raw, topic: str) -> list[tuple[int, bytes | None]]:
     return found
 
 
+@proves("F3")
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("acks", [0, 1, -1])
 def test_pipelined_batches_are_answered_and_stored_in_order(
@@ -51,6 +53,7 @@ def test_pipelined_batches_are_answered_and_stored_in_order(
     assert stored(raw, topic) == [(CODECS[name], value * 50) for value, _ in sent]
 
 
+@proves("J9")
 def test_partitions_of_one_request_wait_for_their_own(broker: Broker, connect: Connect, topic: str) -> None:
     raw = connect(broker)
     raw.create(topic, partitions=3, compression_type="zstd")
@@ -83,6 +86,7 @@ def test_the_brokers_time_and_the_keys_are_heeded_as_well(broker: Broker, connec
     assert (header.codec, kernel.records(view)[0].timestamp_ms) == (Codec.GZIP, answer.log_append_time_ms)
 
 
+@proves("J10")
 def test_an_idempotent_producer_sends_five_at_a_time(broker: Broker, connect: Connect, topic: str) -> None:
     raw = connect(broker)
     raw.create(topic, compression_type="gzip")
@@ -94,6 +98,7 @@ def test_an_idempotent_producer_sends_five_at_a_time(broker: Broker, connect: Co
     assert [(row.error_code, row.base_offset) for row in answers] == [(0, n) for n in [*range(20), 19]]
 
 
+@proves("J4")
 def test_what_comes_by_http_is_stored_so_too(broker: Broker, connect: Connect, topic: str) -> None:
     raw = connect(broker)
     raw.create(topic, compression_type="zstd")

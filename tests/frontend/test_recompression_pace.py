@@ -15,6 +15,7 @@ from headrace.wire.codec import decode_response, encode_request
 from headrace.wire.header import read_response_header, write_request
 from headrace.wire.message import Message
 from partitions.held_threads import Threads
+from proving import proves
 
 VERSION = 12
 REQUEST_TIMED_OUT = 7
@@ -61,6 +62,7 @@ def layout(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@proves("F3")
 def test_answers_come_in_the_order_of_the_requests(layout: str) -> None:
     sender = Sender(layout)
     sender.send(sender.frame(b"a"), sender.frame(b"b", Codec.ZSTD), sender.frame(b"c", acks=0), sender.frame(b"d"))
@@ -72,6 +74,7 @@ def test_answers_come_in_the_order_of_the_requests(layout: str) -> None:
     assert sender.answers() == [(0, 4)]
 
 
+@proves("L7")
 def test_a_peer_that_sends_more_than_is_worked_off_is_not_read(layout: str) -> None:
     sender = Sender(layout, queued_bytes=100, queued_most_bytes=10_000)
     frames = [sender.frame(b"%d" % n * 50) for n in range(4)]

@@ -138,6 +138,7 @@ def test_refused_by_a_broker_that_has_not_heard_of_the_topic_yet(front: Front) -
     comes_first(front)
 
 
+@proves("J10")
 def test_refused_while_the_producers_of_the_log_cannot_be_read(front: Front) -> None:
     """For want of descriptors, say: the next try may succeed."""
     log = front.log()
@@ -154,6 +155,7 @@ def test_refused_while_the_producers_of_the_log_cannot_be_read(front: Front) -> 
     comes_first(front)
 
 
+@proves("J10")
 def test_refused_for_its_size_it_comes_again_in_parts(front: Front) -> None:
     front.lead(front.log(max_message_bytes=110))
     assert front.produce(0, count=10) == TOO_LARGE

@@ -22,6 +22,7 @@ from headrace.records.codecs import Codec
 from headrace.settings import log_settings
 from partitions.held_threads import Threads
 from partitions.led import BROKER, Led
+from proving import proves
 
 NAMES = {"uncompressed": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
@@ -62,6 +63,7 @@ def test_a_batch_is_stored_in_the_codec_of_its_topic(threads: Threads, wanted: s
     assert stored(partition) == [(NAMES[wanted], 0, b"value" * 100)]
 
 
+@proves("J2")
 def test_a_batch_in_the_right_codec_is_not_touched(threads: Threads) -> None:
     partition = threads.led.lead(compression_type="zstd", compression_zstd_level=19)
     sent = batch(b"value" * 100, Codec.ZSTD)
@@ -84,6 +86,7 @@ def test_levels_are_heeded(threads: Threads) -> None:
         assert sizes[0] > sizes[1], codec
 
 
+@proves("F3")
 def test_batches_are_appended_in_the_order_in_which_they_came(threads: Threads) -> None:
     partition = threads.led.lead(compression_type="lz4")
     sent = [
@@ -106,6 +109,7 @@ def test_other_partitions_do_not_wait(threads: Threads) -> None:
     assert threads.produce(quick, batch(b"b", Codec.GZIP)).offset == 0
 
 
+@proves("J10")
 def test_an_idempotent_producer_may_have_several_in_flight(threads: Threads) -> None:
     partition = threads.led.lead(compression_type="snappy")
     sent = [threads.produce(partition, batch(b"%d" % n, Codec.NONE, n)) for n in range(3)]
@@ -192,6 +196,7 @@ def test_a_role_that_ends_meanwhile_refuses_what_waits_and_it_is_not_overtaken(t
 # Bounds
 
 
+@proves("L7")
 def test_the_bytes_that_wait_are_bounded(led: Led) -> None:
     size = len(batch(b"x" * 100, Codec.NONE, 0))
     threads = Threads(led, queued_bytes=2 * size, queued_most_bytes=3 * size)

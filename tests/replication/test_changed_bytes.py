@@ -23,7 +23,7 @@ def change(disk: SimDisk, layout: str) -> None:
             disk.flip(path, position + 500)
 
 
-@proves("J3")
+@proves("J1")
 @layouts
 def test_a_follower_does_not_drop_what_has_changed_at_its_leader(layout: str) -> None:
     scene = filled(layout, brokers=(1, 2))
@@ -44,7 +44,7 @@ def test_a_follower_does_not_drop_what_has_changed_at_its_leader(layout: str) ->
     assert readable(one) == readable(two) == (set(range(RECORDS)), [])
 
 
-@proves("J3")
+@proves("J1")
 @layouts
 def test_a_leader_hears_that_nobody_can_take_what_it_sends(layout: str) -> None:
     scene = filled(layout)

@@ -63,7 +63,7 @@ def read_all(broker: Broker) -> None:
         offset += 1
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again(layout: str) -> None:
     """An append looks for the producers of the log, and what tells of them behind the last snapshot is broken."""
@@ -88,7 +88,7 @@ def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again
     assert len(scene.alive[2].values()) == 41
 
 
-@proves("J3")
+@proves("J1")
 def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow() -> None:
     scene = Scene(topic={"durability": "disk"})
     scene.elect(1, (1, 2, 3))
@@ -124,7 +124,7 @@ def readable(broker: Broker) -> set[int]:
     return found
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_what_lies_before_the_damage_is_not_dropped_for_a_leader_that_is_damaged_there(layout: str) -> None:
     scene = Scene(layout=layout, topic={"durability": "disk"})
@@ -152,7 +152,7 @@ def test_what_lies_before_the_damage_is_not_dropped_for_a_leader_that_is_damaged
     assert readable(scene.alive[2]) == set(range(40))
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_follower_copies_again_what_it_finds_damaged(layout: str) -> None:
     scene, broker = damaged(layout)
@@ -268,7 +268,7 @@ def restarted_without_watermarks(layout: str) -> tuple[Scene, Broker]:
     return scene, scene.alive[2]
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_what_the_epoch_began_with_is_not_cut_by_a_member_while_the_watermark_is_an_old_one(layout: str) -> None:
     scene, broker = restarted_without_watermarks(layout)

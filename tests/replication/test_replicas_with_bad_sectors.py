@@ -59,7 +59,7 @@ def readable(broker: Broker) -> tuple[set[int], list[HeadraceError]]:
     return found, errors
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("what", [PAYLOAD, HEADER])
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_leader_that_cannot_read_a_record_tells_and_serves_the_others(layout: str, what: str) -> None:
@@ -77,7 +77,7 @@ def test_a_leader_that_cannot_read_a_record_tells_and_serves_the_others(layout: 
     assert all(isinstance(error, StorageFailed) for error in errors), "clients ask again: another one is to lead"
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("what", [PAYLOAD, HEADER])
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_it_is_mended_once_it_follows(layout: str, what: str) -> None:
@@ -93,7 +93,7 @@ def test_it_is_mended_once_it_follows(layout: str, what: str) -> None:
     assert readable(one) == (set(range(RECORDS)), [])
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_leader_notices_when_it_copies_to_a_follower(layout: str) -> None:
     """Large slices are read only when they are sent: the link ends, for all partitions, but not for ever."""
@@ -131,7 +131,7 @@ def test_a_follower_cuts_nothing_for_a_leader_that_cannot_read_the_same_record(l
     scene.settle()
 
 
-@proves("J3")
+@proves("J1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 def test_a_follower_does_not_drop_what_its_leader_cannot_read_elsewhere(layout: str) -> None:
     """Each has what the other has lost: they mend each other, one after the other."""

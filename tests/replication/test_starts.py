@@ -47,6 +47,7 @@ def test_what_was_reported_deleted_does_not_come_back_with_another_leader(layout
     assert scene.alive[2].log().start_offset == 30
 
 
+@proves("J6")
 @LAYOUTS
 def test_retention_of_an_idle_topic_moves_all_starts_together(layout: str) -> None:
     scene = filled(layout, retention_ms=100_000, segment_ms=1000)
@@ -199,6 +200,7 @@ def test_a_member_that_cannot_keep_its_start_leaves_the_set(layout: str, monkeyp
     assert sorted(scene.keys[0].members) == [1, 2]
 
 
+@proves("F6")
 @LAYOUTS
 def test_a_follower_that_begins_anew_has_its_leaders_start_safe_before_it_joins(layout: str) -> None:
     scene = Scene(brokers=(1, 2), layout=layout, topic=TOPIC | {"min_insync_replicas": 1})

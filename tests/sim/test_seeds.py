@@ -43,7 +43,7 @@ def test_no_seed_breaks_a_rule(seed: int) -> None:
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 
-@proves("G14", "J3")
+@proves("G14", "J1")
 @pytest.mark.parametrize("seed", FLIPPING)
 def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
     outcome = simulate(replace(draw(seed), bytes_flip=True))

@@ -57,7 +57,7 @@ def told_readable(log: Log) -> set[int]:
     return found
 
 
-@proves("J3")
+@proves("J1")
 def test_what_was_written_by_this_process_is_looked_at_again_once_it_is_doubted(both: Harness) -> None:
     log, told = filled(both)
     go_bad(both)
@@ -71,7 +71,7 @@ def test_what_was_written_by_this_process_is_looked_at_again_once_it_is_doubted(
         log.read(BAD, 1, 40, warm=True)
 
 
-@proves("J3")
+@proves("J1")
 def test_a_read_ends_before_what_cannot_be_read(both: Harness) -> None:
     log, told = filled(both)
     go_bad(both)
@@ -87,7 +87,7 @@ def test_a_read_ends_before_what_cannot_be_read(both: Harness) -> None:
     assert told == [BAD]
 
 
-@proves("J3")
+@proves("J1")
 def test_a_log_is_cut_below_a_bad_sector_and_goes_on_in_sound_ones(both: Harness) -> None:
     log, told = filled(both)
     go_bad(both)
@@ -101,6 +101,7 @@ def test_a_log_is_cut_below_a_bad_sector_and_goes_on_in_sound_ones(both: Harness
     assert not told
 
 
+@proves("F10")
 def test_an_index_that_cannot_be_read_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
     harness = sim_harness(PARTITIONED)
     log, told = filled(harness, segment_bytes=9000, index_interval_bytes=600)
@@ -144,7 +145,7 @@ def test_producers_that_the_log_tells_of_in_a_bad_sector_are_damage(both: Harnes
         log.producers.load()
 
 
-@proves("J3")
+@proves("J1")
 def test_compaction_tells_of_the_damage_that_ends_it(both: Harness, caplog: pytest.LogCaptureFixture) -> None:
     log, told = filled(both, **COMPACTED)
     go_bad(both, 4)

@@ -56,7 +56,7 @@ def test_a_file_that_ends_at_any_byte_of_its_last_write_is_cut_short(layout: str
         assert values(harness.log()) == [b"value %d" % nth for nth in range(WHOLE)]
 
 
-@proves("G14", "J3")
+@proves("G14", "J1")
 @LAYOUTS
 @pytest.mark.parametrize("bit", [0, 3, 7])
 def test_a_byte_of_the_last_write_that_has_changed_is_no_cut(layout: str, bit: int) -> None:
@@ -67,7 +67,7 @@ def test_a_byte_of_the_last_write_that_has_changed_is_no_cut(layout: str, bit: i
         assert tail(harness) is not Tail.CUT_SHORT, f"byte {position - begin}"
 
 
-@proves("G14", "J3")
+@proves("G14", "J1")
 @LAYOUTS
 def test_a_wrong_length_before_a_write_that_was_cut_is_no_cut(layout: str) -> None:
     length_at = 4 if layout == SHARED else 8
