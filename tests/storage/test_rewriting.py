@@ -121,6 +121,24 @@ class TestRewriting:
         check_kept(sim, 400)
         check_keyed(sim, 400)
 
+    def test_a_log_that_its_leader_keeps_does_not_hold_up_the_others(
+        self, sim: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By this broker's clock much of it is too old, but that is not for this broker to say."""
+        monkeypatch.setattr("headrace.storage.shared.retention.RUNS_MAX", 5)
+        create(sim)
+        followed = sim.log(TopicPartition("followed", 0), **COMMON, retention_ms=1)
+        followed.retire = lambda _offset: None
+        for _ in range(20):
+            append(followed, batch(b"old", timestamp_ms=1000))
+            sim.write()
+        followed.committed_offset = followed.end_offset
+        for number in range(120):
+            turn(sim, number)
+        rest(sim)
+        assert store_of(sim).rewriter.copied_bytes
+        assert followed.start_offset == 0
+
     @proves("L5", "J6")
     @pytest.mark.parametrize("number", range(30))
     def test_a_loss_of_power_at_any_point_loses_and_doubles_nothing(

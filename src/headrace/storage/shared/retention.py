@@ -44,7 +44,8 @@ def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> boo
         start = _hold(log, pieces, end)
     if start > log.start_offset:
         log.retire(start)
-    return not is_held and sum(last - first for _, first, last in pieces) == RUNS_MAX
+    goes = max(log.start_offset, log.retiring_to) >= start  # what a leader elsewhere keeps is looked at when it is time
+    return goes and not is_held and sum(last - first for _, first, last in pieces) == RUNS_MAX
 
 
 def _unwanted(queue: Queue, start_offset: int, oldest_ms: int, surplus: int, changed: _Changed) -> list[Piece]:
