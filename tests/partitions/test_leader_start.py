@@ -34,7 +34,7 @@ def subscribe(core: LeaderCore, broker: int) -> Progress:
 
 
 def tell(core: LeaderCore, progress: Progress, start: int, now: float = 0.0) -> None:
-    core.heard(progress, END, END, END, start, END, now)
+    core.heard(progress, END, END, END, END, now, start=start)
 
 
 def wanted(core: LeaderCore, now: float) -> SetChange | None:

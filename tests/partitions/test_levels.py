@@ -27,7 +27,7 @@ def group(*members: int, least: int = 1) -> LeaderCore:
     for broker, (queued, sent, received, written, flushed) in POSITIONS.items():
         progress = core.subscribed(broker, "run", 0, 0.0)
         progress.queued, progress.sent = queued, sent
-        core.heard(progress, received, written, flushed, 0, 85, 0.0)
+        core.heard(progress, received, written, flushed, 85, 0.0)
     return core
 
 

@@ -60,7 +60,7 @@ def lead_two(led: Led, **overrides: object) -> tuple[Partition, LeaderCore, Prog
 
 def hear(partition: Partition, progress: Progress, position: int, start: int = 0) -> None:
     assert partition.core is not None
-    partition.core.heard(progress, position, position, position, start, partition.log.end_offset, 0.0)
+    partition.core.heard(progress, position, position, position, partition.log.end_offset, 0.0, start=start)
     partition.settle()
 
 

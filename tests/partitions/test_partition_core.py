@@ -50,7 +50,7 @@ class Group:
         self.heard_at[broker] = self.now
         progress = self.followers[broker]
         position = max(position, progress.written)
-        return self.core.heard(progress, position, position, position, 0, self.core.position, self.now)
+        return self.core.heard(progress, position, position, position, self.core.position, self.now)
 
     def confirm(self, *brokers: int) -> bool:
         self.revision += 1
@@ -177,7 +177,7 @@ def test_what_was_only_written_counts_no_more_once_the_topic_asks_for_the_disk()
     group = Group(1, 2)
     assert not group.moved(1, 100)
     group.core.durability_changed(flushed_counts=True, position=10)
-    group.core.heard(group.followers[2], 100, 100, 100, 0, 100, 1.0)
+    group.core.heard(group.followers[2], 100, 100, 100, 100, 1.0)
     assert group.core.high_watermark == 10
     assert group.core.moved(100)
     assert group.core.high_watermark == 100

@@ -204,9 +204,9 @@ class LeaderCore:
             self._recount()
 
     def heard(
-        self, progress: Progress, received: int, written: int, flushed: int, start: int, end: int, now: float
+        self, progress: Progress, received: int, written: int, flushed: int, end: int, now: float, start: int = 0
     ) -> bool:
-        """A follower told its positions; `end` is where the leader's own log ends."""
+        """A follower told its positions, and where its log begins; `end` is where the leader's own log ends."""
         if UNKNOWN < progress.start < start:
             progress.start_due_at = now
         progress.received, progress.written, progress.flushed, progress.start = received, written, flushed, start

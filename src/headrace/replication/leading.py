@@ -239,7 +239,7 @@ class LeadingEnd:
                 )
             self.under_way_bytes -= stream.arrived(received)
             partition, core = stream.partition, stream.core
-            core.heard(stream.progress, received, written, flushed, start, partition.log.written_offset, now)
+            core.heard(stream.progress, received, written, flushed, partition.log.written_offset, now, start)
             shared.partitions.settle(partition)
             if not core.is_member(self.broker, self.incarnation):
                 shared.caught_up(partition)
