@@ -81,6 +81,46 @@ def test_a_torn_write_is_cut_anywhere() -> None:
     assert all(b"0123456789".startswith(content) for content in seen)
 
 
+@pytest.mark.parametrize("synced", ["", "/new"])
+def test_a_power_cut_loses_no_name_to_a_rename_between_two_folders(synced: str) -> None:
+    seen = set()
+    for seed in SEEDS:
+        disk = disk_of(Process(VirtualLoop(), "one"))
+        disk.make_folder("/old/folder")
+        disk.open("/old/file", create=True)
+        disk.make_folder("/new")
+        for path in ("/old", "/new", "/"):
+            disk.sync_folder(path)
+        disk.make_folder("/new/inside")
+        for name in ("folder", "file"):
+            disk.rename(f"/old/{name}", f"/new/inside/{name}")
+        if synced:
+            disk.sync_folder(synced)
+            disk.sync_folder(f"{synced}/inside")
+        disk.crash(seed)
+        places = "/old", "/new/inside"
+        found = [name for place in places if disk.exists(place) for name in disk.list(place)]
+        assert found.count("folder") == 1
+        assert found.count("file") in (1, 2)
+        assert not synced or sorted(disk.list("/new/inside")) == ["file", "folder"]
+        seen.add((found.count("file"), disk.exists("/old/folder"), disk.exists("/old/file")))
+    assert {moved for _, moved, _ in seen} == ({False} if synced else {True, False})
+
+
+def test_what_was_renamed_into_a_folder_and_removed_there_does_not_come_back() -> None:
+    for seed in SEEDS:
+        disk = disk_of(Process(VirtualLoop(), "one"))
+        disk.make_folder("/old")
+        disk.make_folder("/new")
+        disk.open("/old/file", create=True)
+        disk.rename("/old/file", "/new/file")
+        disk.remove("/new/file")
+        for path in ("/old", "/new", "/"):
+            disk.sync_folder(path)
+        disk.crash(seed)
+        assert disk.list("/old") == disk.list("/new") == []
+
+
 def test_a_sync_takes_its_time_and_a_crash_before_its_end_may_lose_what_it_was_for() -> None:
     loop = VirtualLoop()
     lost = 0

@@ -190,6 +190,37 @@ def test_an_interrupted_conversion_goes_on_wherever_it_was(layout: str) -> None:
     assert state_of(harness) == before
 
 
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_a_swap_goes_on_after_power_was_lost_at_any_of_its_moves(layout: str, seed: int) -> None:
+    """Twice in a row: what the first run has moved, and not synced, is the second's to make last."""
+    for nth in range(24):
+        harness = filled(layout)
+        before = state_of(harness)
+        assert isinstance(harness.disk, SimDisk)
+        countdown = nth
+
+        def tell(step: str, done: int, total: int) -> None:
+            nonlocal countdown
+            countdown -= step in ("swap", "move", "swapped", "remove")
+            if countdown < 0:
+                raise Stopped
+
+        for run in range(2):
+            try:
+                convert(harness.disk, harness.clock, harness.data, options(OTHER[layout]), tell)
+            except Stopped:
+                harness.disk.crash(seed + nth + run)
+                countdown = nth % 5
+            else:
+                break
+        if "@convert" in harness.disk.list(harness.data):
+            countdown = 1 << 30
+            convert(harness.disk, harness.clock, harness.data, options(OTHER[layout]), tell)
+        harness.layout = OTHER[layout]
+        assert whole(harness)
+        assert state_of(harness) == before
+
+
 @proves("L5")
 @pytest.mark.parametrize("step", ["write", "compare", "move", "swapped"])
 def test_a_killed_conversion_goes_on(real: Harness, step: str, seed: int) -> None:

@@ -12,7 +12,7 @@ from headrace.storage import watermarks
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.watermarks import Watermarks
 from proving import proves
-from storage.disk_walk import ENDINGS, KILLED, NUMBERS, STOPPED, Step, Walk, World
+from storage.disk_walk import ENDINGS, NUMBERS, Step, Walk, World
 
 SAMPLED = 12
 CALLS_MAX = 200
@@ -56,10 +56,8 @@ WALKS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_disk_that_fails_now_and_then_costs_no_record(layout: str, operation: str, seed: int) -> None:
     walk = Walk(layout, *OPERATIONS[operation])
-    # A loss of power while a conversion swaps is walked by the long form, which tells of what is left to mend.
-    endings = (KILLED, STOPPED) if operation.startswith("conversion") else ENDINGS
     for nth in range(1 + seed % max(1, walk.calls // SAMPLED), walk.calls + 1, max(1, walk.calls // SAMPLED)):
-        walk.fail(nth, NUMBERS[nth % len(NUMBERS)], endings[nth // 3 % len(endings)], seed + nth)
+        walk.fail(nth, NUMBERS[nth % len(NUMBERS)], ENDINGS[nth // 3 % len(ENDINGS)], seed + nth)
 
 
 @proves("F7", "L4")

@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.ports.clock import Clock
 from headrace.ports.disk import SYNC_FAILED, Buffer, File, Range, SyncDone, SyncFailed
-from headrace.sim.platter import SECTOR_BYTES, FileNode, FolderNode, Resize, Write
+from headrace.sim.platter import SECTOR_BYTES, FileNode, FolderNode, Move, Resize, Write
 
 UNLIMITED_BYTES: Final = 1 << 50
 
@@ -122,6 +122,8 @@ class SimDisk:
         self._root = FolderNode()
         self._folders: dict[str, FolderNode] = {}
         """Those that were found by their path, until one goes or is renamed."""
+        self._moves: builtins.list[Move] = []
+        """From one folder to another, until both are synced."""
         self._failing_syncs: dict[str, int] = {}
         self._failing_writes: dict[str, int] = {}
         self._failing_opens: dict[str, int] = {}
@@ -137,7 +139,11 @@ class SimDisk:
     def crash(self, seed: int) -> None:
         """Lose power: open files are gone, and so is a random part of what was not synced."""
         self.release()
-        self._root.crash(random.Random(seed))
+        chance = random.Random(seed)
+        moves, self._moves = [move for move in self._moves if not move.settled], []
+        self._root.crash(chance)
+        for move in moves:
+            move.mend(self._root, chance)
 
     def release(self) -> None:
         """The process that used the disk is dead: its open files and locks are gone, what it wrote is not."""
@@ -313,6 +319,8 @@ class SimDisk:
         parent.stepped()
         if target_parent is not parent:
             target_parent.stepped()
+            sides = parent, name, parent.last_step, target_parent, target_name, target_parent.last_step
+            self._moves = [move for move in self._moves if not move.settled] + [Move(node, *sides)]
 
     def sync_folder(self, path: str) -> None:
         self.meet("sync folder", path)

@@ -2,6 +2,9 @@
 
 Each file keeps its content, the image that is safe on the platter, and the writes between the two. A crash keeps a
 random part of those writes, one of them perhaps torn; of the changes to a folder it keeps those up to a random one.
+What was renamed from one folder to another is never lost to both. POSIX does not promise that; ext4 with its journal,
+XFS and Btrfs do, as they write both sides in one transaction, and ext2 does not. A file may be found in both folders,
+which only weaker file systems leave; a folder, which has one parent, is found in one.
 Mapped memory is not journalled: a crash takes each sector of a mapped file from before or after.
 """
 
@@ -132,6 +135,12 @@ class FolderNode:
     entries: dict[str, FileNode | FolderNode] = field(default_factory=dict)
     safe: dict[str, FileNode | FolderNode] = field(default_factory=dict)
     steps: list[dict[str, FileNode | FolderNode]] = field(default_factory=list)
+    steps_taken: int = 0
+    """How many are safe; after a crash, how many it kept."""
+
+    @property
+    def last_step(self) -> int:
+        return self.steps_taken + len(self.steps)
 
     def stepped(self) -> None:
         """Remember the entries as they are after one more change."""
@@ -140,6 +149,7 @@ class FolderNode:
     def settle(self, steps: int) -> None:
         if steps:
             self.safe = self.steps[steps - 1]
+            self.steps_taken += steps
             del self.steps[:steps]
 
     def let_go(self) -> None:
@@ -153,3 +163,47 @@ class FolderNode:
         self.entries = dict(self.safe)
         for node in self.entries.values():
             node.crash(chance)
+
+    def put(self, name: str, node: FileNode | FolderNode | None) -> None:
+        """On the platter itself; None: take it away."""
+        for entries in (self.entries, self.safe):
+            if node is None:
+                entries.pop(name, None)
+            else:
+                entries[name] = node
+
+    def everything(self) -> dict[int, FileNode | FolderNode]:
+        """All that can be reached from here, by identity."""
+        found: dict[int, FileNode | FolderNode] = {id(self): self}
+        for node in self.entries.values():
+            found |= node.everything() if isinstance(node, FolderNode) else {id(node): node}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A rename from one folder to another, and the step that it is of each."""
+
+    node: FileNode | FolderNode
+    source: FolderNode
+    name: str
+    source_step: int
+    target: FolderNode
+    target_name: str
+    target_step: int
+
+    @property
+    def settled(self) -> bool:
+        return self.source.steps_taken >= self.source_step and self.target.steps_taken >= self.target_step
+
+    def mend(self, root: FolderNode, chance: random.Random) -> None:
+        """After a crash that may have kept one of its sides, or lost the folder that it went to."""
+        there = root.everything()
+        arrived = self.target.steps_taken >= self.target_step and id(self.target) in there
+        if self.source.steps_taken >= self.source_step and not arrived and id(self.node) not in there:
+            free = id(self.source) in there and self.name not in self.source.entries
+            folder, name = (self.source, self.name) if free else (self.target, self.target_name)
+            folder.put(name, self.node)
+            self.node.crash(chance)
+        elif arrived and isinstance(self.node, FolderNode) and self.source.entries.get(self.name) is self.node:
+            self.source.put(self.name, None)

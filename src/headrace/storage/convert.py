@@ -6,10 +6,13 @@
     <data>/@kept-<layout>-<k>/  the same, for who wants to keep it
 
 The new form is built beside the old one, which is not touched; then it is verified, and compared with the old one byte
-for byte. From the journal's state `swap` on, everything is moved by renames, each of which can be done twice: who runs
-this again goes on where a kill or a loss of power interrupted it. While things are moved, the file `layout` names
-neither layout, so no broker starts. A folder that was not stopped cleanly is first recovered, as a broker's start does
-it. Key indexes are not taken along: a broker builds them anew.
+for byte. From the journal's state `swap` on, everything is moved by renames, first the old form away, then the new one
+to its place; the folders of the first are synced before the second begins, and those of the second before the file
+`layout` says so. Who runs this again goes on where a kill or a loss of power interrupted it: what has arrived stays,
+and all folders are synced, whoever moved something there. That needs a file system which loses no name to a rename
+between two folders: ext4 with its journal, XFS and Btrfs are such; POSIX does not promise it. While things are moved,
+`layout` names neither layout, so no broker starts. A folder that was not stopped cleanly is first recovered, as a
+broker's start does it. Key indexes are not taken along: a broker builds them anew.
 """
 
 from __future__ import annotations
@@ -335,28 +338,34 @@ class Conversion:
         layout = f"{self._data}/{folder.LAYOUT_FILE}"
         write_atomically(self._disk, layout, f"between {journal.source} and {journal.target}\n".encode())
         self._tell("swap", 0, 0)
-        folders = {self._data, self._new, self._old}
-        for item in journal.old:
-            if not self._disk.exists(f"{self._old}/{item}"):
-                folders |= self._move(self._data, self._old, item)
+        self._move(journal.old, self._data, self._old)
         self._tell("swap", 1, 0)
-        for item in journal.new:
-            if self._disk.exists(f"{self._new}/{item}"):
-                folders |= self._move(self._new, self._data, item)
-        for path in sorted(folders):
-            if self._disk.exists(path):
-                self._disk.sync_folder(path)
+        self._move(journal.new, self._new, self._data)
         self._tell("swap", 2, 0)
         write_atomically(self._disk, layout, journal.target.encode() + b"\n")
         self._tell("swapped", 0, 0)
 
-    def _move(self, source: str, target: str, item: str) -> set[str]:
-        """Answers the folders that changed."""
-        parents = {f"{root}/{item}".rpartition("/")[0] for root in (source, target)}
-        self._disk.make_folder(f"{target}/{item}".rpartition("/")[0])
-        self._disk.rename(f"{source}/{item}", f"{target}/{item}")
-        self._tell("move", 0, 0)
-        return parents
+    def _move(self, items: list[str], source: str, target: str) -> None:
+        """Move what has not arrived yet, and make it last. In the place of the new form there may still be an old
+        checkpoint, if a crash left that in both folders: it is replaced."""
+        disk = self._disk
+        for item in items:
+            arrived = disk.exists(f"{target}/{item}")
+            if disk.exists(f"{source}/{item}") and not (arrived and target == self._old):
+                disk.make_folder(_parent(f"{target}/{item}"))
+                disk.rename(f"{source}/{item}", f"{target}/{item}")
+                self._tell("move", 0, 0)
+            elif not arrived:
+                raise DataFolderError(
+                    f"{item} is neither in {source} nor in {target}: the file system lost it when it was moved; "
+                    f"nothing else of {self._data} was removed"
+                )
+        # The targets first: a name that is in both folders does no harm, one that is in neither does.
+        for root in (target, source):
+            folders = {_parent(f"{root}/{item}") for item in items} | {root, self._at}
+            for path in sorted(folders, reverse=True):
+                if disk.exists(path):
+                    disk.sync_folder(path)
 
     def _keep(self, source: str) -> str | None:
         if not self._disk.exists(self._old):
@@ -396,6 +405,10 @@ class _Counter:
     def add(self, count: int) -> None:
         self._done += count
         self._tell(self._step, self._done, self._total)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _items(disk: Disk, data: str) -> list[str]:
