@@ -37,11 +37,19 @@ class LogStart:
             return
         self._asked = offset
         try:
-            log.delete_before(offset, partial(self._kept, offset))
+            self._delete(offset)
         except (HeadraceError, OSError) as error:
             self._asked = NONE
-            logger.error("%s: not all below offset %d could be removed: %s", log.topic_partition, offset, error)
+            logger.error("%s: cannot begin at offset %d: %s", log.topic_partition, offset, error)
             self._settled(error if isinstance(error, HeadraceError) else StorageFailed(str(error)))
+
+    def _delete(self, offset: int) -> None:
+        log, kept = self._log, partial(self._kept, offset)
+        try:
+            log.delete_before(offset, kept)
+        except OSError as error:
+            logger.error("%s: not all below offset %d could be removed: %s", log.topic_partition, offset, error)
+            log.delete_before(offset, kept)  # it begins there now, which is only to be made safe
 
     def _kept(self, offset: int, error: HeadraceError | None) -> None:
         if self._asked == offset:
