@@ -93,6 +93,10 @@ def test_a_member_gets_its_id_before_it_is_one() -> None:
     refused = scene.join(known=True, client="c").reply
     assert (refused.error_code, refused.member_id) == (Code.MEMBER_ID_REQUIRED, "c-1")
     assert scene.group().roster.members == {}
+    stranger = scene.join("c-1", "an instance", known=True).reply
+    assert stranger.error_code == Code.UNKNOWN_MEMBER_ID, "the id was given to nobody with an instance id"
+    (left,) = scene.coordinator.leave(GROUP, [Leaver("c-1", "an instance")]).members
+    assert left.error_code == Code.UNKNOWN_MEMBER_ID
     joined = scene.join("c-1", known=True).reply
     assert (joined.error_code, joined.member_id, joined.generation_id) == (Code.NONE, "c-1", 1)
 
@@ -297,6 +301,47 @@ def test_a_sync_sent_twice_answers_the_first_one_too() -> None:
     assert lost.reply.error_code == Code.REBALANCE_IN_PROGRESS
     scene.sync(waits.reply, {again.member_id: b"x"})
     assert kept.reply.assignment == b"x"
+
+
+def test_an_assignment_that_the_leader_sends_twice_is_stored_once_as_it_is_told() -> None:
+    scene = Scene()
+    joined = scene.join().reply
+    scene.held = True
+    lost = scene.sync(joined, {joined.member_id: b"a"})
+    kept = scene.sync(joined, {joined.member_id: b"b"})
+    assert len(scene.on_the_way) == 1
+    scene.acknowledge()
+    assert lost.reply.error_code == Code.REBALANCE_IN_PROGRESS
+    assert kept.reply.assignment == b"a"
+    scene.take_over()
+    assert scene.sync(joined).reply.assignment == b"a"
+
+
+def test_a_session_begins_anew_with_each_answer_that_a_member_had_to_wait_for() -> None:
+    """It could not be heard of while it waited, and is not to be removed for that."""
+    scene = Scene()
+    first, second = scene.stable(2)
+    waits = scene.join(first.member_id, protocols=(("range", b"changed"),))
+    for _ in range(4):
+        scene.advance(SESSION_SECONDS / 2)
+        assert scene.beat(second) == Code.REBALANCE_IN_PROGRESS
+    second = scene.join(second.member_id).reply
+    first = waits.reply
+    assert first.leader == first.member_id
+    scene.advance(SESSION_SECONDS - 1)
+    assert scene.beat(first) == Code.NONE, "joined"
+    scene.held = True
+    synced = scene.sync(second)
+    scene.sync(first, {second.member_id: b"x"})
+    scene.advance(2 * SESSION_SECONDS)
+    scene.acknowledge()
+    assert synced.reply.assignment == b"x"
+    scene.advance(SESSION_SECONDS - 1)
+    assert (scene.beat(first), scene.beat(second)) == (Code.NONE, Code.NONE), "assigned"
+    scene.advance(SESSION_SECONDS - 1)
+    assert (scene.beat(first), scene.sync(second).reply.error_code) == (Code.NONE, Code.NONE)
+    scene.advance(SESSION_SECONDS - 1)
+    assert scene.beat(second) == Code.NONE, "asked for its assignment again"
 
 
 def test_members_leave_and_the_rest_join_again() -> None:
