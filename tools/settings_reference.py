@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from headrace.cluster.config import DYNAMIC
 from headrace.declared import GROUP_SETTINGS
+from headrace.kafka.broker_names import ALIASES
 from headrace.settings import BROKER_SETTINGS, REGISTRY_BY_NAME, REGISTRY_SETTINGS, TOPIC_SETTINGS, Setting, Value
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
@@ -39,11 +41,25 @@ def table(settings: tuple[Setting, ...]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def kafka_names() -> str:
+    rows = ["| Kafka's name | here |", "|---|---|"]
+    rows += [f"| `{name}` | `{known}` |" for name, known in sorted(ALIASES.items())]
+    return "\n".join(rows) + "\n"
+
+
 def reference() -> str:
     own = {setting.name for setting in REGISTRY_SETTINGS}
     shared = [name for name in REGISTRY_BY_NAME if name not in own]
+    defaults = {f"log.{setting.name}" for setting in TOPIC_SETTINGS}
+    altered = sorted(
+        DYNAMIC - defaults - {setting.name for setting in BROKER_SETTINGS if "without effect" in setting.meaning}
+    )
     return (
-        f"{HEAD}\n## Broker\n\n{table(BROKER_SETTINGS)}\n## Topic\n\n"
+        f"{HEAD}\n## Broker\n\n{table(BROKER_SETTINGS)}"
+        "\nWhile a broker runs, `headrace config set broker ID NAME=VALUE`, or any of Kafka's tools, alters "
+        f"{', '.join(f'`{name}`' for name in altered)}, and the defaults of topics.\n\n"
+        "Kafka's tools can use Kafka's names for these; in files and flags they are called as here.\n\n"
+        f"{kafka_names()}\n## Topic\n\n"
         f"Each has a broker-wide default called `log.` and the name.\n\n{table(TOPIC_SETTINGS)}"
         f"\n## Group\n\nOf a consumer group, by its name, with Kafka's admin tools.\n\n{table(GROUP_SETTINGS)}"
         f"\n## Registry\n\n`headrace registry` reads them in the same ways.\n\n{table(REGISTRY_SETTINGS)}\n"

@@ -148,7 +148,7 @@ def check_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
     for name, given in overrides.items():
         setting = TOPIC_BY_NAME.get(name)
         if setting is None:
-            raise InvalidConfig(f"unknown topic setting {name!r}{_nearest(name, TOPIC_BY_NAME)}")
+            raise InvalidConfig(f"unknown topic setting {name!r}{nearest(name, TOPIC_BY_NAME)}")
         try:
             checked[name] = setting.parse(given)
         except SettingError as error:
@@ -170,7 +170,7 @@ def load(
         for name, raw in given.items():
             setting = _KNOWN.get(name)
             if setting is None:
-                raise SettingError(f"{source}: unknown setting {name!r}{_nearest(name, _KNOWN)}")
+                raise SettingError(f"{source}: unknown setting {name!r}{nearest(name, _KNOWN)}")
             try:
                 values[name] = setting.parse(raw)
             except SettingError as error:
@@ -179,7 +179,8 @@ def load(
     return BrokerSettings(values, sources)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say behind an unknown name."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else "; `headrace serve --print-config` lists all"
 
@@ -210,6 +211,6 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
         if not variable.startswith("HEADRACE_") or variable in CLIENT_VARIABLES:
             continue
         if variable not in by_variable:
-            raise SettingError(f"environment: unknown variable {variable}{_nearest(variable, by_variable)}")
+            raise SettingError(f"environment: unknown variable {variable}{nearest(variable, by_variable)}")
         given[by_variable[variable]] = value
     return given

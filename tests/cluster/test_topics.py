@@ -305,6 +305,8 @@ def test_list_settings_are_appended_to_and_subtracted_from_as_in_effect() -> Non
         changed({}, [ConfigChange("flush.ms", Operation.APPEND, "1")], TOPIC_BY_NAME, {})
     with pytest.raises(InvalidRequest, match="needs a value"):
         changed({}, [ConfigChange("flush.ms", Operation.SET)], TOPIC_BY_NAME, {})
+    with pytest.raises(InvalidConfig, match=r"unknown setting 'flush.mss'; did you mean 'flush.ms'\?"):
+        changed({}, [ConfigChange("flush.mss", Operation.SET, "1")], TOPIC_BY_NAME, {})
     with pytest.raises(InvalidRequest, match="once"):
         changed({}, [ConfigChange("flush.ms", Operation.DELETE)] * 2, TOPIC_BY_NAME, {})
 

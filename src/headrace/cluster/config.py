@@ -26,6 +26,7 @@ from headrace.settings import (
     Setting,
     Value,
     check_topic_overrides,
+    nearest,
 )
 
 DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
@@ -114,7 +115,7 @@ def changed(
     for change in changes:
         setting = known.get(change.name)
         if setting is None:
-            raise InvalidConfig(f"unknown setting {change.name!r}")
+            raise InvalidConfig(f"unknown setting {change.name!r}{nearest(change.name, known)}")
         if change.operation is Operation.DELETE:
             altered.pop(change.name, None)
             continue
@@ -180,7 +181,7 @@ def _check_broker_settings(altered: Mapping[str, str]) -> None:
     for name, text in altered.items():
         setting = BROKER_BY_NAME.get(name)
         if setting is None:
-            raise InvalidConfig(f"unknown broker setting {name!r}")
+            raise InvalidConfig(f"unknown broker setting {name!r}{nearest(name, BROKER_BY_NAME)}")
         if name not in DYNAMIC:
             raise InvalidConfig(f"broker setting {name} cannot be altered while running: change the file and restart")
         try:
