@@ -168,6 +168,18 @@ def test_a_member_has_its_time_from_when_it_was_asked() -> None:
     assert wanted(core, now + START_SECONDS_MAX + 1) is not None
 
 
+def test_a_member_that_only_tells_the_same_start_again_leaves_in_the_end() -> None:
+    core = core_of(LEADER, 2)
+    tell(core, subscribe(core, 2), 0)
+    core.want_start(10, 0.0)
+    progress = subscribe(core, 2)
+    tell(core, progress, 0, START_SECONDS_MAX / 3)
+    tell(core, progress, 0, START_SECONDS_MAX / 2)
+    change = wanted(core, START_SECONDS_MAX + 1)
+    assert change is not None
+    assert change.removed == (2,)
+
+
 @pytest.fixture(params=["partitioned", "shared"])
 def led(request: pytest.FixtureRequest) -> Led:
     return Led(request.param)
