@@ -10,6 +10,7 @@ import pytest
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.ports.disk import read_whole
 from headrace.sim.disk import SimDisk
+from headrace.storage.log import Log
 from proving import proves
 from replication.scene import Broker, Scene
 
@@ -181,6 +182,40 @@ def test_a_member_cuts_nothing_before_it_has_left_the_set() -> None:
     scene.until_answered(waiting)
     scene.settle()
     assert len(broker.values()) == 41
+
+
+@proves("J3")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_broker_started_anew_cuts_nothing_while_its_last_run_is_a_member(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller may carry the membership over at any time, by what the broker held when it was started."""
+    scene = Scene(layout=layout, topic={"segment_bytes": 2000, "durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50))
+    scene.settle()
+    scene.alive[2].store.close()
+    scene.kill(2)
+    flip(scene.disks[2], "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0")
+    broker = scene.start(2)
+    scene.tell(2)
+    broker.partition().found_damage(20)
+    broker.replication.tick()
+
+    members: list[set[int]] = []
+    truncate = type(broker.log()).truncate
+
+    def cut(log: Log, offset: int) -> None:
+        members.append(set(scene.keys[0].members))
+        truncate(log, offset)
+
+    monkeypatch.setattr(type(broker.log()), "truncate", cut)
+    scene.until("mending", lambda: not broker.partitions.damaged)
+    assert members == [{1, 3}]
+    scene.until("the return", lambda: 2 in scene.keys[0].members)
+    scene.settle()
+    assert len(broker.values()) == 40
 
 
 def test_a_leader_with_damage_is_mended_once_it_follows() -> None:

@@ -166,6 +166,10 @@ class LeaderCore:
         proposed = self.proposed_members
         return self.is_member(broker, incarnation) or (proposed is not None and proposed.get(broker) == incarnation)
 
+    def may_count(self, broker: int) -> bool:
+        """Whether it is a member in any incarnation: the controller may carry it over to the one that it has now."""
+        return broker in self.members or (self.proposed_members is not None and broker in self.proposed_members)
+
     # Positions.
 
     def moved(self, position: int) -> bool:

@@ -51,9 +51,11 @@ def refusal(asked: Subscribe, partition: Partition | None, broker: int) -> Stop 
 
 def must_leave(asked: Subscribe, core: LeaderCore, broker: int, incarnation: str) -> Stop | None:
     """A member that holds less than what is committed could be elected, and that would be lost: it gets nothing, and
-    cuts nothing, before it has left the set."""
+    cuts nothing, before it has left the set. Who is about to cut could become one again in the next moment, if it was
+    one before it was started anew."""
     committed = core.committed_before(mends=asked.mends)
-    if asked.end >= committed or not core.counts(broker, incarnation):
+    counts = core.may_count(broker) if asked.mends else core.counts(broker, incarnation)
+    if asked.end >= committed or not counts:
         return None
     text = f"broker {broker} is in sync below {committed} and asks for {asked.end}: it leaves the set first"
     return Stop(asked.subscription, asked.epoch, Reason.IN_SYNC, text)
