@@ -10,7 +10,6 @@ one lease time: it may be about to register again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -27,7 +26,7 @@ from headrace.cluster.reports_due import ReportsDue
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.topics import plan_remove_unfinished
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, Compute, at_once, pause
+from headrace.cluster.waiting import Bell, Compute, OwnedTask, at_once, pause
 from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete
@@ -64,7 +63,6 @@ class Controlling:
         self._membership = membership
         self._clock = clock
         self._rules = rules
-        self._failed = failed
         self._prefer_seconds = prefer_seconds
         self._internal_replicas = internal_replicas
         self._is_held = is_held
@@ -79,19 +77,16 @@ class Controlling:
         self._settled: Image | None = None
         self._unruled: dict[str, str] = {}
         self._unfinished: dict[str, tuple[int, float]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     def start(self) -> None:
         self._view.listen(self._follow)
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._run())
         self._bell.ring()
 
     async def close(self) -> None:
         await self._drains.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     def tick(self) -> None:
         now = self._clock.now()
@@ -241,11 +236,6 @@ class Controlling:
                 "the deletion of topic %r is not kept any longer for brokers %s: they will set its logs aside",
                 deletion.topic, list(deletion.brokers),
             )  # fmt: skip
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)
 
 
 def _tell(decisions: Sequence[Decision]) -> None:

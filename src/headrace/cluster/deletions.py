@@ -20,7 +20,7 @@ from headrace.cluster.image import Deletion, Image, encode_deletion
 from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, Step, unchanged
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, pause
+from headrace.cluster.waiting import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete, Put
@@ -70,21 +70,17 @@ class Deletions:
         self._clock = clock
         self._disk = disk
         self._data = data
-        self._failed = failed
         self._is_held = is_held
         self._bell = Bell()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     def start(self) -> None:
         self._view.listen(self._follow)
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._run())
         self._bell.ring()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     def _follow(self, old: Image, new: Image) -> None:
         if old.deleted is not new.deleted or old.controls.lineage is not new.controls.lineage:
@@ -148,8 +144,3 @@ class Deletions:
             await answer
         finally:
             opened.close()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)

@@ -12,7 +12,6 @@ Without a lease that holds for certain nothing is sent.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from headrace.cluster.image import LIVE, Image, PartitionState, encode_partition
 from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, pause
+from headrace.cluster.waiting import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.partitions.core import SetChange
 from headrace.partitions.partition import Partition
@@ -66,20 +65,16 @@ class InSyncSets:
         self._membership = membership
         self._partitions = partitions
         self._clock = clock
-        self._failed = failed
         self._is_held = is_held
         self._pending: dict[Partition, Proposal] = {}
         self._bell = Bell()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     def want(self, partition: Partition, change: SetChange) -> None:
         """The leader of a partition has proposed a change of its set: both sets count until it is answered."""
@@ -186,11 +181,6 @@ class InSyncSets:
         if awaited:
             del self._pending[proposal.partition]
         return awaited
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)
 
 
 def _registrations(image: Image, change: SetChange) -> tuple[Compare, ...] | None:

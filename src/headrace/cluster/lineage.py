@@ -19,7 +19,6 @@ and not deleted (cluster.assignment).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable
@@ -31,7 +30,7 @@ from headrace.cluster.controls import Difference, Doubt, Lineage, encode_doubt
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, encode_partition
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, Plan, Step, unchanged
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, pause
+from headrace.cluster.waiting import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, InvalidRequest, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete, Put
@@ -167,7 +166,6 @@ class MetadataWatch:
         self._disk = disk
         self._path = f"{folder}/{FILE_NAME}"
         self._broker = broker
-        self._failed = failed
         known = read_seen(disk, folder)
         if known is not None and known.cluster != cluster:
             raise DataFolderError(
@@ -182,7 +180,7 @@ class MetadataWatch:
         self._closed = self._running = False
         self._next = 0.0
         self._bell = Bell()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     @property
     def is_held(self) -> bool:
@@ -198,8 +196,7 @@ class MetadataWatch:
             self._raise_doubt(image)
         else:
             self._keep(replace(self._seen, lineage=image.controls.lineage, revision=image.revision))
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._run())
 
     def compare_logs(self) -> None:
         """When the store is open, and when somebody has seen one: a log of an epoch that its key has not reached yet
@@ -211,9 +208,7 @@ class MetadataWatch:
 
     async def close(self) -> None:
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     def tick(self) -> None:
         image, now = self._view.image, self._clock.now()
@@ -306,8 +301,3 @@ class MetadataWatch:
                 log.info("the doubt about the metadata is told again: %s", error)
                 await pause(self._clock, RETRY_SECONDS)
                 self._bell.ring()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)

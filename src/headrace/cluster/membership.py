@@ -7,7 +7,6 @@ answer.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import LEAVING, Broker, Endpoint, Image, decode_broker, encode_broker
-from headrace.cluster.waiting import pause
+from headrace.cluster.waiting import OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, OperatorError
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Compare, Coordination, Delete, KeyValue, Put
@@ -98,7 +97,7 @@ class Membership:
         self._revision = 0
         self._unanswered: set[int] = set()
         """Leases of registrations that may have been made: the answer did not come."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     @property
     def standing(self) -> bool:
@@ -121,8 +120,7 @@ class Membership:
                 if self._clock.now() >= give_up:
                     raise
             await pause(self._clock, REGISTER_PAUSE_SECONDS)
-        self._task = asyncio.get_running_loop().create_task(self._renew())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._renew())
 
     async def leave(self) -> None:
         """Say that this broker is about to go: its leaderships are handed over while it still serves."""
@@ -143,9 +141,7 @@ class Membership:
                 await self._coordination.revoke_lease(lease)
 
     async def stop_renewing(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     def follow(self, _old: Image, new: Image) -> None:
         """An image listener: a second process with this broker's number and data folder must not go on beside us."""
@@ -211,11 +207,6 @@ class Membership:
 
     def _answered(self) -> None:
         self.steady_since = min(self.steady_since, self._clock.now())
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)
 
 
 def _taken(broker: int, key: str, rival: KeyValue) -> str:

@@ -12,7 +12,6 @@ alone in the set it goes on, says what would help, and resigns as soon as anothe
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -24,7 +23,7 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.moves import live_members
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, unchanged
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, pause
+from headrace.cluster.waiting import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -80,7 +79,6 @@ class EndReports:
         self._membership = membership
         self._partitions = partitions
         self._clock = clock
-        self._failed = failed
         self._is_held = is_held
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
@@ -90,18 +88,15 @@ class EndReports:
         """Damaged logs for which no other can lead, as it was said, and the offset."""
         self._look_at = clock.now()
         self._bell = Bell()
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     def start(self) -> None:
         self._view.listen(lambda _old, _new: self._bell.ring())
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._run())
         self._bell.ring()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     async def _run(self) -> None:
         while True:
@@ -225,8 +220,3 @@ class EndReports:
         key = keys.ends_key(image.prefix, topic.name, state.index, self._membership.broker.id)
         same = unchanged(keys.partition_key(image.prefix, topic.name, state.index), state.revision)
         return same, Put(key, encode_end(report), self._membership.lease)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from headrace.cluster.image import Image, apply, empty, from_listing
-from headrace.cluster.waiting import pause
+from headrace.cluster.waiting import OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Behind, Compacted, Coordination
@@ -50,17 +50,15 @@ class ClusterView:
         self.image = empty(prefix)
         self._coordination = coordination
         self._clock = clock
-        self._failed = failed
         self.on_restored: ImageListener = lambda _old, _new: None
         self._listeners: list[ImageListener] = []
         self._waiting: dict[asyncio.Future[Image], Predicate] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task = OwnedTask(failed)
 
     async def start(self) -> None:
         """The first image is there when this returns; raises CoordinationError if it cannot be had."""
         await self._list()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
-        self._task.add_done_callback(self._ended)
+        self._task.start(self._follow())
 
     def listen(self, listener: ImageListener) -> None:
         self._listeners.append(listener)
@@ -82,9 +80,7 @@ class ClusterView:
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(CoordinationError("the broker is stopping"))
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._task.close()
 
     async def _list(self) -> None:
         listing = await self._coordination.list(self.image.prefix)
@@ -126,11 +122,6 @@ class ClusterView:
         for waiter, predicate in self._waiting.items():
             if not waiter.done() and predicate(image):
                 waiter.set_result(image)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._failed(error)
 
 
 def _give_up(waiter: asyncio.Future[Image], timeout_seconds: float) -> None:

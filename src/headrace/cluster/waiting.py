@@ -1,9 +1,11 @@
-"""A coroutine's waits: for time to pass by the injected clock, for a call from elsewhere on the loop, for long work."""
+"""A coroutine's waits: for time to pass by the injected clock, for a call from elsewhere on the loop, for long work.
+
+And the task that it runs in."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from headrace.ports.clock import Clock
@@ -46,3 +48,26 @@ class Bell:
             finally:
                 self._waiter = None
         self._rung = False
+
+
+class OwnedTask:
+    """A task in the background. `failed` hears why it has ended, unless it was closed."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Called off, and at its end when this returns."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
