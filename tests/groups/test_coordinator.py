@@ -7,6 +7,7 @@ import pytest
 
 from groups.scene import GROUP, LIMITS, SESSION_MS, TOPIC_ID, Scene, Waiter
 from headrace.errors import Code, CorruptBatch
+from headrace.groups.actions import Moment
 from headrace.groups.coordinator import partition_of
 from headrace.groups.limits import limits_from
 from headrace.groups.listing import Lag
@@ -83,6 +84,30 @@ def test_members_commit_in_their_generation() -> None:
     assert scene.commit({("t", 0): 4}, waits.reply).reply[0].error_code == Code.REBALANCE_IN_PROGRESS
     assert scene.committed() == {("t", 0): 3}
     assert scene.commit({("t", 0): 4}, first, group_id="none").reply[0].error_code == Code.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize("generation_id", [0, 1])
+def test_a_member_of_an_earlier_generation_commits_nothing_to_a_group_that_is_empty(generation_id: int) -> None:
+    """What it has not read on for long would take back what others committed since."""
+    scene = Scene()
+    (joined,) = scene.stable(1)
+    scene.commit({("t", 0): 9}, joined)
+    scene.coordinator.leave(GROUP, [Leaver(joined.member_id)])
+    (refused,) = scene.commit({("t", 0): 5}, replace(joined, generation_id=generation_id)).reply
+    assert refused.error_code == Code.UNKNOWN_MEMBER_ID
+    assert scene.committed() == {("t", 0): 9}
+    (taken,) = scene.commit({("t", 0): 7}).reply
+    assert taken.error_code == Code.NONE
+
+
+def test_nobody_leaves_a_group_that_has_ended_here() -> None:
+    scene = Scene()
+    (joined,) = scene.stable(1)
+    group = scene.group()
+    moment = Moment(scene.clock.now(), scene.clock.wall_ms())
+    group.remove(Code.NOT_COORDINATOR, moment)
+    reply, actions = group.leave([Leaver(joined.member_id)], moment)
+    assert (reply.error_code, reply.members, actions) == (Code.COORDINATOR_NOT_AVAILABLE, (), ())
 
 
 def test_a_fenced_instance_cannot_commit() -> None:

@@ -177,6 +177,25 @@ def test_members_that_never_ask_for_their_assignment_are_removed() -> None:
     assert scene.join(second.member_id).reply.leader == second.member_id
 
 
+def test_an_assignment_is_waited_for_no_longer_than_a_rebalance_however_long_sessions_are() -> None:
+    scene = Scene()
+    joined = scene.join(session_ms=60_000, rebalance_ms=5000).reply
+    scene.advance(4)
+    assert scene.beat(joined) == Code.NONE
+    scene.advance(2)
+    assert scene.beat(joined) == Code.UNKNOWN_MEMBER_ID
+
+
+def test_a_join_repeated_by_a_member_keeps_its_session_alive() -> None:
+    scene = Scene()
+    joined = scene.join().reply
+    for _ in range(2):
+        scene.advance(SESSION_SECONDS - 1)
+        assert scene.join(joined.member_id).reply.generation_id == 1
+    scene.advance(SESSION_SECONDS - 1)
+    assert scene.beat(joined) == Code.NONE
+
+
 def test_a_new_member_that_nobody_answers_is_removed_in_the_end() -> None:
     scene = Scene(limits=replace(LIMITS, group=GroupLimits(1000, 2_000_000, 50, 0)))
     first = scene.join(session_ms=1_000_000, rebalance_ms=1_000_000).reply
@@ -199,6 +218,16 @@ def test_a_first_rebalance_waits_for_more_members() -> None:
     scene.advance(2)
     assert {waiter.reply.generation_id for waiter in waits} == {1}
     assert len(waits[0].reply.members) == 2
+
+
+def test_only_the_first_rebalance_waits_for_more_members() -> None:
+    """KIP-134"""
+    scene = Scene(limits=replace(LIMITS, group=GroupLimits(1000, 60_000, 50, initial_rebalance_delay_ms=3000)))
+    first = scene.join()
+    scene.advance(3)
+    second = scene.join()
+    assert scene.join(first.reply.member_id).reply.generation_id == 2
+    assert second.reply.generation_id == 2
 
 
 def test_a_first_rebalance_never_waits_longer_than_the_rebalance_timeout() -> None:

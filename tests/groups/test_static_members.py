@@ -106,6 +106,36 @@ def test_a_static_member_that_does_not_join_again_keeps_its_place_until_its_sess
     assert len(scene.coordinator.describe(GROUP).members) == 1
 
 
+def test_a_leader_that_does_not_join_again_keeps_its_place_and_does_not_lead() -> None:
+    scene = Scene()
+    leader, follower = scene.stable(2, static=True)
+    waits = scene.join(follower.member_id, "i1", protocols=(("range", b"changed"),), rebalance_ms=2000)
+    scene.group().roster.members[leader.member_id].rebalance_timeout_ms = 2000
+    newcomer = scene.join(rebalance_ms=2000)
+    for _ in range(4):
+        scene.advance(SESSION_SECONDS - 1)
+        if waits.answered:
+            break
+        assert scene.beat(leader, "i0") == Code.REBALANCE_IN_PROGRESS
+    assert waits.reply.leader == newcomer.reply.leader == follower.member_id
+    assert leader.member_id in {member.member_id for member in waits.reply.members}
+
+
+def test_a_member_that_restarts_before_it_asked_for_its_assignment_stays() -> None:
+    scene = Scene()
+    leader, follower = scene.stable(2, static=True)
+    waits = scene.join(leader.member_id, "i0", protocols=(("range", b"changed"),))
+    scene.join(follower.member_id, "i1")
+    scene.sync(waits.reply, {follower.member_id: b"its own"}, "i0")
+    scene.advance(SESSION_SECONDS - 1)
+    assert scene.beat(waits.reply, "i0") == Code.NONE
+    back = scene.join(instance="i1").reply
+    scene.advance(SESSION_SECONDS - 1)
+    for _ in range(REBALANCE_MS // SESSION_MS * 2):
+        assert (scene.beat(waits.reply, "i0"), scene.beat(back, "i1")) == (Code.NONE, Code.NONE)
+        scene.advance(SESSION_SECONDS - 1)
+
+
 def test_static_members_that_all_restart_at_once_do_not_end_the_group() -> None:
     scene = Scene()
     joined = [scene.join(instance=f"i{n}", rebalance_ms=2000) for n in range(1)]
