@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from brokers import Broker, wait_for
 from clients.members import Member, wait_shared, wait_values
 from clients.records import Client, Record
 from clients.topics import MakeTopic, create_topic
+from headrace.settings import BROKER_BY_NAME
 from proving import proves
 
 PARTITIONS = 4
@@ -179,3 +182,30 @@ def test_offsets_and_members_continue_after_a_restart(
 
 def after_of(member: Member, before: set[bytes]) -> set[bytes]:
     return set(values_of(member)) - before
+
+
+def counting(counts: list[int]) -> Callable[[Consumer, list[TopicPartition]], None]:
+    return lambda _, found: counts.append(len(found))
+
+
+@proves("R9")
+def test_members_that_come_within_the_initial_delay_share_the_first_assignment(
+    fresh_broker: Callable[..., Broker],
+) -> None:
+    """librdkafka's cases 0113 and 0118 count the rebalances of members that start one after the other."""
+    by_default = BROKER_BY_NAME["group.initial.rebalance.delay.ms"].default
+    broker = fresh_broker(settings={"group.initial.rebalance.delay.ms": by_default})
+    name = create_topic(broker, "shared", PARTITIONS)
+    assigned: list[list[int]] = [[], []]
+    members = [Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"}) for _ in assigned]
+    try:
+        for member, counts in zip(members, assigned, strict=True):
+            member.subscribe([name], on_assign=counting(counts))
+            begun = time.monotonic()
+            while time.monotonic() - begun < 0.5:
+                member.poll(0.05)
+        wait_for("partitions for both", lambda: [member.poll(0.05) for member in members] and all(assigned))
+        assert assigned == [[2], [2]], "partitions per assignment"
+    finally:
+        for member in members:
+            member.close()
