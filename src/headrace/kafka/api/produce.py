@@ -153,9 +153,8 @@ class PendingProduce:
     def written(self, failures: Failures) -> None:
         """What was staged is in the log, or has failed."""
         acks = self._acks
-        self._waiting = 1 + len(
-            self._recompressing
-        )  # held until all rows are looked at: one may be answered while the next is
+        # Held until all rows are looked at: one may be answered while the next is.
+        self._waiting = 1 + len(self._recompressing)
         for partition, appended, rows, at in self._staged:
             error = failures.get(partition.topic_partition) if failures else None
             if error is not None:
