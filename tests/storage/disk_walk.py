@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.records import kernel
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
-from headrace.storage.convert import Options, convert
+from headrace.storage.convert import FOLDER, Options, convert
 from headrace.storage.folder import PARTITIONED, SHARED, layout_of
 from headrace.storage.log import Log, Phase, TopicPartition
 from storage.harness import Harness, append, read_all, settings
@@ -153,7 +153,7 @@ class World:
         harness = self.harness
         harness.store = None
         target = SHARED if harness.layout == PARTITIONED else PARTITIONED
-        if layout_of(self.disk, harness.data) != target:
+        if layout_of(self.disk, harness.data) != target or self.disk.exists(f"{harness.data}/{FOLDER}"):
             small = settings(segment_bytes=1024, index_interval_bytes=150)
             convert(
                 self.disk,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import subprocess
@@ -188,6 +189,34 @@ def test_an_interrupted_conversion_goes_on_wherever_it_was(layout: str) -> None:
     harness.layout = target
     assert whole(harness)
     assert state_of(harness) == before
+
+
+@pytest.mark.parametrize("call", ["sync", "sync folder"])
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_what_an_earlier_run_could_not_sync_outlives_a_loss_of_power(layout: str, call: str, seed: int) -> None:
+    """At every third of the calls: the next run syncs it, or builds it anew if the page cache cannot be trusted."""
+    for nth in range(seed % 3, 40, 3):
+        harness = filled(layout)
+        before = state_of(harness)
+        disk, left = harness.disk, nth
+        assert isinstance(disk, SimDisk)
+
+        def trouble(name: str, path: str) -> int:
+            nonlocal left
+            left -= name == call and path.startswith("/data/@convert/new")
+            return errno.EIO if left < 0 else 0
+
+        disk.trouble = trouble
+        try:
+            change(harness)
+            return
+        except (OSError, DataFolderError):
+            disk.mend()
+        disk.release()
+        assert change(harness).resumed
+        disk.crash(seed + nth)
+        assert whole(harness)
+        assert state_of(harness) == before
 
 
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])

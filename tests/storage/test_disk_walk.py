@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.errors import DataFolderError
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage import watermarks
@@ -32,6 +33,19 @@ def lose_queues(world: World) -> None:
                 world.disk.remove(f"{inside}/{name}")
 
 
+def convert_for_good(world: World) -> None:
+    """What a conversion has finished outlives a loss of power at once. If a tail may have lost something it wants a
+    broker's start and stop first."""
+    try:
+        world.convert()
+    except DataFolderError as error:
+        if "start a broker on the folder" not in str(error):
+            raise
+        assert world.harness.open().close()
+        world.convert()
+    world.lose_power(2)
+
+
 OPERATIONS: dict[str, tuple[Step, ...]] = {
     "start after a stop": (World.stop, World.start),
     "start after a kill": (World.kill, World.start),
@@ -45,8 +59,8 @@ OPERATIONS: dict[str, tuple[Step, ...]] = {
     "roll": (nothing, World.roll),
     "compaction": (lambda world: world.append(12), World.compact),
     "retention": (nothing, World.retain),
-    "conversion": (World.stop, World.convert, World.convert),
-    "conversion after a kill": (World.kill, World.convert, World.convert),
+    "conversion": (World.stop, World.convert, convert_for_good),
+    "conversion after a kill": (World.kill, World.convert, convert_for_good),
 }
 WALKS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.settings import LogSettings, log_settings
 from headrace.storage import build as partitioned
-from headrace.storage import checkpoint, content, folder, shortfall, verify, watermarks
+from headrace.storage import checkpoint, content, folder, rewritten, shortfall, verify, watermarks
 from headrace.storage.content import Content
 from headrace.storage.log import LogStore
 from headrace.storage.report import PartitionReport, Problem
@@ -203,7 +203,7 @@ class Conversion:
             self._refuse_one_id_for_two()
         wanted = sum(report.size_bytes for report in self._reports)
         wanted = int(wanted * ROOM_SHARE) + len(self._reports) * ROOM_PER_PARTITION_BYTES + ROOM_BYTES
-        built = _bytes_in(self._disk, self._new)
+        built = sum(self._disk.size(each) for _, files in _tree(self._disk, self._new) for each in files)
         free = self._disk.free_bytes(self._data)
         if free < wanted - built:
             raise DataFolderError(
@@ -262,6 +262,8 @@ class Conversion:
         of = crc32c(read_whole(self._disk, path)) if self._disk.exists(path) else 0
         if journal is None or (journal.checkpoint, journal.target) != (of, self._options.target):
             self._clear()
+        elif any(rewritten.is_noted(self._disk, path) for path, _ in _tree(self._disk, self._new)):
+            self._clear()  # what is read there may be in the page cache alone
         journal = _Journal(BUILD, source, self._options.target, of, self._options.keep)
         self._disk.make_folder(self._new)
         self._write_journal(journal)
@@ -278,6 +280,8 @@ class Conversion:
         try:
             self._build_once(contents, total)
             self._compare(contents, total)
+            if not fresh:
+                self._sync_built()
         except DataFolderError:
             if fresh:
                 raise
@@ -297,6 +301,17 @@ class Conversion:
         else:
             partitioned.build(self._disk, self._new, contents, options.settings, done.add)
         self._tell("written", total, total)
+
+    def _sync_built(self) -> None:
+        """An earlier run may have been killed between a write and its sync."""
+        for path, files in _tree(self._disk, self._new):
+            for each in files:
+                file = self._disk.open(each)
+                try:
+                    file.sync()
+                finally:
+                    file.close()
+            self._disk.sync_folder(path)
 
     def _compare(self, contents: list[Content], total: int) -> None:
         """DataFolderError unless the new form is whole and holds the same."""
@@ -417,13 +432,19 @@ def _items(disk: Disk, data: str) -> list[str]:
     return found + [path.removeprefix(f"{data}/") for _, path in folder.partitions(disk, data)]
 
 
-def _bytes_in(disk: Disk, path: str) -> int:
+def _tree(disk: Disk, path: str) -> Iterator[tuple[str, list[str]]]:
+    """Every folder from there on with its files; nothing if it is not there."""
     if not disk.exists(path):
-        return 0
-    try:
-        return sum(_bytes_in(disk, f"{path}/{name}") for name in disk.list(path))
-    except NotADirectoryError:
-        return disk.size(path)
+        return
+    files = []
+    for name in disk.list(path):
+        try:
+            disk.list(f"{path}/{name}")
+        except NotADirectoryError:
+            files.append(f"{path}/{name}")
+        else:
+            yield from _tree(disk, f"{path}/{name}")
+    yield path, files
 
 
 def convert(disk: Disk, clock: Clock, data: str, options: Options, tell: Tell = lambda *_: None) -> Summary:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headrace.errors import DataFolderError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Buffer, Disk
 from headrace.settings import LogSettings
@@ -99,7 +100,8 @@ def build(
             opened = store.get(content.topic_partition)
             assert opened is not None
             opened.cleanings = list(content.cleanings)
-        store.close()
+        if not store.close():
+            raise DataFolderError(f"{data} could not be finished: the log says why; nothing was changed")
     except BaseException:
         store.abandon()
         raise
