@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from brokers import Broker
+from brokers import Broker, wait_for
 from frontend.raw import Raw
 from headrace.kafka.authorized import NOT_ASKED, ON_CLUSTER, ON_GROUP, ON_TOPIC
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
 Connect = Callable[[Broker], Raw]
+LOADING = (14, 15, 16)
 
 
 @pytest.mark.parametrize("version", range(8, 14))
@@ -42,6 +44,12 @@ def test_the_bits_are_those_of_a_kafka_broker_without_an_authorizer() -> None:
 
 @pytest.mark.parametrize("version", range(3, 7))
 def test_a_group_that_is_not_there_answers_as_kafka_does(broker: Broker, connect: Connect, version: int) -> None:
-    asked = {"groups": ["nobody"], "include_authorized_operations": True}
-    (group,) = connect(broker).call(apis.DESCRIBE_GROUPS, version, **asked).groups
+    raw = connect(broker)
+
+    def described() -> Any:
+        raw.call(apis.FIND_COORDINATOR, 3, key="nobody", key_type=0)
+        (group,) = raw.call(apis.DESCRIBE_GROUPS, version, groups=["nobody"], include_authorized_operations=True).groups
+        return group if group.error_code not in LOADING else None
+
+    group = wait_for("the coordinator", described)
     assert group.authorized_operations == (NOT_ASKED if version >= 6 else ON_GROUP)
