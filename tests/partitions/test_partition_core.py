@@ -421,6 +421,16 @@ def test_who_counts_is_a_member_or_proposed_in_this_incarnation() -> None:
     assert not core.counts(3, "another")
 
 
+def test_a_broker_may_count_in_some_incarnation_as_long_as_one_of_the_sets_has_it() -> None:
+    core = Group(1, 2).core
+    assert core.may_count(2)
+    assert not core.may_count(3)
+    core.proposed(SetChange(set_of(1, 3), (3,), (2,), ""))
+    assert core.may_count(2)
+    assert core.may_count(3)
+    assert not core.may_count(4)
+
+
 def test_another_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
     group = Group(1, 2)
     group.moved(2, 0)

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import HeadraceError, NotLeader, OutOfOrderSequence, StorageFailed, UnknownPartition
 from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
 from headrace.settings import log_settings
 from headrace.storage.log import TopicPartition
 from partitions.led import BROKER, Led, Reader, batch, topic_id
@@ -112,6 +113,17 @@ def test_the_same_role_again_is_the_same_partition_with_the_newest_set(led: Led)
     assert led.partitions.follow(partition.log, 3, 3).epoch == 3
 
 
+@proves("G2")
+def test_a_follower_that_comes_to_lead_alone_commits_what_it_holds(led: Led) -> None:
+    partition = led.lead()
+    led.partitions.confirmed(partition, {BROKER: "", OTHER: "b"}, 1)
+    led.produce(partition, acks=1)
+    follower = led.partitions.follow(partition.log, 1, OTHER)
+    assert follower.high_watermark == 0
+    alone = led.partitions.lead(partition.log, 1, {BROKER: ""}, revision=2)
+    assert (alone.leading, alone.high_watermark) == (True, 1)
+
+
 @proves("F6")
 def test_a_leader_that_leads_on_in_the_next_epoch_knows_the_start_that_it_told(led: Led) -> None:
     partition = led.lead()
@@ -168,6 +180,16 @@ def test_a_watermark_goes_from_role_to_role_and_outlives_them(led: Led) -> None:
     assert led.partitions.follow(partition.log, 3, OTHER).high_watermark == 1, "no more is there"
     led.store.create(TopicPartition("new", 0), topic_id("new"), log_settings({}, {}))
     assert [found[0] for found in led.partitions.watermarks()] == [topic_id("orders")], "of the new one none is known"
+
+
+@proves("G2")
+def test_a_log_is_served_with_the_watermark_that_was_kept_over_a_restart(led: Led) -> None:
+    partition = led.lead()
+    for _ in range(3):
+        led.produce(partition)
+    for kept, watermark in ((2, 2), (9, 3)):
+        again = Partitions(led.store, led.clock, BROKER, watermarks={(topic_id("orders"), 0): kept})
+        assert again.follow(partition.log, 1, OTHER).high_watermark == watermark
 
 
 def test_damage_goes_from_role_to_role_and_inability_does_not(led: Led) -> None:
