@@ -168,5 +168,15 @@ def test_the_last_header_before_damage_is_not_believed() -> None:
         raise CorruptBatch("what follows does not fit")
 
     with pytest.raises(producers.UnreadableProducers) as unreadable:
-        producers.replay({}, 0, headers(), 0)
+        producers.replay({}, 0, 1000, headers(), 0)
+    assert unreadable.value.offset == 2
+
+
+def test_a_last_header_that_ends_behind_the_log_is_not_believed() -> None:
+    """No other follows that would show it: a wrong bit there, and the next batch would be out of order for ever."""
+    headers = [read_header(batch(b"x", producer=(7, 0, base)))._replace(base_offset=base) for base in (0, 1, 2)]
+    producers.replay({}, 0, 3, headers, 0)
+    headers[2] = headers[2]._replace(last_offset_delta=1 << 22)
+    with pytest.raises(producers.UnreadableProducers) as unreadable:
+        producers.replay({}, 0, 3, headers, 0)
     assert unreadable.value.offset == 2

@@ -129,7 +129,7 @@ def _content(
             for stretch in stretches(max(from_offset, start_offset))
             for _, header in walk(stretch.file, stretch.position, stretch.end)
         )
-        producers.replay(states, from_offset, headers, now_ms)
+        producers.replay(states, from_offset, end_offset, headers, now_ms)
     epochs, _ = read_entries(disk, f"{path}/{EPOCHS_FILE}")
     return Content(where, path, topic_id, start_offset, end_offset, cleanings, epochs, states, stretches)
 

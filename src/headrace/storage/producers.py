@@ -179,12 +179,21 @@ class ProducerTable:
                 del self._states[producer_id]
 
 
-def replay(states: dict[int, ProducerState], from_offset: int, headers: Iterable[BatchHeader], now_ms: int) -> None:
-    """Take what the headers of a log say from the offset on; the log is right, so nothing is checked."""
+def replay(
+    states: dict[int, ProducerState],
+    from_offset: int,
+    end_offset: int,
+    headers: Iterable[BatchHeader],
+    now_ms: int,
+) -> None:
+    """Take what the headers of a log say from the one offset to the other; the log is right, so nothing is checked but
+    that they end there."""
     sure = reached = from_offset
     try:
         for header in headers:
             sure = reached
+            if header.next_offset > end_offset:
+                raise CorruptBatch(f"the batch with offset {header.base_offset} ends behind the log, at {end_offset}")
             if header.producer_id >= 0:
                 old = states.get(header.producer_id)
                 states[header.producer_id] = _after(old, header, header.base_offset, now_ms)

@@ -148,7 +148,7 @@ class SegmentedLog(ReplicatedLog):
             if from_offset < self.written_offset:
                 now_ms = self._around.clock.wall_ms()
                 headers = (header for header, _ in self.segments.sound_headers(from_offset))
-                producers.replay(states, from_offset, headers, now_ms)
+                producers.replay(states, from_offset, self.written_offset, headers, now_ms)
         return states
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:

@@ -407,7 +407,8 @@ class SharedLog(ReplicatedLog):
             from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
             if from_offset < self.written_offset:
                 headers = (header for header, _ in self.sound_headers(from_offset))
-                producers.replay(states, from_offset, headers, self._around.clock.wall_ms())
+                now_ms = self._around.clock.wall_ms()
+                producers.replay(states, from_offset, self.written_offset, headers, now_ms)
         return states
 
     def _remember_producers(self, start_offset: int) -> None:
