@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import pytest
 
 from headrace.errors import HeadraceError, UnknownPartition
 from headrace.settings import LogSettings
+from headrace.sim.disk import SimDisk
+from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
 from proving import proves
-from storage.harness import TOPIC, Harness, append, batch, settings, values
+from storage.harness import TOPIC, Harness, append, batch, settings, sim_harness, values
 
 NEW_ID = b"\x07" * 16
 QUICK: dict[str, object] = {"segment_ms": 5000, "flush_ms": 300, "file_delete_delay_ms": 1000}
@@ -89,3 +92,34 @@ def test_an_empty_segment_that_begins_inside_the_log_does_not_win(
     assert (log.start_offset, log.end_offset) == (start_offset, 120)
     assert values(log) == right[start_offset:]
     assert append(log, batch()) == 120
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_a_log_that_could_not_be_created_is_created_in_the_same_folder(layout: str) -> None:
+    """Whichever call fails, and however often: nothing is set aside."""
+    for nth in range(1, 40):
+        harness = sim_harness(layout)
+        harness.open()
+        disk, left = harness.disk, 0
+        assert isinstance(disk, SimDisk)
+
+        def trouble(call: str, path: str) -> int:
+            nonlocal left
+            left -= 1
+            return errno.EIO if left == 0 else 0
+
+        disk.trouble = trouble
+        failed = 0
+        for _ in range(3):
+            left = nth
+            try:
+                harness.log()
+            except OSError:
+                failed += 1
+        disk.trouble = None
+        fill(harness, harness.log(), 3)
+        assert [name for name in disk.list("/data/orders") if ".stray-" in name] == []
+        assert values(harness.kill()) == [b"0", b"1", b"2"]
+        if not failed:
+            return
+    raise AssertionError("every call of a creation fails it")

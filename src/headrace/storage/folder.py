@@ -15,15 +15,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import DataFolderError
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.storage.log import TopicPartition
+
+log = logging.getLogger(__name__)
 
 LOCK_FILE: Final = "@lock"
 PARTITION_FILE: Final = "partition"
@@ -192,6 +196,32 @@ def begins_at(disk: Disk, folder: str) -> int:
     """The position of the commit log that nothing of the partition lies before."""
     match = _CONTENT.fullmatch(read_whole(disk, f"{folder}/{PARTITION_FILE}"))
     return int(match[3] or 0) if match is not None else 0
+
+
+class NewFolders:
+    """Folders for new partitions. One that was begun here and could not be finished holds nothing: it is made anew.
+    Anything else that stands in the place is set aside."""
+
+    def __init__(self, disk: Disk, data: str) -> None:
+        self._disk = disk
+        self._data = data
+        self._unfinished: set[str] = set()
+
+    @contextmanager
+    def begin(self, where: TopicPartition, topic_id: bytes, position: int = 0) -> Iterator[str]:
+        """The folder is finished when the block is left without an error."""
+        path = partition_folder(self._data, where)
+        if self._disk.exists(path):
+            if path in self._unfinished:
+                self._disk.remove_folder(path)
+            else:
+                aside = set_aside(self._disk, path, STRAY)
+                log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
+        self._unfinished.add(path)
+        self._disk.make_folder(path)
+        write_partition_file(self._disk, path, topic_id, position)
+        yield path
+        self._unfinished.discard(path)
 
 
 def set_aside(disk: Disk, folder: str, ending: str) -> str:

@@ -60,6 +60,7 @@ class PartitionedStore:
         self._retention_check_ms = retention_check_ms
         self._producer_expire_ms = producer_expire_ms
         self._lock = folder.lock(disk, data)
+        self._new_folders = folder.NewFolders(disk, data)
         self._logs: dict[TopicPartition, PartitionedLog] = {}
         self._staged: dict[PartitionedLog, None] = {}
         self._sync_files_max = sync_files_max
@@ -166,13 +167,8 @@ class PartitionedStore:
         self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings, point: LogPoint | None
     ) -> PartitionedLog:
         assert topic_partition not in self._logs, f"{topic_partition} is there"
-        path = folder.partition_folder(self.data, topic_partition)
-        if self._disk.exists(path):
-            aside = folder.set_aside(self._disk, path, folder.STRAY)
-            log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
-        self._disk.make_folder(path)
-        folder.write_partition_file(self._disk, path, topic_id)
-        created = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point)
+        with self._new_folders.begin(topic_partition, topic_id) as path:
+            created = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point)
         self._logs[topic_partition] = created
         return created
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.ports.disk import Disk, read_whole
+from headrace.ports.disk import read_whole
 from headrace.settings import LogSettings
 from headrace.storage import folder, producers, rewritten, tails
 from headrace.storage.epochs import EpochHistory, reconciled
@@ -115,8 +115,8 @@ class Opening:
         path = self._folders.get(where)
         if path is None:
             position = 0 if where in self._checkpoint.logs else self._checkpoint.position
-            path = make_folder(self._disk, self._data, where, self._expected[where][0], position)
-            self._folders[where] = path
+            with folder.NewFolders(self._disk, self._data).begin(where, self._expected[where][0], position) as path:
+                self._folders[where] = path
         return path
 
     # Queues.
@@ -284,14 +284,3 @@ class Opening:
             else:
                 self._disk.remove(file)
         return whole
-
-
-def make_folder(disk: Disk, data: str, where: TopicPartition, topic_id: bytes, position: int) -> str:
-    """A new folder for a partition of which nothing lies before the position; what stands in its place is set aside."""
-    path = folder.partition_folder(data, where)
-    if disk.exists(path):
-        aside = folder.set_aside(disk, path, folder.STRAY)
-        log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
-    disk.make_folder(path)
-    folder.write_partition_file(disk, path, topic_id, position)
-    return path

@@ -32,7 +32,7 @@ from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
 from headrace.storage.shared.empty_files import EmptyFiles
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.queuefile import OpenQueues
-from headrace.storage.shared.recovery import Expected, Opening, make_folder
+from headrace.storage.shared.recovery import Expected, Opening
 from headrace.storage.shared.replacements import Replacements
 from headrace.storage.shared.replacing import Replacer
 from headrace.storage.shared.rewriting import REWRITE_SHARE, Rewriter
@@ -75,6 +75,7 @@ class SharedStore:
         self._retention_check_ms = retention_check_ms
         self._producer_expire_ms = producer_expire_ms
         self._lock = folder.lock(disk, data, folder.SHARED)
+        self._new_folders = folder.NewFolders(disk, data)
         self._logs: dict[TopicPartition, SharedLog] = {}
         self._staged: dict[SharedLog, None] = {}
         self.commit_log = CommitLog(disk, data, file_bytes)
@@ -170,10 +171,10 @@ class SharedStore:
     def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
         assert self.phase is Phase.OPEN
         assert topic_partition not in self._logs, f"{topic_partition} is there"
-        path = make_folder(self._disk, self.data, topic_partition, topic_id, self.commit_log.synced)
-        found = Found(self._around.new_queue(path))
-        created = SharedLog(self._around, path, topic_partition, topic_id, settings, found)
-        created.doubt_beside()
+        with self._new_folders.begin(topic_partition, topic_id, self.commit_log.synced) as path:
+            found = Found(self._around.new_queue(path))
+            created = SharedLog(self._around, path, topic_partition, topic_id, settings, found)
+            created.doubt_beside()
         # The partition may have been here before, under the same id; nothing of that counts.
         created.bounds_untold = True
         self._staged[created] = None
