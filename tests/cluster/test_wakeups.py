@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+
 from cluster.participants import Cluster, Machine, run
 from headrace.cluster import keys
 from headrace.cluster.image import NO_LEADER, PartitionState, Topic, encode_partition, encode_topic
@@ -47,6 +50,30 @@ def test_a_log_that_could_only_be_created_later_is_reported_then() -> None:
         await create_unled(machine)
         await cluster.until(lambda: "t" in machine.participant.view.image.topics)
         assert machine.participant.partitions.find_replica("t", 0) is None
+        await cluster.until(lambda: cluster.leader() is machine)
+
+    run(1, body)
+
+
+def test_a_log_that_cannot_be_created_is_tried_again_less_and_less_often() -> None:
+    async def body(cluster: Cluster) -> None:
+        machine = cluster[1]
+        await machine.start()
+        tries = 0
+
+        def trouble(call: str, path: str) -> int:
+            nonlocal tries
+            if (call, path) != ("open", "/data/t/t-0/partition"):
+                return 0
+            tries += 1
+            return errno.ENOSPC
+
+        machine.disk.trouble = trouble
+        await create_unled(machine)
+        await asyncio.sleep(60)
+        assert 5 <= tries <= 20
+        assert machine.disk.list("/data/t") == ["t-0"]
+        machine.disk.mend()
         await cluster.until(lambda: cluster.leader() is machine)
 
     run(1, body)

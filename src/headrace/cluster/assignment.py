@@ -6,7 +6,7 @@ Role in a partition that this broker has a replica of:
 - it follows if the leader that the key names is registered with the incarnation that the in-sync set has;
 - otherwise it stands by, and nobody leads.
 
-A log that cannot be created (a full disk, say) is tried again at every tick; until then the partition is not served.
+A log that cannot be created (a full disk, say) is tried again after pauses that double, and is not served until then.
 Topics are told apart by id: one that was deleted and made anew while the broker was down begins with an empty log.
 
 A log is deleted when its topic's deletion is in the image, and when its partition's key, of the same topic, was seen to
@@ -23,16 +23,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState, Topic
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
 from headrace.replication.replication import Replication
 from headrace.settings import LogSettings, Value, log_settings
 from headrace.storage.log import Log, LogStore, TopicPartition
 
 log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 0.1
+RETRY_SECONDS_MAX: Final = 10.0
 
 
 def leader_of(state: PartitionState, brokers: Mapping[int, Broker], own: int, incarnation: str) -> int:
@@ -54,6 +59,7 @@ class Assignment:
         self,
         broker: int,
         incarnation: str,
+        clock: Clock,
         store: LogStore,
         partitions: Partitions,
         replication: Replication,
@@ -63,6 +69,7 @@ class Assignment:
     ) -> None:
         self._broker = broker
         self._incarnation = incarnation
+        self._clock = clock
         self._store = store
         self._partitions = partitions
         self._replication = replication
@@ -70,6 +77,8 @@ class Assignment:
         self._is_held = is_held
         self._doubted = doubted
         self._missing: set[TopicPartition] = set()
+        self._pause_seconds = RETRY_SECONDS
+        self._retry_at = 0.0
         self._held: dict[TopicPartition, tuple[bytes, PartitionState, int]] = {}
         """Topic's id, state and leader as they were last put into effect."""
         self._image: Image | None = None
@@ -148,12 +157,17 @@ class Assignment:
                 self._serve(new, topic, altered=altered or own_altered)
 
     def retry(self) -> None:
-        """Try again what could not be created."""
-        if self._missing and self._image is not None:
-            for name in sorted({missing.topic for missing in self._missing}):
-                topic = self._image.topics.get(name)
-                if topic is not None:
-                    self._serve(self._image, topic, altered=False)
+        """Try again what could not be created, if it is time."""
+        if not self._missing or self._image is None or self._clock.now() < self._retry_at:
+            return
+        before = len(self._missing)
+        for name in sorted({missing.topic for missing in self._missing}):
+            topic = self._image.topics.get(name)
+            if topic is not None:
+                self._serve(self._image, topic, altered=False)
+        fewer = len(self._missing) < before
+        self._pause_seconds = RETRY_SECONDS if fewer else min(2 * self._pause_seconds, RETRY_SECONDS_MAX)
+        self._retry_at = self._clock.now() + self._pause_seconds
 
     def _part_with(self, image: Image, before: Topic, same_lineage: bool) -> None:
         """Stop serving what the image has no more, and delete what it says is to be deleted."""
@@ -256,6 +270,8 @@ class Assignment:
         except (HeadraceError, OSError) as error:
             if where not in self._missing:
                 log.error("cannot create the log of %s: %s; it will be tried again", where, error)
+            if not self._missing:
+                self._pause_seconds = RETRY_SECONDS
             self._missing.add(where)
             return None
         self._missing.discard(where)

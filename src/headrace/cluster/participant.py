@@ -207,6 +207,7 @@ class Participant:
         self.assignment = Assignment(
             self.broker_id,
             self.incarnation,
+            self.clock,
             self.store,
             self.partitions,
             self.replication,
