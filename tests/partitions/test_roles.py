@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import HeadraceError, NotLeader, OutOfOrderSequence, StorageFailed, UnknownPartition
+from headrace.partitions.core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.settings import log_settings
@@ -60,25 +61,31 @@ def test_links_hear_of_what_is_written_durable_and_committed(led: Led, links: He
     partition = led.lead(durability="disk")
     led.produce(partition)
     led.clock.run_soon()
+    led.partitions.delete_before(partition, 1)
     assert links.take() == ["end of turn"], "nobody copies it"
     partition.replicated = True
     led.produce(partition)
     assert links.take() == ["written", "end of turn"]
     led.clock.run_soon()
     assert links.take() == ["rose", "durable"]
-    led.partitions.delete_before(partition, 1)
+    led.partitions.delete_before(partition, 2)
     assert "rose" in links.take(), "a start is wanted"
+    led.disk.hold_syncs()
+    led.produce(partition)
     follower = led.partitions.follow(partition.log, 1, OTHER)
     follower.replicated = True
-    assert links.take() == ["closed"]
-    led.partitions.told(follower, 2)
-    assert links.take() == [], "a follower tells nobody"
+    assert links.take()[-1] == "closed"
+    led.partitions.told(follower, 3)
+    assert (follower.high_watermark, links.take()) == (3, []), "a follower tells nobody"
+    led.disk.release_syncs()
 
 
 def test_a_leader_without_links_needs_none(led: Led) -> None:
-    partition = led.lead()
+    partition = led.lead(durability="disk")
     partition.replicated = True
-    assert led.produce(partition).offset == 0
+    outcome = led.produce(partition)
+    led.clock.run_soon()
+    assert outcome.offset == 0
     led.partitions.delete_before(partition, 1)
     led.partitions.drop(WHERE)
 
@@ -99,6 +106,38 @@ def test_a_partition_is_found_by_its_role(led: Led) -> None:
     assert led.partitions.find_replica("orders", 0) is led.partitions.find_by_id(topic_id("orders"), 0) is None
     with pytest.raises(UnknownPartition):
         led.partitions.get("orders", 0)
+
+
+def test_the_other_partitions_of_a_topic_are_served_on_when_one_goes(led: Led) -> None:
+    kept, gone = led.lead(index=0), led.lead(index=1)
+    followed = led.partitions.follow(led.lead(index=2).log, 1, OTHER)
+    led.partitions.drop(gone.topic_partition)
+    assert led.partitions.get("orders", 0) is kept
+    assert led.partitions.find_replica("orders", 2) is followed
+    led.partitions.drop(followed.topic_partition)
+    assert list(led.partitions) == [led.partitions.get("orders", 0)] == [kept]
+
+
+@proves("G2")
+def test_readers_are_woken_by_what_other_brokers_tell(led: Led) -> None:
+    partition = led.lead()
+    core = partition.core
+    assert core is not None
+    core.confirmed({BROKER: "", OTHER: "b"}, 1)
+    led.produce(partition, acks=1)
+    led.produce(partition, acks=1)
+    reader = Reader()
+    partition.wait_for_data(reader)
+    core.heard(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 1, 2, 0.0)
+    led.partitions.settle(partition)
+    led.clock.run_soon()
+    assert reader.answered, "a follower told its position"
+    follower = led.partitions.follow(partition.log, 1, OTHER)
+    reader = Reader()
+    follower.wait_for_data(reader)
+    led.partitions.told(follower, 2)
+    led.clock.run_soon()
+    assert reader.answered, "the leader told its watermark"
 
 
 def test_the_same_role_again_is_the_same_partition_with_the_newest_set(led: Led) -> None:
@@ -234,6 +273,19 @@ def test_a_batch_refused_by_name_or_id_stays_the_first(led: Led, topic: str | by
 
 
 @proves("G5")
+@pytest.mark.parametrize(("durability", "watermark"), [("disk", 0), ("os", 1)])
+def test_what_a_follower_has_only_written_counts_as_the_topic_says(led: Led, durability: str, watermark: int) -> None:
+    partition = led.lead(durability=durability)
+    core = partition.core
+    assert core is not None
+    core.confirmed({BROKER: "", OTHER: "b"}, 1)
+    led.produce(partition, acks=1)
+    led.clock.run_soon()
+    core.heard(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 0, 1, 0.0)
+    assert core.high_watermark == watermark
+
+
+@proves("G5")
 def test_altered_settings_count_for_what_waits_already(led: Led) -> None:
     partition = led.lead(min_insync_replicas=2)
     led.produce(partition, acks=1)
@@ -265,6 +317,34 @@ def test_a_topic_that_counts_the_disk_from_now_on_has_synced_what_is_written(led
     follower = led.partitions.follow(partition.log, 1, OTHER)
     led.partitions.settings_changed(follower)
     led.partitions.replicas_changed(follower, (1, 2))
+
+
+@proves("G5")
+def test_followers_must_sync_too_once_a_topic_counts_the_disk(led: Led) -> None:
+    partition = led.lead()
+    core = partition.core
+    assert core is not None
+    core.confirmed({BROKER: "", OTHER: "b"}, 1)
+    progress = core.subscribed(OTHER, "b", 0, 0.0)
+    led.produce(partition, acks=1)
+    partition.log.settings = log_settings({}, {"durability": "disk"})
+    led.partitions.settings_changed(partition)
+    led.clock.run_soon()
+    assert partition.log.durable_offset == 1, "no write may come to ask for it"
+    core.heard(progress, 1, 1, 0, 1, 0.0)
+    assert core.high_watermark == 0
+    core.heard(progress, 1, 1, 1, 1, 0.0)
+    assert core.high_watermark == 1
+
+
+@proves("G16")
+def test_a_proposed_set_counts_until_it_is_refused(led: Led) -> None:
+    partition = led.lead()
+    led.partitions.proposed(partition, SetChange({BROKER: "", OTHER: "b"}, (OTHER,), (), ""))
+    outcome = led.produce(partition)
+    assert outcome.waiting
+    led.partitions.refused(partition)
+    assert outcome.offset == 0
 
 
 def test_a_sync_of_a_log_that_nobody_serves_is_nobodys(led: Led) -> None:
