@@ -7,8 +7,9 @@ Rules, in this order, for each partition:
   a new epoch; if there is none, nobody does. One that returned leads only if all valid members have: those that were
   there all the time hold for certain what they held;
 - without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
-  leads. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
-  to say what they hold, those that have said it. What was lost is in the key;
+  leads, and of several one that has lost nothing. An operator's order, or the topic's setting, lets those that are
+  alive be enough, and when they had their time to say what they hold, those that have said it. What was lost is in the
+  key;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
   resign if another member can lead; planned moves begin: away from draining brokers, and of internal topics to more
   replicas.
@@ -19,7 +20,7 @@ partition's key, the registrations that it relies on and the fence of the contro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -151,7 +152,8 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
         else:
             needed = set(state.replicas)
         if reports and needed <= set(reports):
-            after = _elected(state, reports)
+            doubted = {broker for broker in reports if _has_lost(image.brokers[broker], topic, state)}
+            after = _elected(state, reports, doubted)
     if after.leader != NO_LEADER:
         if can_finish_move(after):
             after = _same_members(finish_move(after, judged.staying))
@@ -200,9 +202,13 @@ def _reports(image: Image, topic: Topic, state: PartitionState) -> dict[int, Rep
     }
 
 
-def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd]) -> PartitionState:
-    """Led by the replica that holds most."""
-    best = max(state.replicas, key=lambda broker: _held(reports.get(broker)))
+def _has_lost(broker: Broker, topic: Topic, state: PartitionState) -> bool:
+    return broker.previous is not None and (topic.id, state.index) in broker.previous.lost
+
+
+def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: Set[int]) -> PartitionState:
+    """Led by the replica that holds most, if others hold as much by one that has lost nothing before its end."""
+    best = max(state.replicas, key=lambda broker: (_held(reports.get(broker)), broker not in doubted))
     chosen = reports[best]
     epoch = max(state.leader_epoch, *(report.last_epoch for report in reports.values())) + 1
     known = max(report.watermark for report in reports.values())

@@ -7,7 +7,7 @@ wall ms], ...], truncations], ...]}. Version 1 has no truncations.
 It is replaced whole; a crash leaves the old or the new one. `clean` is true only between a clean stop and the next
 start. An old one costs time, never data: more is read again. Without one every log is read. What only stands here is
 a start offset inside a segment (DeleteRecords); it is written at once, and without it the segment's first offset
-counts.
+counts. So a broker without one joins its in-sync sets anew (`shortfall`).
 """
 
 from __future__ import annotations

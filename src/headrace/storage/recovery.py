@@ -9,6 +9,9 @@ on is read and checked, and indexes are built anew. What is broken is judged by 
 - below it, it was synced and has been damaged since: it stays where it is and is never served, and what is whole before
   and after it is. Only when nothing whole follows, the damage is cut, so that the log can go on.
 
+Only deletions raise a start. First segments that are gone, though nobody deleted them, are damage from where the
+checkpoint had the log begin: an empty segment stands for them.
+
 A truncation of which the checkpoint does not speak yet (see `cuts`) lowers the recovery point, and what a segment still
 holds behind it is cut.
 """
@@ -29,7 +32,7 @@ from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.scan import Broken, Chain, is_cut_short, scan
+from headrace.storage.scan import Broken, Chain, is_cut_short, scan, walk
 from headrace.storage.segment import DELETED, GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
 from headrace.storage.segments import Segments
 from headrace.storage.surroundings import Found, Surroundings
@@ -50,7 +53,9 @@ def open_log(
     point: LogPoint | None,
 ) -> PartitionedLog:
     """The log in a folder that is known to be this partition's."""
-    names = _tidy(around, folder)
+    names = around.disk.list(folder)
+    was_raised = point is not None and _was_raised(around.disk, folder, names, point.start_offset)
+    names = _tidy(around, folder, names)
     bases = _offsets(names, LOG)
     untold = _untold(around.disk, folder, names, point)
     if untold:
@@ -59,6 +64,9 @@ def open_log(
     if point is not None:
         bases = _drop_empty(around.disk, folder, bases, max(point.recovery_offset, point.start_offset))
         bases = _drop_deleted(around.disk, folder, bases, point.start_offset)
+        was_raised = was_raised or any(marker.anew for marker in untold)
+        if bases and bases[0] > point.start_offset and not was_raised:
+            bases = _stand_in(around.disk, folder, bases, point.start_offset)
     found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
     found.cuts = max([found.cuts, *(marker.number for marker in untold)])
     if point is not None:
@@ -74,6 +82,7 @@ def open_log(
             found.segments.append(
                 around.old_segment(folder, settings, base, end, size, cleaned=base in cleaned, sparse=base in sparse)
             )
+        _doubt_empty_front(topic_partition, found.segments)
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
@@ -116,9 +125,8 @@ def _told_from(untold: list[Marker]) -> int:
     return min((0 if marker.anew else marker.offset for marker in untold), default=NEVER)
 
 
-def _tidy(around: Surroundings, folder: str) -> list[str]:
+def _tidy(around: Surroundings, folder: str, names: list[str]) -> list[str]:
     """Finish or forget what a crash interrupted; answers the names that are left."""
-    names = around.disk.list(folder)
     if any(name.endswith(swap.SWAP) for name in names):
         swap.finish_all(around.disk, folder)
         names = around.disk.list(folder)
@@ -146,6 +154,36 @@ def _drop_deleted(disk: Disk, folder: str, bases: list[int], start_offset: int) 
     while len(bases) > 1 and bases[1] <= start_offset:
         _remove(disk, stem(folder, bases.pop(0)))
     return bases
+
+
+def _was_raised(disk: Disk, folder: str, names: list[str], start_offset: int) -> bool:
+    """Whether the segment that held the checkpoint's start was deleted after it: then it is there, set aside. One that
+    was deleted before may be there too, and ends before that start."""
+    base = max((base for base in _offsets(names, LOG + DELETED) if base <= start_offset), default=None)
+    if base is None or base == start_offset:
+        return base is not None
+    path = stem(folder, base) + LOG + DELETED
+    file = disk.open(path)
+    try:
+        return any(header.last_offset >= start_offset for _, header in walk(file, 0, file.size()))
+    except CorruptBatch as error:
+        log.error("%s, which was deleted: %s", path, error)
+        return False
+    finally:
+        file.close()
+
+
+def _stand_in(disk: Disk, folder: str, bases: list[int], start_offset: int) -> list[int]:
+    disk.open(stem(folder, start_offset) + LOG, create=True, writable=True).close()
+    return [start_offset, *bases]
+
+
+def _doubt_empty_front(topic_partition: TopicPartition, segments: list[Segment]) -> None:
+    """Nothing is in the first segment, though others follow."""
+    first = segments[0]
+    if len(segments) > 1 and not first.size and first.is_short(first.base_offset, first.next_offset):
+        first.damage = (Damage(0, 0, first.base_offset, first.next_offset, "the segment is missing"),)
+        log.error("%s: %s", topic_partition, first.damaged(first.damage[0]))
 
 
 def _remove(disk: Disk, segment_stem: str) -> None:

@@ -1,7 +1,8 @@
 """Which logs hold less than they are known to have held, judged at a start.
 
 Some things tell. The checkpoint of the run before (`@checkpoint`) says what was synced of each log: a log that ends
-below that lost it, and one that is empty where there was something lost its files. `@watermarks` says what was
+below that lost it, one that is empty where there was something lost its files, and so did one that cannot give what it
+began with, because only deletions raise a start (see `damage`). `@watermarks` says what was
 committed: a replica that had it and ends below it lost it too. What was cut on purpose after the checkpoint looks
 the same for a short while; to be taken for damaged costs such a replica a catching up, and never data.
 A checkpoint that is gone or damaged tells nothing, neither how much there was nor where logs began, so that
@@ -19,6 +20,7 @@ from typing import Final, NamedTuple
 
 from headrace.ports.disk import Disk
 from headrace.storage import checkpoint, folder
+from headrace.storage.damage import lost_front
 from headrace.storage.log import Log, Tail
 from headrace.storage.shared import checkpoint as shared_checkpoint
 from headrace.storage.watermarks import Key
@@ -63,7 +65,8 @@ def short(logs: Iterable[Log], held: Mapping[Key, Held] | None, watermarks: Mapp
     for log in logs:
         key = key_of(log)
         before = held.get(key, NOTHING)
-        if log.end_offset < max(before.end_offset, watermarks.get(key, 0)) or lost_all(log, before):
+        known_end = max(before.end_offset, watermarks.get(key, 0))
+        if log.end_offset < known_end or lost_all(log, before) or lost_front(log):
             found.add(key)
     return frozenset(found)
 

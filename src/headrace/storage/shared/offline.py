@@ -152,7 +152,7 @@ class Folder:
         return {(each.topic_id, each.topic_partition.partition): each.state for each in self.partitions.values()}
 
     def _settle(self) -> None:
-        """What was missed is a problem, unless it lies before everything else: then it had been deleted."""
+        """What was missed is a problem."""
         for each in self.partitions.values():
             state = each.state
             for entry in list(state.queue.entries(state.start_offset)) if state.missing else ():
@@ -160,10 +160,6 @@ class Folder:
                     continue
                 holes = [hole for hole in state.missing if hole[0] < entry.next_offset and entry.offset < hole[1]]
                 broken = next((hole[2] for hole in holes if hole[2] is not None), None)
-                if holes and broken is None and entry.offset <= state.start_offset:
-                    state.start_offset = entry.next_offset
-                    state.queue.drop_before(entry.next_offset)
-                    continue
                 first = max(entry.offset, state.start_offset)
                 reason = broken.reason if broken else "no frame holds them"
                 what = f"{each.topic_partition}: offsets {first} to {entry.next_offset - 1} are missing: {reason}"

@@ -222,6 +222,8 @@ class Reader:
             return byte
         answer.has_old = True
         window = _readable(file, byte, run_end)
+        if not window:
+            raise self._wrong(file, byte, f"the file ends before the batch with offset {base}")
         at, due = 0, base
         while at < len(window):
             epoch = self._epochs.epoch_at(due)

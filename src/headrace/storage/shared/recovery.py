@@ -136,6 +136,7 @@ class Opening:
                 state.from_position = folder.begins_at(self._disk, path)
                 self._read_before.add(where)
             return state
+        state.claimed_start = point.start_offset
         if not believed or not self._load(state, path, point):
             self._begin_anew(where, state)
         return state

@@ -38,6 +38,8 @@ class State:
     queue: Queue
     interval_bytes: int
     start_offset: int = 0
+    claimed_start: int = 0
+    """Where it began by the checkpoint, if that speaks of it."""
     from_position: int = 0
     """Frames before it are in the queue already."""
     known: bool = False
@@ -61,7 +63,10 @@ class State:
         self.touched = True
         if not self.known:
             self.known = True
-            self.start_offset = self.queue.end_offset = frame.first_offset
+            start = frame.first_offset
+            if frame.kind != BOUNDS:  # which comes first: it is lost, and more may be
+                start = min(start, self.claimed_start)
+            self.start_offset = self.queue.end_offset = start
         if frame.kind == BOUNDS:
             self._bounds(frame, broken)
             return
@@ -124,8 +129,8 @@ class State:
         self.queue.add_roomy(Run(number, byte, DAMAGED, first_offset, NO_TIMESTAMP), next_offset)
 
     def settle(self, commit_log: CommitLog) -> None:
-        """Say what is missing. Offsets that lie before everything else and were in no broken bytes were in files that
-        are gone: they had been deleted."""
+        """Say what is missing. So are offsets before everything else that were in files that are gone: what was
+        deleted is told by a frame, and nothing else raises a start."""
         if not self.missing:
             return
         for entry in list(self.queue.entries(self.start_offset)):
@@ -135,10 +140,6 @@ class State:
             if not holes:
                 continue  # known for long
             where = next((broken for _, _, broken in holes if broken is not None), None)
-            if where is None and entry.offset <= self.start_offset:
-                self.start_offset = entry.next_offset
-                self.queue.drop_before(entry.next_offset)
-                continue
             log.error(
                 "%s: offsets %d to %d are missing: %s at byte %d is damaged (%s); what is whole around them is served",
                 self.topic_partition,
