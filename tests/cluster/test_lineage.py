@@ -30,10 +30,12 @@ from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
 from headrace.ports.disk import write_atomically
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk, SimFile
+from headrace.storage.damage import look_at
 from proving import proves
 
 layouts = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 A_WHILE = 90.0
+EPOCH_AT = 12
 
 
 async def begin(cluster: Cluster, layout: str = "partitioned") -> None:
@@ -125,6 +127,61 @@ def test_brokers_that_start_on_older_metadata_take_no_roles_and_serve_all_when_i
         await cluster.until(lambda: len(cluster.state().isr) == 3)
         for machine in cluster.machines.values():
             assert machine.held() == [b"old", b"new"]
+
+    run(3, body)
+
+
+@layouts
+@proves("G14")
+def test_epochs_of_logs_alone_tell_of_a_restore(layout: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout)
+        copy = cluster.store.snapshot()
+        leader = cluster.leader()
+        assert leader is not None
+        await leader.stop()
+        await cluster.until(lambda: cluster.leader() not in (None, leader))
+        await cluster.produce(b"new")
+        for machine in cluster.alive():
+            machine.kill()
+            machine.disk.remove(f"{DATA}/{FILE_NAME}")  # nobody remembers a revision
+            others = machine.number
+        cluster.store.restore(copy)
+        await cluster[others].start()
+        await cluster.until(lambda: doubters(cluster) == {others})
+        told = cluster.image().controls.doubts[others]
+        assert [(row.kind, row.topic) for row in told.differences] == [("epoch", "t")]
+
+    run(3, body)
+
+
+@layouts
+@pytest.mark.parametrize("offset", [0, 2])
+@proves("G14", "J3")
+def test_an_epoch_that_is_damage_tells_of_no_restore(layout: str, offset: int) -> None:
+    """The CRC of a batch does not cover its epoch."""
+
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout)
+        await cluster.produce(b"more")
+        await cluster.produce(b"last")
+        await cluster.until(lambda: all(each.replica().log.durable_offset == 3 for each in cluster.alive()))
+        follower = next(each for each in cluster.alive() if each is not cluster.leader())
+        log = follower.replica().log
+        piece = log.read(offset, 1, 3, warm=True).slices[0]
+        follower.kill()
+        follower.disk.flip(piece.file.path, piece.position + EPOCH_AT + 1, 4)
+        await follower.start()
+        for each in range(follower.replica().log.end_offset):
+            look_at(follower.replica().log, each)
+        await cluster.until(lambda: len(cluster.state().isr) == 3 and not follower.participant.partitions.damaged)
+        await cluster.produce(b"after")
+        assert not doubters(cluster)
+        await cluster.until(lambda: follower.replica().log.end_offset == 4)
+        assert follower.held() == [b"old", b"more", b"last", b"after"]
+        leader = cluster.leader()
+        assert leader is not None
+        assert follower.replica().log.epoch_starts() == leader.replica().log.epoch_starts()
 
     run(3, body)
 

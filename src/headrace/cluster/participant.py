@@ -223,7 +223,10 @@ class Participant:
         there = folder.topic_ids(self.disk, self.folder)
         expected = self.assignment.expected(self.view.image, there)
         lost: set[Key] = set()
-        self.store.open(expected, lambda: lost.update(self._note_shortfall(held, committed)))
+        same_boot = self._same_boot()
+        self.store.open(
+            expected, lambda: lost.update(self._note_shortfall(held, committed, same_boot)), same_boot=same_boot
+        )
         self._make_room_for_copies(lost, held)
         self.store.on_durable(self._look_at)
         if self._listen is not None:
@@ -239,10 +242,15 @@ class Participant:
         self.view.listen(self._follow_settings)
         self.view.listen(self.assignment.follow)
 
-    def _note_shortfall(self, held: Mapping[Key, Held] | None, committed: Mapping[Key, int]) -> frozenset[Key]:
-        """Told before the store writes its checkpoint anew: a start after that would find nothing amiss any more."""
+    def _same_boot(self) -> bool:
+        """Whether the kernel is known to have run on since the run before."""
         previous = self._record.run
-        same_boot = previous is not None and previous.boot == self._boot != ""
+        return previous is not None and previous.boot == self._boot != ""
+
+    def _note_shortfall(
+        self, held: Mapping[Key, Held] | None, committed: Mapping[Key, int], same_boot: bool
+    ) -> frozenset[Key]:
+        """Told before the store writes its checkpoint anew: a start after that would find nothing amiss any more."""
         lost = shortfall.short(self.store.logs(), held, committed) | shortfall.doubtful(self.store.logs(), same_boot)
         self._record.lost(lost | self._offline())
         return lost

@@ -327,7 +327,7 @@ class _Recovery:
         limit = segment.next_offset
         expected, epoch, position = segment.base_offset, -1, 0
         damage: list[Damage] = []
-        chain = Chain(not segment.sparse, self._synced_epoch_at, segment.bases_by_position())
+        chain = Chain(not segment.sparse, self._told_epoch_at, segment.bases_by_position())
         cut_at = limit if not is_last and limit in self._cut_at else NEVER
         segment.begin_indexes()
         torn: Broken | None = None
@@ -381,9 +381,10 @@ class _Recovery:
         segment.found_bytes(position)
         segment.drop_tail()
 
-    def _synced_epoch_at(self, offset: int) -> int | None:
-        """The epochs file was synced with the batches, so below the recovery point it is right if it is whole."""
-        if self._epochs.was_rebuilt or offset >= min(self._safe_to, self._told_from):
+    def _told_epoch_at(self, offset: int) -> int | None:
+        """The epochs file is written before the batches and synced with them, so it is right if it is whole. A batch
+        of which it knows nothing was never synced, or says another epoch than it did."""
+        if self._epochs.was_rebuilt or offset >= self._told_from:
             return None
         return self._epochs.epoch_at(offset)
 

@@ -90,10 +90,13 @@ class PartitionedStore:
         self.was_clean = True
         """Whether `open` found every log as a clean stop leaves it; if not, what was not synced may be lost."""
 
-    def open(self, expected: Expected, judge: Callable[[], None] = lambda: None) -> list[Stray]:
+    def open(
+        self, expected: Expected, judge: Callable[[], None] = lambda: None, *, same_boot: bool = False
+    ) -> list[Stray]:
         """Open the logs of the expected partitions; answers the folders that were set aside. `judge` is called when all
         of them are open, and the checkpoint still says what the run before left. If anything fails, the store is
-        closed, and the checkpoint stays."""
+        closed, and the checkpoint stays. `same_boot` is for another layout: here what a start goes by is synced with
+        the batches."""
         assert self.phase is Phase.LOCKED
         self.phase = Phase.OPENING
         try:

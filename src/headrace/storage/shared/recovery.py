@@ -45,7 +45,10 @@ class Opened:
 class Opening:
     """One start of a store."""
 
-    def __init__(self, around: Surroundings, data: str, expected: Expected, checkpoint: Checkpoint | None) -> None:
+    def __init__(
+        self, around: Surroundings, data: str, expected: Expected, checkpoint: Checkpoint | None, *, same_boot: bool
+    ) -> None:
+        self._same_boot = same_boot
         self._around = around
         self._disk = around.disk
         self._data = data
@@ -125,6 +128,7 @@ class Opening:
         topic_id, settings = self._expected[where]
         path = self._folder(where)
         state = State(where, self._around.new_queue(path), settings.index_interval_bytes)
+        state.told = EpochHistory(self._disk, path)
         point = self._checkpoint.logs.get(where)
         if point is not None and point.topic_id != topic_id.hex():
             point = None  # of a topic that had the same name
@@ -194,12 +198,13 @@ class Opening:
     def _replay(self) -> None:
         commit_log, position = self._around.commit_log, self._checkpoint.position
         names = self._disk.list(commit_log.folder)
-        replay = Replay(commit_log, self._by_key(self._states), position)
+        replay = Replay(commit_log, self._by_key(self._states), position, same_boot=self._same_boot)
         replay.run(min([position, *(self._states[where].from_position for where in self._read_before)]))
         self._tail = tails.known(names, replay.tail)
         missing = self._begin_anew_without_files()
         if missing:
-            Replay(commit_log, self._by_key(missing), frames.position(commit_log.number + 1, 0)).run(0)
+            end = frames.position(commit_log.number + 1, 0)
+            Replay(commit_log, self._by_key(missing), end, same_boot=self._same_boot).run(0)
         for state in self._states.values():
             state.settle(commit_log)
         commit_log.doubt(min(position, commit_log.end))

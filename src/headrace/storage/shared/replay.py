@@ -9,6 +9,10 @@ Bytes that are no whole frame, or a frame with a batch that does not agree with 
 What is known to be synced is what the checkpoint says, or a synced frame anywhere in the log. A frame whose batches all
 agree with their CRCs is not torn, wherever it lies: if an offset, an epoch or a count in it cannot be true, its own
 partition is damaged, and nothing is cut.
+
+A CRC does not cover the epoch of a batch. The file of epochs is written before the batches, but synced by checkpoints
+alone: as long as the kernel runs it knows every epoch, and a batch that differs is damaged. After a loss of power it
+may not know the last ones, and batches are believed as long as their epochs do not fall.
 """
 
 from __future__ import annotations
@@ -24,7 +28,15 @@ from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, SYNCED, Frame, Key
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Run
-from headrace.storage.shared.scanning import Batches, BrokenBytes, Scanner, Unsound, read_batches, read_damaged
+from headrace.storage.shared.scanning import (
+    Batches,
+    BrokenBytes,
+    Scanner,
+    Unsound,
+    places,
+    read_batches,
+    read_damaged,
+)
 from headrace.storage.shared.splicing import Replacement
 
 log = logging.getLogger(__name__)
@@ -48,6 +60,8 @@ class State:
     rebuilt: bool = False
     """Whether nothing but the commit log counts."""
     history: EpochHistory | None = None
+    told: EpochHistory | None = None
+    """The epochs as their file has them; None if batches are compared with it otherwise."""
     epochs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Every epoch that was seen: its least start (see `epochs`) and its first batch."""
     last_epoch: int = -1
@@ -154,10 +168,13 @@ class State:
 class Replay:
     """One pass over the commit log from a position on."""
 
-    def __init__(self, commit_log: CommitLog, states: Mapping[Key, State], synced: int) -> None:
+    def __init__(
+        self, commit_log: CommitLog, states: Mapping[Key, State], synced: int, *, same_boot: bool = False
+    ) -> None:
         self._commit_log = commit_log
         self._states = states
         self._synced = synced
+        self._same_boot = same_boot
         self._scanner = Scanner(commit_log)
         self._broken: BrokenBytes | None = None
         self.tail = Tail.WHOLE
@@ -215,17 +232,49 @@ class Replay:
         if frame.kind == BOUNDS:
             state.apply(frame, None, broken)
             return None
-        found = read_batches(self._scanner.payload(frame), frame, state.interval_bytes, self._epoch_floor(state, frame))
+        payload = self._scanner.payload(frame)
+        floor = self._epoch_floor(state, frame)
+        found = read_batches(payload, frame, state.interval_bytes, floor)
         if isinstance(found, Unsound):
             if found.torn and self._is_torn(frame.number, start):
                 return BrokenBytes(frame.number, start, frame.end, found.reason)
-            found = read_damaged(self._commit_log.file(frame.number), frame, self._epoch_floor(state, frame))
-            for part in found.damage:
-                last = frame.next_offset if part.next_offset is None else part.next_offset
-                where = BrokenBytes(frame.number, part.position, part.end, part.reason)
-                state.missing.append((part.expected_offset, last, where))
+            wrong = self._wrong_epochs(state, frame, payload)
+            found = self._damaged_batches(state, frame, floor, wrong)
+        elif wrong := self._wrong_epochs(state, frame, payload) if self._may_differ(state, frame, found) else {}:
+            found = self._damaged_batches(state, frame, floor, wrong)
         state.apply(frame, found, broken)
         return None
+
+    def _knows_all(self, state: State) -> bool:
+        """Whether the file of epochs speaks for every batch that goes on with its partition."""
+        told = state.told
+        return (
+            self._same_boot and not state.rebuilt and told is not None and bool(told.entries) and not told.was_rebuilt
+        )
+
+    def _may_differ(self, state: State, frame: Frame, found: Batches) -> bool:
+        if not self._knows_all(state) or frame.first_offset < state.queue.end_offset or found.last_base < 0:
+            return False
+        assert state.told is not None
+        told = {state.told.epoch_at(frame.first_offset), state.told.epoch_at(found.last_base)}
+        return bool(found.epochs) or told != {found.epoch}
+
+    def _wrong_epochs(self, state: State, frame: Frame, payload: memoryview) -> dict[int, int]:
+        """Offsets of batches that were written in another epoch than they have, and in which (-1: nobody knows)."""
+        told = state.told
+        if told is None or not self._knows_all(state) or frame.first_offset < state.queue.end_offset:
+            return {}
+        epochs = ((base, epoch, told.epoch_at(base)) for base, epoch in places(payload))
+        return {base: -1 if right is None else right for base, epoch, right in epochs if right != epoch}
+
+    def _damaged_batches(self, state: State, frame: Frame, floor: int, wrong: Mapping[int, int]) -> Batches:
+        """What is whole of a frame, without the batches at offsets in `wrong`, which have another epoch than that."""
+        found = read_damaged(self._commit_log.file(frame.number), frame, floor, wrong.get)
+        for part in found.damage:
+            last = frame.next_offset if part.next_offset is None else part.next_offset
+            where = BrokenBytes(frame.number, part.position, part.end, part.reason)
+            state.missing.append((part.expected_offset, last, where))
+        return found
 
     def _epoch_floor(self, state: State, frame: Frame) -> int:
         return state.last_epoch if frame.kind == APPEND and frame.first_offset >= state.queue.end_offset else -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -104,6 +104,8 @@ class Batches:
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     damage: list[Broken] = field(default_factory=list)
     epoch: int = -1
+    last_base: int = -1
+    """Offset of the last whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch:
         if at == run_at:
             run_base = base
         run_ms = max(run_ms, max_ms)
-        at, expected = end, base + last_delta + 1
+        at, expected, found.last_base = end, base + last_delta + 1, base
     if expected > frame.next_offset or (expected != frame.next_offset and not sparse):
         return f"it ends with offset {expected}, but its header says {frame.next_offset}"
     if size:
@@ -172,10 +174,21 @@ def _read_batches(payload: memoryview, frame: Frame, interval_bytes: int, epoch:
     return found
 
 
-def read_damaged(file: File, frame: Frame, epoch: int) -> Batches:
+def places(payload: memoryview) -> Iterator[tuple[int, int]]:
+    """Base offset and epoch of each batch, as far as headers make sense."""
+    at, size = 0, len(payload)
+    while size - at >= HEADER_BYTES:
+        base, length, epoch, magic, _, _, _, _ = _FIELDS(payload, at)
+        at += length + LENGTH_END
+        if magic != MAGIC or length + LENGTH_END < HEADER_BYTES or at > size:
+            return
+        yield base, epoch
+
+
+def read_damaged(file: File, frame: Frame, epoch: int, epoch_at: Callable[[int], int | None]) -> Batches:
     """What is whole of a frame that is damaged; every whole batch is a run of its own."""
     found = Batches(epoch=epoch)
-    chain, expected = Chain(dense=frame.kind != REPLACE), frame.first_offset
+    chain, expected = Chain(dense=frame.kind != REPLACE, epoch_at=epoch_at), frame.first_offset
     for part in scan(file, frame.end, frame.first_offset, chain, frame.byte, epoch):
         if isinstance(part, Broken):
             found.damage.append(part)
@@ -193,7 +206,7 @@ def read_damaged(file: File, frame: Frame, epoch: int) -> Batches:
         found.runs.append(
             Run(frame.number, part.position, header.size_bytes, header.base_offset, header.max_timestamp_ms)
         )
-        expected = header.next_offset
+        expected, found.last_base = header.next_offset, header.base_offset
     else:
         if not found.damage and expected != frame.next_offset and chain.dense:
             reason = f"it ends with offset {expected}, but its header says {frame.next_offset}"

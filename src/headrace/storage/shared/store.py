@@ -116,14 +116,16 @@ class SharedStore:
         self.was_clean = True
         """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
 
-    def open(self, expected: Expected, judge: Callable[[], None] = lambda: None) -> list[Stray]:
+    def open(
+        self, expected: Expected, judge: Callable[[], None] = lambda: None, *, same_boot: bool = False
+    ) -> list[Stray]:
         """Open the logs of the expected partitions; answers the folders that were set aside. `judge` is called when all
         of them are open, and the checkpoint still says what the run before left. If anything fails, the store is
-        closed, and the checkpoint stays."""
+        closed, and the checkpoint stays. `same_boot`: the kernel is known to have run on since the run before."""
         assert self.phase is Phase.LOCKED
         self.phase = Phase.OPENING
         try:
-            opened = self._open(expected)
+            opened = self._open(expected, same_boot)
             is_synced = self._sync_now()
             judge()
             # From here on the folder is in use: a crash must not look like a clean stop.
@@ -139,11 +141,11 @@ class SharedStore:
         self.phase = Phase.OPEN
         return opened
 
-    def _open(self, expected: Expected) -> list[Stray]:
+    def _open(self, expected: Expected, same_boot: bool) -> list[Stray]:
         found = checkpoint.read(self._disk, self.data)
         if found is None:
             log.error("%s/%s is damaged: the whole commit log is read", self.data, CHECKPOINT_FILE)
-        opened = Opening(self._around, self.data, expected, found).run()
+        opened = Opening(self._around, self.data, expected, found, same_boot=same_boot).run()
         self._logs.update(opened.logs)
         for each in opened.logs.values():
             self._dirty.wrote(each)
