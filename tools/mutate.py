@@ -8,9 +8,10 @@ that enter the changed function, the quickest first; then seeds of the simulator
 check that no test needs, or a change that means the same. `tests/sim/survivors.toml` explains those of the second kind.
 
 Everything runs in children of this one process, forked after all is imported; a mutant is put into the function's code
-there, and no file is ever changed. What is known is kept in `.work/mutants.jsonl`, by function and change, and is not
-run again unless asked for. A fork and a swapped code object cost a hundredth of a second, a new process as the common
-mutation tools use it two seconds: that is why this is not one of them.
+there, and no file is ever changed. A file that changes meanwhile ends the run, because the mutant would be one of other
+code than was imported. What is known is kept in `.work/mutants.jsonl`, by function and change, and is not run again
+unless asked for. A fork and a swapped code object cost a hundredth of a second, a new process as the common mutation
+tools use it two seconds: that is why this is not one of them.
 """
 
 from __future__ import annotations
@@ -343,6 +344,19 @@ def found_by(mutant: Mutant, tests: list[str], seeds: range) -> str:
     return "a seed that breaks off" if code == FAILED else f"seed {said}" if said else ""
 
 
+def written() -> dict[Path, tuple[int, int]]:
+    """When each file of ours was written, and its size."""
+    found = {path: path.stat() for folder in (SOURCE, ROOT / "tests") for path in folder.rglob("*.py")}
+    return {path: (about.st_mtime_ns, about.st_size) for path, about in found.items()}
+
+
+def refuse_changes(imported: dict[Path, tuple[int, int]]) -> None:
+    """End before a verdict on code that is not what was imported."""
+    changed = sorted(str(path.relative_to(ROOT)) for path, _ in imported.items() ^ written().items())
+    if changed:
+        raise SystemExit(f"mutate: {changed[0]} has changed since it was imported: run it again, on a copy of the tree")
+
+
 def prepare(rooms: list[str]) -> None:
     """Import all that children need, so that each begins with it."""
     sys.path[:0] = [str(SOURCE), str(ROOT / "tests")]
@@ -375,19 +389,22 @@ def tell(verdicts: list[Verdict]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rooms", default=",".join(ROOMS), help="of " + ", ".join(ROOMS))
-    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("--only", default="", help="mutants whose name contains one of these, comma between")
     parser.add_argument("--every", type=int, default=1, help="take each n-th mutant")
     parser.add_argument("--seeds", type=int, default=40, help="of the simulator, for what no test finds")
     parser.add_argument("--again", action="store_true", help="run also those that nothing found the last time")
     given = parser.parse_args()
     rooms = given.rooms.split(",")
+    only = given.only.split(",")
+    imported = written()
     prepare(rooms)
     known = known_verdicts()
     told: list[Verdict] = []
     KNOWN.parent.mkdir(exist_ok=True)
     for room in rooms:
         paths = sorted(path for pattern in ROOMS[room][0] for path in (SOURCE / "headrace").glob(pattern))
-        mutants = [each for path in paths for each in mutants_of(path) if given.only in each.name][:: given.every]
+        mutants = [each for path in paths for each in mutants_of(path) if any(part in each.name for part in only)]
+        mutants = mutants[:: given.every]
         entered = tests_of(room) if any(each.name not in known or given.again for each in mutants) else {}
         for nth, mutant in enumerate(mutants, 1):
             verdict = known.get(mutant.name)
@@ -399,6 +416,7 @@ def main() -> int:
                 ]
                 tests = [test for _, test in sorted(enter)[:TESTS_MAX]]
                 verdict = Verdict(mutant.name, mutant.line, found_by(mutant, tests, range(1, given.seeds + 1)))
+                refuse_changes(imported)
                 with KNOWN.open("a") as file:
                     file.write(json.dumps(asdict(verdict)) + "\n")
                 print(f"{room} {nth}/{len(mutants)} {mutant.name}: {verdict.found_by or 'SURVIVES'}", flush=True)
