@@ -46,10 +46,13 @@ def test_it_asks_by_its_end_and_the_epoch_of_what_lies_before_it(
     layout: str, mend_from: int | None, last_epoch: int, end: int
 ) -> None:
     _, each = following(layout)
-    each.told, each.epoch_starts, each.mend_from = (1, 1, 1, 1), ((1, 1),), mend_from
+    assert each.position() is None
+    each.stage, each.mend_from = Stage.COPYING, mend_from
+    assert each.position() is not None
     assert each.ask(7) == Subscribe(7, bytes(16), 0, 6, last_epoch, end, 9)
-    assert (stage(each), each.subscription, each.told, each.epoch_starts) == (Stage.ASKING, 7, None, ())
-    assert each.asked_end == end
+    assert (stage(each), each.subscription, each.asked_end) == (Stage.ASKING, 7, end)
+    each.stage = Stage.COPYING
+    assert each.position() is not None, "nothing was told in this subscription"
 
 
 def test_it_asks_again_ever_later_until_it_is_served() -> None:
