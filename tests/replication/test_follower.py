@@ -88,13 +88,14 @@ def test_it_copies_only_where_its_log_ends() -> None:
 def test_damage_is_cut_only_where_it_was_asked_for(layout: str) -> None:
     broker, each = following(layout)
     each.partition.found_damage(7)
-    each.mend_from = 7
+    each.partition.high_watermark, each.mend_from = 9, 7
     each.ask(7)
     assert not each.begin(6)
     assert (broker.log().end_offset, mended_from(each)) == (9, 7)
     assert broker.partitions.damaged
     assert each.begin(7)
     assert (broker.log().end_offset, mended_from(each)) == (7, None)
+    assert each.partition.high_watermark == 7, "a position that the log does not reach"
     assert not broker.partitions.damaged
 
 
