@@ -55,6 +55,15 @@ def test_it_asks_by_its_end_and_the_epoch_of_what_lies_before_it(
     assert each.position() is not None, "nothing was told in this subscription"
 
 
+@LAYOUTS
+def test_who_holds_nothing_tells_no_epoch(layout: str) -> None:
+    """It has nothing that could differ, so there is nothing that it could cut."""
+    broker, each = following(layout)
+    broker.log().delete_before(9)
+    assert broker.log().epoch_starts()
+    assert each.ask(7) == Subscribe(7, bytes(16), 0, 6, -1, 9, 9)
+
+
 def test_it_asks_again_ever_later_until_it_is_served() -> None:
     _, each = following()
     waited: list[float] = []
@@ -163,6 +172,42 @@ def test_it_begins_anew_where_the_leader_can_go_on(layout: str) -> None:
     log = broker.log()
     assert (log.start_offset, log.end_offset, list(log.epoch_starts())) == (6, 6, [])
     assert each.partition.high_watermark == 6
+
+
+@pytest.mark.parametrize(
+    ("watermark", "anew", "said"),
+    [
+        (
+            9,
+            False,
+            [
+                "offsets 8 to 8 were committed once",
+            ],
+        ),
+        (8, False, ["cut from offset 9 to 8"]),
+        (8, True, ["the leader begins at offset 6 and cannot continue ours, 4 to 8", "offsets 6 to 7 were committed"]),
+        (6, True, ["the leader begins at offset 6 and cannot continue ours, 4 to 8", "cut from offset 9 to 6"]),
+    ],
+)
+def test_it_says_what_was_lost_and_calls_nothing_lost_that_was_not_committed(
+    watermark: int, anew: bool, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, each = following()
+    each.partition.high_watermark = watermark
+    caplog.set_level("INFO", "headrace.replication.follower")
+    if anew:
+        each.reset(6)
+    else:
+        each.cut(Truncate(7, 6, 5, 8))
+    assert len(caplog.messages) == len(said)
+    assert all(part in line for part, line in zip(said, caplog.messages, strict=True))
+
+
+def test_a_log_that_begins_anew_behind_its_end_was_not_cut(caplog: pytest.LogCaptureFixture) -> None:
+    _, each = following()
+    caplog.set_level("INFO", "headrace.replication.follower")
+    each.reset(9)
+    assert len(caplog.messages) == 1
 
 
 def test_nothing_goes_that_is_not_known_to_be_committed() -> None:
