@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import CorruptBatch, DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
 from headrace.records.batch import BatchHeader, read_header
 from headrace.storage import producers
+from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
@@ -112,6 +113,22 @@ def test_a_restart_remembers_duplicates(harness: Harness, how: str) -> None:
     assert [send(harness, log, sequence, producer_id=9) for sequence in range(35, 40)] == list(range(39, 44))
     assert send(harness, log, 0, producer_id=1) == offsets[0]
     assert len(values(log)) == 44
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_what_retention_takes_right_after_a_crash_is_remembered(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log(retention_ms=10_000)
+    for sequence in range(4):
+        send(harness, log, sequence)
+    log = harness.kill()
+    harness.advance(12)
+    assert (log.start_offset, log.end_offset) == (4, 4)
+    assert send(harness, log, 3) == 3
+    log = harness.kill()
+    assert send(harness, log, 3) == 3
+    with pytest.raises(OutOfOrderSequence):
+        send(harness, log, 6)
 
 
 def test_a_truncation_forgets_what_it_cut(harness: Harness) -> None:

@@ -120,6 +120,8 @@ class SegmentedLog(ReplicatedLog):
         old = self._active
         base = self.end_offset if base_offset is None else base_offset
         old.load_indexes()
+        if self.snapshots.newest_offset != base:
+            self.producers.load()  # after a crash only the records tell of the last batches, and they may go now
         if self.settings.preallocate:
             old.file.truncate(old.written)  # the room that it did not need
         old.next_offset = base

@@ -265,7 +265,7 @@ class PartitionedStore:
             return
         try:
             old.roll()
-        except OSError as error:
+        except (OSError, HeadraceError) as error:
             log.warning("%s: segment %s stays open: %s", old.topic_partition, old.active.path, error)
 
     def _check_some(self, now_ms: int) -> None:
