@@ -20,6 +20,7 @@ from headrace.cluster.judging import Judgement
 from headrace.cluster.tasks import Step
 from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
 from headrace.replication import following, leader
 from headrace.replication.follower import Following
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
@@ -349,3 +350,16 @@ def tell_written_as_flushed_at_first(stack: ExitStack) -> None:
         return subscription, epoch, received, written, written, start
 
     swap(stack, Following, "position", told)
+
+
+@plant
+def retention_without_the_followers(stack: ExitStack) -> None:
+    """A leader's retention deletes at once, whatever its followers have."""
+    lead = Partitions.lead
+
+    def led(self: Partitions, log: Log, *args: Any, **named: Any) -> Partition:
+        found = lead(self, log, *args, **named)
+        log.retire = log.delete_before
+        return found
+
+    swap(stack, Partitions, "lead", led)

@@ -5,7 +5,7 @@ scenario.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from headrace.cluster.image import Endpoint
@@ -25,7 +25,7 @@ from headrace.sim.process import Process
 from headrace.simulator.connection import KAFKA_PORT
 from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
-from headrace.simulator.scenario import BROKERS, Scenario, SimTopic
+from headrace.simulator.scenario import BROKERS, Scenario
 from headrace.storage.log import TICK_SECONDS
 
 CLUSTER: Final = "sim"
@@ -116,9 +116,10 @@ def builder(scenario: Scenario) -> Build:
     return build
 
 
-async def create_topics(participant: Participant, topics: Sequence[SimTopic], offsets_partitions: int) -> None:
-    for topic in topics:
-        await participant.topics.create(CreateTopic(topic.name, topic.partitions, BROKERS, topic.overrides))
+async def create_topics(participant: Participant, scenario: Scenario, offsets_partitions: int) -> None:
+    for topic in scenario.topics:
+        overrides = scenario.overrides(topic)
+        await participant.topics.create(CreateTopic(topic.name, topic.partitions, BROKERS, overrides))
     if offsets_partitions:
         offsets = CreateTopic(OFFSETS_TOPIC, offsets_partitions, BROKERS, OFFSETS_TOPIC_OVERRIDES, internal=True)
         await participant.topics.create(offsets)

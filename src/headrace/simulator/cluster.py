@@ -113,11 +113,11 @@ class Cluster:
         assert first.process is not None
         assert first.participant is not None
         partitions = self.scenario.settings["offsets.topic.partitions"] if self.scenario.groups else 0
-        await first.process.run(create_topics(first.participant, self.scenario.topics, partitions))
+        await first.process.run(create_topics(first.participant, self.scenario, partitions))
         for topic in self.scenario.topics:
             for where in topic.all_partitions():
                 may_lose = topic.durability != "disk" and self.faults.regime == ANY
-                self.history.watch(where, may_lose=may_lose)
+                self.history.watch(where, may_lose=may_lose, retained=bool(self.scenario.retention))
 
     # What can be seen of it.
 
@@ -236,6 +236,7 @@ class Cluster:
             records, contents = _records(next(iter(whole.values())))
             self.history.check(where, records, contents, starts)
             self.history.counts["records"] += len(records)
+            self.history.counts["gone"] += max(starts)
 
     def close(self) -> None:
         for machine in self.machines:

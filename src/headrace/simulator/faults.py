@@ -96,6 +96,8 @@ class Faults:
         # Where page caches go at any time, two replicas may have lost what a third has damaged.
         if scenario.bytes_flip and (self.regime == SPARE or not self._cached):
             self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
+        if scenario.retention:
+            self._kinds.append("step clock")
         self._unheard = random.Random(f"{scenario.seed} unheard")
         self._worn = scene.machines[scenario.seed // 8 % len(scene.machines)]
         """The machine whose disk wears out: damage is found when it is read, so no other may have any."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.simulator.registers import Floor, Register, floor_of
+from headrace.simulator.registers import NEVER, Floor, Register, floor_of
 from headrace.storage.log import TopicPartition
 
 TRACE_LINES: Final = 400
@@ -76,7 +76,7 @@ class Watched:
     """Told by leaders, as an answer to who asked or who deleted."""
     ends: Floor = field(default_factory=Floor)
     to_delete: int = 0
-    """Below this a client has asked to delete."""
+    """Below this a client has asked to delete, or retention may."""
 
 
 class History:
@@ -89,8 +89,8 @@ class History:
         self._owners: dict[tuple[str, int, TopicPartition], str] = {}
         self._generations: dict[tuple[str, TopicPartition], int] = {}
 
-    def watch(self, where: TopicPartition, *, may_lose: bool) -> None:
-        self._watched[where] = Watched(may_lose)
+    def watch(self, where: TopicPartition, *, may_lose: bool, retained: bool = False) -> None:
+        self._watched[where] = Watched(may_lose, to_delete=NEVER if retained else 0)
 
     def may_lose(self, where: TopicPartition) -> bool:
         return self._watched[where].may_lose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER
@@ -13,6 +13,7 @@ from headrace.storage.log import TopicPartition
 
 BROKERS: Final = 3
 DELETIONS_SHARE: Final = 0.4
+RETENTION_SHARE: Final = 0.2
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
@@ -55,6 +56,12 @@ class Scenario:
     """Whether records are deleted that consumers have read."""
     troubles: tuple[str, ...] = ()
     """Of disks: kinds of `faults.TROUBLES`."""
+    retention: dict[str, str] = field(default_factory=dict)
+    """What topics are kept for: their settings of time or size. Empty: for ever."""
+
+    def overrides(self, topic: SimTopic) -> dict[str, str]:
+        """The settings that a topic is made with."""
+        return {**topic.overrides, **self.retention}
 
 
 def draw(seed: int) -> Scenario:
@@ -72,6 +79,9 @@ def draw(seed: int) -> Scenario:
         "offsets.topic.partitions": 1 + seed % 2,
         "group.initial.rebalance.delay.ms": 100,
     }
+    retention = _retention(seed)
+    if retention:
+        settings["retention.check.ms"] = 100
     names = ("kept", "cached")
     topics = []
     for name, durability in zip(names, ("disk", "os"), strict=True):
@@ -106,7 +116,16 @@ def draw(seed: int) -> Scenario:
         groups=random.Random(f"{seed} groups").choice((0, 1, 1, 2)),
         deletions=random.Random(f"{seed} deletions").random() < DELETIONS_SHARE,
         troubles=TROUBLES_OF.get(seed % 8, ()),
+        retention=retention,
     )
+
+
+def _retention(seed: int) -> dict[str, str]:
+    chance = random.Random(f"{seed} retention")
+    if chance.random() >= RETENTION_SHARE:
+        return {}
+    by_size, by_time = {"retention.bytes": "3000"}, {"retention.ms": chance.choice(("300", "1500"))}
+    return {"segment.bytes": "1024", **chance.choice((by_size, by_time, by_size | by_time))}
 
 
 def _courses(seed: int) -> tuple[str, ...]:
