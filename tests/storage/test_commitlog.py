@@ -8,7 +8,8 @@ import pytest
 
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
-from headrace.storage.shared.commitlog import CommitLog
+from headrace.storage.log import Tail
+from headrace.storage.shared.commitlog import FILE_BYTES_MAX, CommitLog
 from headrace.storage.shared.frames import FRAME_BYTES, position
 
 FOLDER = "/data/@commitlog"
@@ -43,11 +44,13 @@ def test_files_are_found_again_and_what_was_set_aside_is_removed() -> None:
     disk = new_disk()
     log = three_files(disk)
     assert log.set_aside([0]) == [log.path(0) + ".deleted"]
-    disk.open(f"{FOLDER}/tail-cut", create=True, writable=True).close()
+    for name in ("tail-cut", "what-an-operator-has-left-here.log"):
+        disk.open(f"{FOLDER}/{name}", create=True, writable=True).close()
     again = opened(disk)
     assert again.sizes == log.sizes == {1: 20, 2: 30}
     assert (again.number, again.end) == (2, position(2, 30))
-    assert disk.list(FOLDER) == [f"{1 << 32:020d}.log", f"{2 << 32:020d}.log", "tail-cut"]
+    assert not any(name.endswith(".deleted") for name in disk.list(FOLDER))
+    assert disk.exists(f"{FOLDER}/tail-cut")
     with pytest.raises(FileNotFoundError):
         again.file(0)
 
@@ -178,6 +181,31 @@ def test_a_cut_drops_what_comes_behind_and_what_is_left_counts_as_synced_at_most
     assert log.active is not before
     assert log.write([b"d"], 1) == 12
     assert log.file(1).pread(20, 0) == b"b" * 12 + b"d"
+
+
+def test_what_was_cut_is_not_read_any_more() -> None:
+    log = three_files(new_disk())
+    log.file(1)
+    log.cut(0, 5)
+    for number in (1, 2):
+        with pytest.raises(FileNotFoundError):
+            log.file(number)
+    assert log.file(0) is log.active
+
+
+def test_a_tail_that_may_have_been_synced_is_noted_before_it_is_cut() -> None:
+    disk = new_disk()
+    log = three_files(disk)
+    log.tail_found(Tail.CUT_SHORT)
+    assert not disk.exists(f"{FOLDER}/tail-cut")
+    log.tail_found(Tail.TORN)
+    assert disk.exists(f"{FOLDER}/tail-cut")
+
+
+def test_a_file_can_be_as_large_as_a_position_can_tell() -> None:
+    log = opened(new_disk(), FILE_BYTES_MAX)
+    assert log.room == FILE_BYTES_MAX - FRAME_BYTES
+    assert log.file(0) is log.active
 
 
 def test_what_is_set_aside_is_not_synced_any_more() -> None:

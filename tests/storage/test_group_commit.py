@@ -24,6 +24,7 @@ class Held:
         self.offline: HeadraceError | None = None
         self.written_offset = self.durable_offset = self.truncations = self.taken = 0
         self.refuses: OSError | None = None
+        self.answers: list[int] = []
 
     def take_unsynced(self) -> list[File]:
         self.taken += 1
@@ -32,6 +33,7 @@ class Held:
         return [self.file]
 
     def synced_upto(self, offset: int) -> None:
+        self.answers.append(offset)
         self.durable_offset = max(self.durable_offset, offset)
 
     def fail(self, error: OSError) -> HeadraceError:
@@ -94,6 +96,7 @@ def test_a_log_that_was_cut_meanwhile_is_synced_once_more_before_it_counts() -> 
     assert (cut.durable_offset, whole.durable_offset) == (3, 5)
     assert scene.told == ["whole", "cut"]
     assert (cut.taken, whole.taken) == (2, 1)
+    assert cut.answers == [0, 3]  # it hears that the files that it gave away are free again, and no more
 
 
 def test_a_sync_that_failed_takes_the_logs_of_its_files_offline_and_the_others_count() -> None:
