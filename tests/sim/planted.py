@@ -28,6 +28,7 @@ from headrace.sim.disk import SimDisk
 from headrace.storage import rewritten, shortfall
 from headrace.storage.commit import GroupCommit
 from headrace.storage.log import Log
+from headrace.storage.replicated import ReplicatedLog
 
 Plant = Callable[[ExitStack], None]
 PLANTS: dict[str, Plant] = {}
@@ -363,3 +364,9 @@ def retention_without_the_followers(stack: ExitStack) -> None:
         return found
 
     swap(stack, Partitions, "lead", led)
+
+
+@plant
+def compact_what_is_not_committed(stack: ExitStack) -> None:
+    """Compaction goes by everything that is written, though a truncation may take it."""
+    swap(stack, ReplicatedLog, "deletable_below", lambda self: self.written_offset)

@@ -175,3 +175,29 @@ def test_a_commit_that_was_acknowledged_is_answered() -> None:
         noted.committed_told("readers", WHERE, register.ask(), first, 2, "b2.1")
     with pytest.raises(Violation, match="answers as committed nothing"):
         noted.committed_told("readers", WHERE, register.ask(), None, 2, "b2.1")
+
+
+def compacted() -> History:
+    """The first records of all batches have one key, the second ones another."""
+    noted = History(Trace(), lambda: 0.0)
+    noted.watch(WHERE, may_lose=False, key_of=lambda _batch, nth: b"%d" % nth)
+    acknowledged(noted, ONE, 0)
+    acknowledged(noted, TWO, 2)
+    return noted
+
+
+def without(records: list[Record], contents: dict[int, bytes], *gone: int) -> tuple[list[Record], dict[int, bytes]]:
+    left = [record for record in records if record.offset not in gone]
+    return left, {offset: content for offset, content in contents.items() if offset not in gone}
+
+
+def test_compaction_takes_what_one_of_its_key_follows() -> None:
+    noted = compacted()
+    noted.consumed(WHERE, 0, b"0", "b1.1")
+    noted.check(WHERE, *without(*log(ONE, TWO), 0, 1))
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_compaction_never_takes_the_last_of_a_key(last: int) -> None:
+    with pytest.raises(Violation, match="was the last of"):
+        compacted().check(WHERE, *without(*log(ONE, TWO), last))

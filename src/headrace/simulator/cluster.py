@@ -25,7 +25,7 @@ from headrace.sim.coordination import CoordinationStore
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.network import MemoryNetwork
 from headrace.simulator.broker import CLUSTER, builder, create_topics
-from headrace.simulator.contents import parse_content
+from headrace.simulator.contents import key_of, parse_content
 from headrace.simulator.faults import Faults
 from headrace.simulator.harm import ANY
 from headrace.simulator.history import History, Record, Trace, Violation
@@ -117,7 +117,12 @@ class Cluster:
         for topic in self.scenario.topics:
             for where in topic.all_partitions():
                 may_lose = topic.durability != "disk" and self.faults.regime == ANY
-                self.history.watch(where, may_lose=may_lose, retained=bool(self.scenario.retention))
+                self.history.watch(
+                    where,
+                    may_lose=may_lose,
+                    retained=bool(self.scenario.retention),
+                    key_of=key_of if self.scenario.compacted else None,
+                )
 
     # What can be seen of it.
 
@@ -229,6 +234,9 @@ class Cluster:
         for where in self.history.partitions():
             logs = {machine.name: _log(machine, where) for machine in self.machines}
             starts = {log.start_offset for log in logs.values()}
+            if self.scenario.compacted:
+                self._compare_compacted(where, logs)
+                continue
             whole = {name: _bytes(log, max(starts)) for name, log in logs.items()}
             if len(set(whole.values())) != 1:
                 sizes = {name: len(data) for name, data in whole.items()}
@@ -237,6 +245,23 @@ class Cluster:
             self.history.check(where, records, contents, starts)
             self.history.counts["records"] += len(records)
             self.history.counts["gone"] += max(starts)
+
+    def _compare_compacted(self, where: TopicPartition, logs: dict[str, Log]) -> None:
+        """Each replica compacts by itself: they agree in what two of them have, and in the last of each key."""
+        known: dict[int, bytes] = {}
+        latest: dict[bytes, int] | None = None
+        for name, log in logs.items():
+            records, contents = _records(_bytes(log, log.start_offset))
+            for offset, content in contents.items():
+                if known.setdefault(offset, content) != content:
+                    raise Violation(f"{where}: {name} has {content!r} at {offset}, another {known[offset]!r}")
+            found = self.history.latest(where, records)
+            latest = found if latest is None else latest
+            if found != latest:
+                raise Violation(f"{where}: the last of each key: {found} on {name}, {latest} on another")
+            self.history.check(where, records, contents, [log.start_offset])
+            self.history.counts["records"] += len(records)
+            self.history.counts["compacted away"] += log.end_offset - log.start_offset - len(records)
 
     def close(self) -> None:
         for machine in self.machines:

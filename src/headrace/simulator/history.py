@@ -26,6 +26,7 @@ TRACE_LINES: Final = 400
 
 Batch = tuple[int, int]
 """Producer id and number of the batch."""
+KeyOf = Callable[[Batch, int], bytes]
 
 
 class Violation(Exception):
@@ -77,6 +78,8 @@ class Watched:
     ends: Floor = field(default_factory=Floor)
     to_delete: int = 0
     """Below this a client has asked to delete, or retention may."""
+    key_of: KeyOf | None = None
+    """Of a compacted topic: the key of a record, by its batch and place in it."""
 
 
 class History:
@@ -89,8 +92,11 @@ class History:
         self._owners: dict[tuple[str, int, TopicPartition], str] = {}
         self._generations: dict[tuple[str, TopicPartition], int] = {}
 
-    def watch(self, where: TopicPartition, *, may_lose: bool, retained: bool = False) -> None:
-        self._watched[where] = Watched(may_lose, to_delete=NEVER if retained else 0)
+    def watch(
+        self, where: TopicPartition, *, may_lose: bool, retained: bool = False, key_of: KeyOf | None = None
+    ) -> None:
+        """`key_of`: of a compacted topic."""
+        self._watched[where] = Watched(may_lose, to_delete=NEVER if retained else 0, key_of=key_of)
 
     def may_lose(self, where: TopicPartition) -> bool:
         return self._watched[where].may_lose
@@ -222,26 +228,41 @@ class History:
         if start > watched.to_delete:
             raise Violation(f"{where}: the log begins at {start}, and nobody deleted more than {watched.to_delete}")
         records = [record for record in records if record.offset >= start]
-        self._check_order(where, records, start)
+        self._check_order(where, records, start, gaps=watched.key_of is not None)
         found = {(record.batch, record.nth): record.offset for record in records}
+        latest = self.latest(where, records)
         for batch, offset in watched.acknowledged.items():
             for nth in range(max(0, start - offset), watched.records_of[batch]):
                 at = found.get((batch, nth))
+                if at is None and watched.key_of is not None:
+                    key = watched.key_of(batch, nth)
+                    if latest.get(key, -1) <= offset + nth:
+                        raise Violation(
+                            f"{where}: record {nth} of {batch} at {offset} was the last of {key!r}, and is lost"
+                        )
+                    continue
                 if at is None:
                     raise Violation(f"{where}: acknowledged batch {batch} at {offset} is lost")
                 if at != offset + nth:
                     raise Violation(f"{where}: batch {batch}, acknowledged at {offset}, is at {at - nth}")
         for offset, content in watched.consumed.items():
+            if watched.key_of is not None and offset not in contents:
+                continue
             if offset >= start and contents.get(offset) != content:
                 raise Violation(
                     f"{where}: a consumer read {content!r} at {offset}, where the log has {contents.get(offset)!r}"
                 )
 
-    def _check_order(self, where: TopicPartition, records: list[Record], start: int) -> None:
+    def latest(self, where: TopicPartition, records: list[Record]) -> dict[bytes, int]:
+        """By key: the offset of its last record. Empty if the topic is not compacted."""
+        key_of = self._watched[where].key_of
+        return {} if key_of is None else {key_of(record.batch, record.nth): record.offset for record in records}
+
+    def _check_order(self, where: TopicPartition, records: list[Record], start: int, *, gaps: bool) -> None:
         last: dict[int, tuple[int, int]] = {}
         offset, epoch = start - 1, -1
         for record in records:
-            if record.offset != offset + 1:
+            if record.offset != offset + 1 and not (gaps and record.offset > offset):
                 raise Violation(f"{where}: offset {record.offset} follows {offset}")
             if record.epoch < epoch:
                 raise Violation(f"{where}: epoch {record.epoch} follows {epoch} at offset {record.offset}")

@@ -84,6 +84,7 @@ class Load:
             scenario.in_flight,
             self._random.choice((JAVA, LIBRDKAFKA)),
             BACKOFF_SECONDS,
+            keyed=scenario.compacted,
         )
         self._producers.append(producer)
         self._make_batches(producer, scenario.batch_pause_seconds / partitions)

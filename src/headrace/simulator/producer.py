@@ -21,7 +21,7 @@ from headrace.errors import Code
 from headrace.records import kernel
 from headrace.records.record import NewRecord
 from headrace.simulator.connection import Client, Clients
-from headrace.simulator.contents import content_of
+from headrace.simulator.contents import content_of, key_of
 from headrace.simulator.history import Batch, Violation
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
@@ -139,12 +139,15 @@ class Producer:
         in_flight: int,
         kind: str,
         pause_seconds: float,
+        *,
+        keyed: bool = False,
     ) -> None:
         self._clients = clients
         self._topic = topic
         self._number = number
         self._in_flight = in_flight
         self._kind = kind
+        self._keyed = keyed
         self._pause_seconds = pause_seconds
         self._random = random.Random(clients.random.random())
         self._client = Client(clients, f"producer {number}")
@@ -181,7 +184,13 @@ class Producer:
         self._made += 1
         now_ms = self._clients.clock.wall_ms()
         records: list[NewRecord] = [
-            (now_ms, None, content_of(batch, nth, self._random.randrange(120)), []) for nth in range(count)
+            (
+                now_ms,
+                key_of(batch, nth) if self._keyed else None,
+                content_of(batch, nth, self._random.randrange(120)),
+                [],
+            )
+            for nth in range(count)
         ]
         lane.add(Sending(batch, records))
         self._pump()

@@ -14,10 +14,13 @@ from headrace.storage.log import TopicPartition
 BROKERS: Final = 3
 DELETIONS_SHARE: Final = 0.4
 RETENTION_SHARE: Final = 0.2
+COMPACTED_SHARE: Final = 0.2
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
 """By the last digit of a seed to base 8."""
+
+COMPACTION: Final = {"cleanup.policy": "compact", "segment.bytes": "1024", "min.cleanable.dirty.ratio": "0.01"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,12 @@ class Scenario:
     """Of disks: kinds of `faults.TROUBLES`."""
     retention: dict[str, str] = field(default_factory=dict)
     """What topics are kept for: their settings of time or size. Empty: for ever."""
+    compacted: bool = False
+    """Whether records have keys, and of each key's the latest stays."""
 
     def overrides(self, topic: SimTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
-        return {**topic.overrides, **self.retention}
+        return {**topic.overrides, **self.retention, **(COMPACTION if self.compacted else {})}
 
 
 def draw(seed: int) -> Scenario:
@@ -80,8 +85,9 @@ def draw(seed: int) -> Scenario:
         "group.initial.rebalance.delay.ms": 100,
     }
     retention = _retention(seed)
-    if retention:
-        settings["retention.check.ms"] = 100
+    compacted = not retention and random.Random(f"{seed} compaction").random() < COMPACTED_SHARE
+    if retention or compacted:
+        settings |= {"retention.check.ms": 100, "log.cleaner.backoff.ms": 100}
     names = ("kept", "cached")
     topics = []
     for name, durability in zip(names, ("disk", "os"), strict=True):
@@ -114,9 +120,10 @@ def draw(seed: int) -> Scenario:
         syncs_fail=seed % 8 == 2,
         bytes_flip=seed % 8 == 7,
         groups=random.Random(f"{seed} groups").choice((0, 1, 1, 2)),
-        deletions=random.Random(f"{seed} deletions").random() < DELETIONS_SHARE,
+        deletions=not compacted and random.Random(f"{seed} deletions").random() < DELETIONS_SHARE,
         troubles=TROUBLES_OF.get(seed % 8, ()),
         retention=retention,
+        compacted=compacted,
     )
 
 
