@@ -1,0 +1,149 @@
+"""A leader's end of a link, with its follower in the test's hand: whom it counts, and what it looks at first."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import CorruptBatch
+from headrace.replication import frames
+from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
+from headrace.replication.leading import LeadingEnd
+from headrace.storage.log import Log, ReadResult
+from replication.peer import Peer, subscription, with_peer
+from replication.scene import Scene
+
+
+def led(count: int = 4) -> tuple[Scene, Peer]:
+    """A leader of so many records, of which a follower holds none."""
+    scene, peer = with_peer()
+    for nth in range(count):
+        scene.produce(b"%d" % nth, acks=1)
+    return scene, peer
+
+
+def end_of(scene: Scene) -> LeadingEnd:
+    (found,) = [end for end in scene.alive[1].replication._accepted if end.broker == 9]
+    return found
+
+
+def mending(number: int, end: int, held: int) -> bytes:
+    return frames.subscribe(Subscribe(number, bytes(16), 0, 0, 0 if end else -1, end, held))
+
+
+def stops(peer: Peer) -> list[Stop]:
+    return [
+        frames.read_stop(memoryview(body), Frame(kind, 0, len(body))) for kind, body in peer.frames if kind == Kind.STOP
+    ]
+
+
+def copied(peer: Peer) -> None:
+    """The follower tells that it has all."""
+    peer.send(subscription(1, 0, -1))
+    peer.send(frames.positions([(1, 0, 4, 4, 4, 0)]))
+
+
+def test_a_link_that_ends_takes_its_streams_with_it() -> None:
+    scene, peer = led()
+    peer.send(subscription(1, 0, -1))
+    end = end_of(scene)
+    assert end.under_way_bytes > 0
+    peer.channel.abort()
+    scene.run(0.1)
+    assert end.under_way_bytes == 0
+    assert not end._streams
+    assert not scene.alive[1].replication._accepted
+    assert scene.produce(b"more", acks=1).offset == 4
+
+
+def test_a_subscription_takes_the_place_of_the_one_before() -> None:
+    scene, peer = led()
+    copied(peer)
+    peer.send(subscription(2, 4))
+    assert list(end_of(scene)._streams) == [2]
+    peer.frames.clear()
+    scene.produce(b"more", acks=1)
+    scene.run(0.1)
+    assert peer.kinds().count(Kind.APPEND) == 1
+
+
+def test_a_member_that_mends_below_what_is_committed_is_told_to_leave_and_the_set_is_looked_at() -> None:
+    scene, peer = led()
+    copied(peer)
+    assert scene.alive[1].partition().high_watermark == 4
+    peer.send(mending(2, 1, 4))
+    assert [stop.reason for stop in stops(peer)] == [Reason.IN_SYNC]
+    scene.run(0.1)
+    assert 9 not in scene.keys[0].members
+    assert list(end_of(scene)._streams) == []
+    peer.send(mending(3, 1, 4))
+    assert peer.kinds()[-1] != Kind.STOP
+    assert list(end_of(scene)._streams) == [3]
+
+
+@pytest.mark.parametrize(("end", "held", "looked_at"), [(1, 4, True), (4, 4, False), (2, 9, True)])
+def test_what_a_follower_is_about_to_drop_is_read_first(
+    end: int, held: int, looked_at: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, peer = led()
+    log = scene.alive[1].log()
+    read, limits, doubted = type(log).read, [], []
+
+    def noted(each: Log, offset: int, most: int, limit: int, *, warm: bool = False) -> ReadResult:
+        if warm:
+            limits.append((offset, limit))
+        return read(each, offset, most, limit, warm=warm)
+
+    monkeypatch.setattr(type(log), "read", noted)
+    monkeypatch.setattr(type(log), "doubt", lambda _: doubted.append(1))
+    peer.send(mending(1, end, held))
+    assert limits[:1] == ([(end, 4)] if looked_at else [])
+    assert len(doubted) == looked_at
+
+
+def test_a_follower_drops_nothing_that_its_leader_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    log = scene.alive[1].log()
+
+    def broken(*_: object, **__: object) -> ReadResult:
+        raise CorruptBatch("damaged here")
+
+    monkeypatch.setattr(type(log), "read", broken)
+    peer.send(mending(1, 1, 4))
+    assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.UNREADABLE)]
+    peer.send(subscription(2, 1))
+    assert stops(peer)[-1][:3] == (2, 0, Reason.UNREADABLE)
+    assert not end_of(scene)._streams
+
+
+def test_who_asks_for_the_same_again_makes_the_leader_doubt_its_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    doubted: list[int] = []
+    monkeypatch.setattr(type(scene.alive[1].log()), "doubt", lambda _: doubted.append(1))
+    counts = []
+    for number, offset in ((1, 0), (2, 1), (3, 1), (4, 1), (5, 4), (6, 4)):
+        peer.send(subscription(number, offset, 0 if offset else -1))
+        counts.append(len(doubted))
+    assert counts == [0, 0, 1, 1, 1, 1]
+
+
+def test_positions_count_to_what_was_sent_and_not_beyond_it() -> None:
+    scene, peer = led()
+    peer.send(subscription(1, 0, -1))
+    end = end_of(scene)
+    peer.send(frames.positions([(1, 0, 2, 2, 2, 0)]))
+    assert scene.alive[1].partition().high_watermark == 2
+    peer.send(frames.positions([(1, 0, 4, 4, 4, 0)]))
+    assert scene.alive[1].partition().high_watermark == 4
+    assert end.under_way_bytes == 0
+    peer.send(frames.positions([(1, 0, 5, 5, 5, 0)]))
+    assert peer.reason
+
+
+def test_a_partition_that_is_led_no_more_ends_its_stream() -> None:
+    scene, peer = led()
+    copied(peer)
+    broker = scene.alive[1]
+    broker.partitions.follow(broker.log(), 1, 9)
+    scene.run(0.1)
+    assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.OLD_EPOCH)]
+    assert not peer.reason
