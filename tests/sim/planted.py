@@ -370,3 +370,25 @@ def retention_without_the_followers(stack: ExitStack) -> None:
 def compact_what_is_not_committed(stack: ExitStack) -> None:
     """Compaction goes by everything that is written, though a truncation may take it."""
     swap(stack, ReplicatedLog, "deletable_below", lambda self: self.written_offset)
+
+
+@plant
+def prefer_a_leader_outside_the_set(stack: ExitStack) -> None:
+    """The first replica is elected by hand as soon as it is alive, in the set or not."""
+    decide = controller._decide
+    images: list[Image] = []
+
+    def deciding(image: Image, *args: Any) -> Any:
+        images[:] = [image]
+        return decide(image, *args)
+
+    def preferred(state: PartitionState, _: Judgement) -> PartitionState:
+        first, brokers = state.replicas[0], images[0].brokers
+        if state.leader == first or first not in brokers:
+            return state
+        members = {**state.incarnations, first: brokers[first].incarnation}
+        epoch = state.leader_epoch + 1
+        return replace(state, leader=first, leader_epoch=epoch, isr=tuple(members), incarnations=members)
+
+    swap(stack, controller, "_decide", deciding)
+    swap(stack, controller, "_preferred", preferred)

@@ -47,6 +47,8 @@ VERSIONS: Final = {
     api.SYNC_GROUP: 3,
     api.DELETE_RECORDS: 1,
     api.INIT_PRODUCER_ID: 3,
+    api.ELECT_LEADERS: 1,
+    api.INCREMENTAL_ALTER_CONFIGS: 0,
 }
 
 _length = struct.Struct(">i").unpack_from

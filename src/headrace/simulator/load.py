@@ -1,4 +1,4 @@
-"""The load of a simulated cluster: producers, consumers with and without groups, and deletions.
+"""The load of a simulated cluster: producers, consumers with and without groups, deletions, and an operator.
 
 All of them are clients of the brokers' Kafka listeners (`connection`), so what they ask for takes the way that it takes
 in a real broker: connection, handlers, partitions, and back.
@@ -12,6 +12,7 @@ from typing import Final
 from headrace.errors import Code
 from headrace.sim.clock import VirtualClock
 from headrace.sim.network import MemoryNetwork
+from headrace.simulator.administrator import Administrator
 from headrace.simulator.connection import CLIENT, Client, Clients
 from headrace.simulator.consumer import Consumer
 from headrace.simulator.group_member import GroupMember
@@ -73,6 +74,8 @@ class Load:
                 self._members.append(GroupMember(clients, group, name, topics, count, PAUSE_SECONDS))
         if scenario.deletions:
             self._deleter = Deleter(clients, self._consumers)
+        if scenario.administered:
+            self._administrator = Administrator(clients, scenario.topics, scenario.seed)
 
     def _add_producer(self, topic: str, partitions: int) -> None:
         scenario = self._scenario
@@ -102,6 +105,8 @@ class Load:
             member.stop()
         if self._scenario.deletions:
             self._deleter.stop()
+        if self._scenario.administered:
+            self._administrator.stop()
 
 
 class Deleter:

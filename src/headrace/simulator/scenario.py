@@ -15,6 +15,7 @@ BROKERS: Final = 3
 DELETIONS_SHARE: Final = 0.4
 RETENTION_SHARE: Final = 0.2
 COMPACTED_SHARE: Final = 0.2
+ADMINISTERED_SHARE: Final = 0.2
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
@@ -63,6 +64,8 @@ class Scenario:
     """What topics are kept for: their settings of time or size. Empty: for ever."""
     compacted: bool = False
     """Whether records have keys, and of each key's the latest stays."""
+    administered: bool = False
+    """Whether leaders are elected by hand, and settings of topics changed."""
 
     def overrides(self, topic: SimTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
@@ -124,6 +127,7 @@ def draw(seed: int) -> Scenario:
         troubles=TROUBLES_OF.get(seed % 8, ()),
         retention=retention,
         compacted=compacted,
+        administered=random.Random(f"{seed} administration").random() < ADMINISTERED_SHARE,
     )
 
 
