@@ -8,6 +8,7 @@ from headrace.errors import CorruptBatch
 from headrace.replication import frames
 from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
 from headrace.replication.leading import LeadingEnd
+from headrace.replication.link import Link
 from headrace.storage.log import Log, ReadResult
 from replication.peer import Peer, subscription, with_peer
 from replication.scene import Scene
@@ -78,6 +79,22 @@ def test_a_member_that_mends_below_what_is_committed_is_told_to_leave_and_the_se
     peer.send(mending(3, 1, 4))
     assert peer.kinds()[-1] != Kind.STOP
     assert list(end_of(scene)._streams) == [3]
+    peer.channel.send([frames.positions([(3, 0, 4, 4, 4, 0)])])
+    scene.run(0.01)
+    assert scene.changes[-1].added == (9,), "it is looked at when it has told that it has all"
+
+
+def test_who_copies_no_more_and_is_no_member_is_forgotten() -> None:
+    """What it told last would let it join the set, though nobody knows what it holds by now."""
+    scene, peer = led()
+    core = scene.alive[1].partition().core
+    assert core is not None
+    scene.held = []
+    copied(peer)
+    core.confirmed({1: core.members[1]}, core.revision + 1)
+    peer.channel.send([frames.unsubscribe(1, 0)])
+    scene.run(0.01)
+    assert 9 not in core.followers
 
 
 @pytest.mark.parametrize(("end", "held", "looked_at"), [(1, 4, True), (4, 4, False), (2, 9, True)])
@@ -147,3 +164,15 @@ def test_a_partition_that_is_led_no_more_ends_its_stream() -> None:
     scene.run(0.1)
     assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.OLD_EPOCH)]
     assert not peer.reason
+
+
+def test_a_partition_that_is_led_no_more_ends_a_link_with_bytes_of_it_that_have_not_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They lie in a log that may change from now on."""
+    scene, peer = led()
+    copied(peer)
+    monkeypatch.setattr(Link, "queued_bytes", 1)
+    scene.alive[1].partitions.follow(scene.alive[1].log(), 1, 9)
+    scene.run(0.1)
+    assert peer.reason
