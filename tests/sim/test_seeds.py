@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 26)
 FLIPPING = (31, 47)
 """Runs in which bytes flip."""
+RESTORED = (16, 18)
+"""Runs in which coordination is put back to an older copy."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -48,6 +50,13 @@ def test_no_seed_breaks_a_rule(seed: int) -> None:
 def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
     outcome = simulate(replace(draw(seed), bytes_flip=True))
     assert outcome.faults[FLIP_BYTE]
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+@pytest.mark.parametrize("seed", RESTORED)
+def test_no_restore_of_coordination_breaks_a_rule(seed: int) -> None:
+    outcome = simulate(replace(draw(seed), restored=True))
+    assert outcome.counts["restores"]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 

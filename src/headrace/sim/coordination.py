@@ -72,6 +72,7 @@ class CoordinationStore:
         self.late = 0.0
         self.revision = 1
         self.compacted = 0
+        self.restores = 0
         self.running = True
         self.losses = 0
         """Changes whose answer was lost or that came late, so far."""
@@ -120,6 +121,7 @@ class CoordinationStore:
             if lease.timer is not None:
                 lease.timer.cancel()
         self.revision, self.compacted = copy.revision, copy.compacted
+        self.restores += 1
         self._keys, self._history = dict(copy.keys), list(copy.history)
         self._leases = {number: _Lease(ttl_seconds, None) for number, ttl_seconds in copy.leases.items()}
         if self.running:

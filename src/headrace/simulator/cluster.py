@@ -73,6 +73,7 @@ class Cluster:
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
         self._image: Image | None = None
+        self._restores = 0
 
     # The course.
 
@@ -129,6 +130,8 @@ class Cluster:
     def image(self) -> Image:
         """The metadata as coordination has it."""
         known, store = self._image, self.store
+        if self._restores != store.restores:
+            self._restores, known = store.restores, None
         if known is not None and known.revision == store.revision:
             return known
         prefix = keys.cluster_prefix(CLUSTER)

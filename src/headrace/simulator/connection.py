@@ -49,6 +49,7 @@ VERSIONS: Final = {
     api.INIT_PRODUCER_ID: 3,
     api.ELECT_LEADERS: 1,
     api.INCREMENTAL_ALTER_CONFIGS: 0,
+    api.ACCEPT_METADATA: 0,
 }
 
 _length = struct.Struct(">i").unpack_from

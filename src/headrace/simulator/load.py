@@ -13,6 +13,7 @@ from headrace.errors import Code
 from headrace.sim.clock import VirtualClock
 from headrace.sim.network import MemoryNetwork
 from headrace.simulator.administrator import Administrator
+from headrace.simulator.broker import CLUSTER
 from headrace.simulator.connection import CLIENT, Client, Clients
 from headrace.simulator.consumer import Consumer
 from headrace.simulator.group_member import GroupMember
@@ -20,6 +21,7 @@ from headrace.simulator.history import History
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
 from headrace.simulator.producer import JAVA, LIBRDKAFKA, Producer
+from headrace.simulator.restoring import Restorer
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
 from headrace.wire import api
@@ -76,6 +78,8 @@ class Load:
             self._deleter = Deleter(clients, self._consumers)
         if scenario.administered:
             self._administrator = Administrator(clients, scenario.topics, scenario.seed)
+        if scenario.restored:
+            self._restorer = Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds)
 
     def _add_producer(self, topic: str, partitions: int) -> None:
         scenario = self._scenario
@@ -107,6 +111,8 @@ class Load:
             self._deleter.stop()
         if self._scenario.administered:
             self._administrator.stop()
+        if self._scenario.restored:
+            self._restorer.stop()
 
 
 class Deleter:

@@ -66,6 +66,9 @@ class Scenario:
     """Whether records have keys, and of each key's the latest stays."""
     administered: bool = False
     """Whether leaders are elected by hand, and settings of topics changed."""
+    restored: bool = False
+    """Whether coordination is put back to an older copy; not drawn: producers' ids can be handed out twice before a
+    broker tells its doubt (seed 409)."""
 
     def overrides(self, topic: SimTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
