@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from headrace.errors import CorruptBatch, HeadraceError, StorageFull
+from headrace.errors import CorruptBatch, HeadraceError, StorageFailed, StorageFull
 from headrace.replication import frames
-from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, Stage
+from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, Following, Stage
 from headrace.replication.following import FollowingEnd
 from headrace.replication.frames import Frame, Kind, Reason, Reset, Start, Stop, Subscribe, Truncate
 from headrace.storage.log import Log
@@ -268,3 +268,34 @@ def test_what_a_link_left_behind_is_not_told_on_the_next_one() -> None:
     scene.run(1)
     assert asked(peer)[-1].subscription > number
     assert positions(peer) == []
+
+
+def test_a_sync_that_comes_back_is_told_and_one_that_failed_ends_the_subscription() -> None:
+    scene, peer, number = copied()
+    log, partition, end = scene.alive[1].log(), scene.alive[1].partition(), end_of(scene)
+    log.durable_offset = 3
+    end.durable(partition)
+    scene.run(0.01)
+    assert positions(peer)[-1][:5] == (number, 3, 4, 4, 3)
+    peer.frames.clear()
+    log.durable_offset, log.offline = 4, StorageFailed("a sync failed")
+    end.durable(partition)
+    scene.run(0.01)
+    assert (said(peer), positions(peer)) == ([Kind.UNSUBSCRIBE], [])
+    end.durable(partition)
+    end.unfollow(partition)
+    end.durable(partition)
+    scene.run(0.01)
+    assert (said(peer), positions(peer)) == ([Kind.UNSUBSCRIBE], [])
+
+
+def test_a_position_that_may_wait_for_its_sync_is_told_after_a_while_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, peer, number = copied()
+    monkeypatch.setattr(Following, "may_wait", lambda _: True)
+    peer.channel.send([appended(number, 4, at(4))])
+    scene.until("the copy", lambda: scene.alive[1].log().end_offset == 5)
+    assert positions(peer) == []
+    scene.run(1)
+    assert positions(peer)[-1][:4] == (number, 3, 5, 5)

@@ -176,3 +176,18 @@ def test_a_partition_that_is_led_no_more_ends_a_link_with_bytes_of_it_that_have_
     scene.alive[1].partitions.follow(scene.alive[1].log(), 1, 9)
     scene.run(0.1)
     assert peer.reason
+
+
+def test_a_log_that_cannot_be_read_on_ends_the_stream_and_is_told_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    copied(peer)
+
+    def broken(*_: object, **__: object) -> ReadResult:
+        raise CorruptBatch("damaged here")
+
+    monkeypatch.setattr(type(scene.alive[1].log()), "read", broken)
+    scene.produce(b"more", acks=1)
+    assert list(scene.alive[1].partitions.damaged.values()) == [4]
+    scene.run(0.05)
+    assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.UNREADABLE)]
+    assert not end_of(scene)._streams
