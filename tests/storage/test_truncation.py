@@ -273,3 +273,22 @@ def test_a_time_index_of_before_is_not_believed() -> None:
 def _read(harness: Harness, path: str) -> bytes:
     file = harness.disk.open(path)
     return file.pread(file.size(), 0)
+
+
+def test_a_marker_of_which_the_checkpoint_speaks_says_nothing_any_more() -> None:
+    harness = filled(PARTITIONED)
+    log = harness.log()
+    log.truncate(20)
+    for n in range(30):
+        append(log, batch(b"new %d" % n), epoch=9)
+        assert not harness.write()
+    harness.settle()
+    harness.advance(61)
+    right = values(log)
+    marker = f"{FOLDER}/{20:020d}.1.cut"
+    harness.disk.open(marker, create=True, writable=True).close()
+    assert harness.store is not None
+    harness.store.abandon()
+    harness.open()
+    assert values(harness.log()) == right
+    assert not harness.disk.exists(marker)
