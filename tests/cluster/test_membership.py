@@ -138,6 +138,18 @@ def test_producer_ids_are_given_out_once_over_restarts_and_rivals(tmp_path: Path
     asyncio.run(body())
 
 
+def test_no_producer_ids_from_coordination_that_was_put_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, _):
+            await coordination.put("a", b"")
+            seen = await coordination.put("a", b"")
+            assert len(await allocate_producer_ids(coordination, PREFIX, seen)) == 1000
+            with pytest.raises(CoordinationError, match="it was put back to an older copy"):
+                await allocate_producer_ids(coordination, PREFIX, seen + 100)
+
+    asyncio.run(body())
+
+
 @proves("L2")
 def test_a_view_left_behind_by_compaction_lists_again(tmp_path: Path) -> None:
     async def body() -> None:

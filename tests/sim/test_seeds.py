@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 26)
 FLIPPING = (31, 47)
 """Runs in which bytes flip."""
-RESTORED = (16, 18)
+RESTORED = (16, 18, 409)
 """Runs in which coordination is put back to an older copy."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"

@@ -55,15 +55,25 @@ async def next_producer_id(coordination: Coordination, prefix: str) -> int:
     return 0 if found is None else int(keys.decode(found.key, found.value)["next"])
 
 
-async def allocate_producer_ids(coordination: Coordination, prefix: str) -> range:
-    """A block of producer ids that nobody else in the cluster has or will have."""
+async def allocate_producer_ids(coordination: Coordination, prefix: str, seen_revision: int = 0) -> range:
+    """A block of producer ids that nobody else in the cluster has or will have.
+
+    `seen_revision` is the newest that this broker has seen: a store that answers with an older one was put back to a
+    copy, and would give out what it has given before.
+    """
     key = keys.producer_ids_key(prefix)
     for _ in range(SWAPS_MAX):
         found = await coordination.get(key)
         first = 0 if found is None else int(keys.decode(key, found.value)["next"])
         unchanged = Compare(key, "mod_revision", "=", 0 if found is None else found.mod_revision)
         block = range(first, first + PRODUCER_IDS_PER_BLOCK)
-        if (await coordination.transact([unchanged], [Put(key, keys.encode({"next": block.stop}))])).succeeded:
+        made = await coordination.transact([unchanged], [Put(key, keys.encode({"next": block.stop}))])
+        if made.succeeded and made.revision <= seen_revision:
+            raise CoordinationError(
+                f"no producer ids: coordination answers with revision {made.revision}, and {seen_revision} has been "
+                "seen: it was put back to an older copy; see headrace cluster status"
+            )
+        if made.succeeded:
             return block
     raise CoordinationError(f"no producer ids: key {key} was changed by others {SWAPS_MAX} times in a row; try again")
 

@@ -19,8 +19,12 @@ class ProducerIds:
         while True:
             for producer_id in self._block:
                 return producer_id
+            image = self._view.image
+            check_no_doubt(image)
+            block = await allocate_producer_ids(self._coordination, image.prefix, image.revision)
+            # What has come back through the watch meanwhile may tell of a restore.
             check_no_doubt(self._view.image)
-            self._block = iter(await allocate_producer_ids(self._coordination, self._view.image.prefix))
+            self._block = iter(block)
 
     async def first_free(self) -> int:
         """The first id that nobody has had, as far as coordination knows."""
