@@ -185,8 +185,10 @@ class Cluster:
                     continue
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
-                # A follower may begin anew for damage, and what a sick disk does not read is damage.
-                if partition.leading or not (self.scenario.bytes_flip or self.scenario.troubles):
+                # A follower may begin anew for damage, and what a sick disk does not read is damage; and it may have
+                # kept a watermark above what a loss of all page caches has left to its leader.
+                spared = self.scenario.bytes_flip or self.scenario.troubles or self.history.may_lose(where)
+                if partition.leading or not spared:
                     self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
         self.clock.call_later(LOOK_SECONDS, self._look)
 
