@@ -44,10 +44,12 @@ class VirtualClock:
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._halted = False
         self._soon: deque[Callable[[], None]] = deque()
-        self.call_soon: Callable[[Callable[[], None]], None] = self._soon.append
 
     def wall_ms(self) -> int:
         return self._start_wall_ms + round(self._now * 1000)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self._soon.append(call)
 
     def now(self) -> float:
         return self._now
