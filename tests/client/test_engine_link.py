@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -348,12 +350,14 @@ def test_a_failing_connection_is_tried_after_growing_pauses(driver: Driver) -> N
             if len(outcomes) < 6:
                 link.ask(apis.METADATA, NOTHING, again, timeout_s=20)
 
+        began_at = time.monotonic()
         link.ask(apis.METADATA, NOTHING, again, timeout_s=20)
         driver.until(lambda: len(outcomes) == 6)
         assert all(isinstance(outcome, BrokerUnreachable) for outcome in outcomes)
-        gaps = [later - earlier for earlier, later in zip(peer.accepted_at, peer.accepted_at[1:], strict=False)]
-        assert len(gaps) == 5
-        assert all(gap >= least / 1000 for gap, least in zip(gaps, (20, 40, 80, 160, 320), strict=True))
+        # The peer may accept late, on a busy machine, and never early; loops count whole milliseconds.
+        pauses = list(accumulate((0.019, 0.039, 0.079, 0.159, 0.319)))
+        assert len(peer.accepted_at) == 6
+        assert all(at - began_at >= pause for at, pause in zip(peer.accepted_at[1:], pauses, strict=True))
 
 
 @proves("R16")
