@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Change the code where records could be lost, one small thing at a time, and see what finds it.
 
-    tools/mutate.py --rooms partitions,replication [--every 5] [--seeds 40] [--again]
+    tools/mutate.py --rooms partitions,replication [--only roles.py] [--tests tests/replication] [--seeds 40] [--again]
 
 A mutant is one comparison turned, one condition dropped, one number off by one, one call left out. First the tests run
 that enter the changed function, the quickest first; then seeds of the simulator. What nothing finds is a survivor: a
@@ -109,6 +109,8 @@ def _changes(function: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[ast.AS
                 yield node, f"{ast.unparse(node)} -> {turned.__name__}", functools.partial(_turn, at=at, to=turned)
         if isinstance(node, ast.BoolOp):
             for at, operand in enumerate(node.values):
+                if _is_nothing(operand):
+                    continue  # `or ""` left out is still empty
                 told = f"{ast.unparse(node)} -> without {ast.unparse(operand)}"
                 yield node, told, functools.partial(_without, at=at)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -121,6 +123,11 @@ def _changes(function: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[ast.AS
             yield node, f"{ast.unparse(node)} -> {OTHER_CALL[node.func.id]}", _other_call
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _only_tells(node.value):
             yield node, f"{ast.unparse(node)} -> left out", _leave_out
+
+
+def _is_nothing(node: ast.AST) -> bool:
+    """An empty literal, which is as false as what would stand in its place."""
+    return (isinstance(node, ast.Constant) and not node.value) or (isinstance(node, ast.Dict) and not node.keys)
 
 
 def _only_tells(call: ast.Call) -> bool:
@@ -301,17 +308,17 @@ QUIET = (
 )
 
 
-def tests_of(room: str) -> dict[str, tuple[float, list[str]]]:
-    """Which functions the tests of a room enter; run once, in a child."""
+def tests_of(paths: list[str]) -> dict[str, tuple[float, list[str]]]:
+    """Which functions these tests enter; run once, in a child."""
 
     def work() -> object:
         entered = Entered()
-        pytest.main([*QUIET, "--maxfail", "1000", "--deselect", "none", *ROOMS[room][1]], plugins=[entered])
+        pytest.main([*QUIET, "--maxfail", "1000", "--deselect", "none", *paths], plugins=[entered])
         return {test: (seconds, sorted(names)) for test, (seconds, names) in entered.tests.items()}
 
     code, found = in_child(work, 3600)
     if code != PASSED or not found:
-        raise SystemExit(f"mutate: the tests of {room} could not be run")
+        raise SystemExit(f"mutate: {' '.join(paths)} could not be run")
     return found  # type: ignore[no-any-return]
 
 
@@ -357,13 +364,13 @@ def refuse_changes(imported: dict[Path, tuple[int, int]]) -> None:
         raise SystemExit(f"mutate: {changed[0]} has changed since it was imported: run it again, on a copy of the tree")
 
 
-def prepare(rooms: list[str]) -> None:
+def prepare(tests: list[str]) -> None:
     """Import all that children need, so that each begins with it."""
     sys.path[:0] = [str(SOURCE), str(ROOT / "tests")]
     os.chdir(ROOT)
     importlib.import_module("headrace.simulator.cluster")
     with redirect_stdout(io.StringIO()):
-        pytest.main([*QUIET, "--collect-only", *(path for room in rooms for path in ROOMS[room][1])])
+        pytest.main([*QUIET, "--collect-only", *tests])
 
 
 def known_verdicts() -> dict[str, Verdict]:
@@ -390,6 +397,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rooms", default=",".join(ROOMS), help="of " + ", ".join(ROOMS))
     parser.add_argument("--only", default="", help="mutants whose name contains one of these, comma between")
+    parser.add_argument("--tests", default="", help="in place of the rooms' own, comma between")
     parser.add_argument("--every", type=int, default=1, help="take each n-th mutant")
     parser.add_argument("--seeds", type=int, default=40, help="of the simulator, for what no test finds")
     parser.add_argument("--again", action="store_true", help="run also those that nothing found the last time")
@@ -397,7 +405,8 @@ def main() -> int:
     rooms = given.rooms.split(",")
     only = given.only.split(",")
     imported = written()
-    prepare(rooms)
+    tests = {room: given.tests.split(",") if given.tests else list(ROOMS[room][1]) for room in rooms}
+    prepare([path for room in rooms for path in tests[room]])
     known = known_verdicts()
     told: list[Verdict] = []
     KNOWN.parent.mkdir(exist_ok=True)
@@ -405,7 +414,7 @@ def main() -> int:
         paths = sorted(path for pattern in ROOMS[room][0] for path in (SOURCE / "headrace").glob(pattern))
         mutants = [each for path in paths for each in mutants_of(path) if any(part in each.name for part in only)]
         mutants = mutants[:: given.every]
-        entered = tests_of(room) if any(each.name not in known or given.again for each in mutants) else {}
+        entered = tests_of(tests[room]) if any(each.name not in known or given.again for each in mutants) else {}
         for nth, mutant in enumerate(mutants, 1):
             verdict = known.get(mutant.name)
             if verdict is None or (given.again and not verdict.found_by):
@@ -414,8 +423,8 @@ def main() -> int:
                     for test, (took, names) in entered.items()
                     if f"{mutant.path}:{mutant.function}" in names
                 ]
-                tests = [test for _, test in sorted(enter)[:TESTS_MAX]]
-                verdict = Verdict(mutant.name, mutant.line, found_by(mutant, tests, range(1, given.seeds + 1)))
+                quickest = [test for _, test in sorted(enter)[:TESTS_MAX]]
+                verdict = Verdict(mutant.name, mutant.line, found_by(mutant, quickest, range(1, given.seeds + 1)))
                 refuse_changes(imported)
                 with KNOWN.open("a") as file:
                     file.write(json.dumps(asdict(verdict)) + "\n")
