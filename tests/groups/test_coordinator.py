@@ -16,6 +16,7 @@ from headrace.groups.messages import (
     FetchedOffset,
     JoinReply,
     Leaver,
+    ListedGroup,
     OffsetDeleteReply,
     OffsetToCommit,
     PartitionResult,
@@ -83,7 +84,9 @@ def test_members_commit_in_their_generation() -> None:
     scene.join(second.member_id)
     assert scene.commit({("t", 0): 4}, waits.reply).reply[0].error_code == Code.REBALANCE_IN_PROGRESS
     assert scene.committed() == {("t", 0): 3}
-    assert scene.commit({("t", 0): 4}, first, group_id="none").reply[0].error_code == Code.ILLEGAL_GENERATION
+    for generation in (first.generation_id, 0):
+        member = replace(first, generation_id=generation)
+        assert scene.commit({("t", 0): 4}, member, group_id="none").reply[0].error_code == Code.ILLEGAL_GENERATION
 
 
 @pytest.mark.parametrize("generation_id", [0, 1])
@@ -137,6 +140,24 @@ def test_metadata_above_the_limit_is_refused_for_its_partition_alone() -> None:
     too_large = Code.OFFSET_METADATA_TOO_LARGE
     assert [one.error_code for one in waiter.reply] == [Code.NONE, too_large, too_large]
     assert scene.committed() == {("t", 0): 7}
+    assert [one.error_code for one in scene.commit({("t", 0): 8, ("t", 1): 8}, metadata="large").reply] == [
+        too_large
+    ] * 2
+    assert scene.committed() == {("t", 0): 7}
+
+
+def test_a_commit_on_its_way_brings_back_a_group_that_was_forgotten_meanwhile() -> None:
+    """A join that is refused leaves nothing behind of a group that was never used; the commit has used it."""
+    scene = Scene(held=True)
+    waits = scene.commit({("t", 0): 5})
+    assert scene.join(session_ms=1).reply.error_code == Code.INVALID_SESSION_TIMEOUT
+    assert scene.coordinator.list_groups().groups == ()
+    scene.acknowledge()
+    assert waits.reply[0].error_code == Code.NONE
+    there = (ListedGroup(GROUP, "", "Empty"),)
+    assert scene.coordinator.list_groups().groups == there
+    assert scene.join(session_ms=1).reply.error_code == Code.INVALID_SESSION_TIMEOUT
+    assert scene.coordinator.list_groups().groups == there
 
 
 # Loading and leadership
@@ -151,6 +172,9 @@ def test_groups_of_other_partitions_are_somebody_elses() -> None:
     assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.NOT_COORDINATOR
     assert scene.coordinator.describe(GROUP).error_code == Code.NOT_COORDINATOR
     assert scene.coordinator.leave(GROUP, [Leaver("m")]).error_code == Code.NOT_COORDINATOR
+    codes: list[int] = []
+    scene.coordinator.delete(GROUP, codes.append)
+    assert codes == [Code.NOT_COORDINATOR]
 
 
 def test_before_the_offsets_topic_is_there_nobody_is_coordinator() -> None:
@@ -165,6 +189,8 @@ def test_while_a_partition_loads_its_groups_say_so() -> None:
     assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
     assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
     assert scene.coordinator.list_groups().error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    scene.coordinator.lead(1, 0).ready()
+    assert scene.coordinator.list_groups().error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
     loading.replay(scene.log[0])
     loading.ready()
     assert scene.committed() == {("t", 0): 5}
@@ -176,9 +202,9 @@ def test_a_load_that_was_overtaken_has_no_effect() -> None:
     scene.commit({("t", 0): 5})
     overtaken = scene.coordinator.lead(0, 0)
     current = scene.coordinator.lead(0, 0)
+    assert not overtaken.wanted
     overtaken.replay(scene.log[0])
     overtaken.ready()
-    assert not overtaken.wanted
     assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
     current.ready()
     assert scene.committed() == {}
@@ -191,6 +217,14 @@ def test_those_who_wait_hear_when_leadership_is_lost() -> None:
     scene.coordinator.resign(0)
     assert joins.reply.error_code == Code.NOT_COORDINATOR
     scene.advance(1000)
+
+
+def test_those_who_wait_hear_when_the_partition_is_led_in_another_epoch() -> None:
+    scene = Scene()
+    scene.stable(2)
+    joins = scene.join()
+    scene.coordinator.lead(0, 1)
+    assert joins.reply.error_code == Code.NOT_COORDINATOR
 
 
 def test_a_commit_acknowledged_after_leadership_was_lost_is_answered() -> None:
@@ -218,6 +252,16 @@ def test_members_and_offsets_go_on_under_the_next_coordinator() -> None:
 
 
 @proves("R4")
+def test_members_that_do_not_come_to_the_next_coordinator_are_removed_after_their_session() -> None:
+    scene = Scene()
+    scene.stable(1)
+    scene.take_over()
+    scene.advance(SESSION_MS / 1000 - 0.1)
+    assert scene.state() == "Stable"
+    scene.advance(0.2)
+    assert scene.state() == "Empty"
+
+
 def test_an_emptied_group_is_empty_under_the_next_coordinator() -> None:
     scene = Scene()
     member = scene.stable(1)[0]
@@ -297,8 +341,12 @@ def test_a_group_on_its_way_out_takes_nobody_in_and_comes_back_if_the_log_refuse
     scene.coordinator.delete(GROUP, codes.append)
     assert scene.join().reply.error_code == Code.COORDINATOR_NOT_AVAILABLE
     assert scene.commit({("t", 0): 2}).reply[0].error_code == Code.COORDINATOR_NOT_AVAILABLE
+    scene.coordinator.delete(GROUP, codes.append)
+    deleted: Waiter[OffsetDeleteReply] = Waiter()
+    scene.coordinator.delete_offsets(GROUP, [("t", 0)], deleted)
+    assert (codes, deleted.reply.error_code) == ([Code.GROUP_ID_NOT_FOUND], Code.GROUP_ID_NOT_FOUND)
     scene.acknowledge(Code.NOT_ENOUGH_REPLICAS)
-    assert codes == [Code.COORDINATOR_NOT_AVAILABLE]
+    assert codes[1:] == [Code.COORDINATOR_NOT_AVAILABLE]
     assert scene.state() == "Empty"
     assert scene.committed() == {("t", 0): 1}
 
@@ -316,6 +364,23 @@ def test_a_commit_on_its_way_when_its_group_is_deleted_is_as_the_log_says() -> N
     assert scene.committed() == before
 
 
+def test_a_group_that_somebody_is_about_to_join_is_not_deleted() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    assert scene.join(known=True).reply.error_code == Code.MEMBER_ID_REQUIRED
+    codes: list[int] = []
+    scene.coordinator.delete(GROUP, codes.append)
+    assert codes == [Code.NON_EMPTY_GROUP]
+
+
+def test_of_a_group_that_never_had_members_only_offsets_are_removed() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    before = len(scene.log[0])
+    scene.coordinator.delete(GROUP, lambda code: None)
+    assert scene.log[0][before:] == [(encode_offset_key(OffsetKey(GROUP, "t", 0)), None)]
+
+
 def test_offsets_are_deleted_unless_their_topic_is_subscribed() -> None:
     scene = Scene()
     member = subscribed_member(scene, "used")
@@ -324,6 +389,9 @@ def test_offsets_are_deleted_unless_their_topic_is_subscribed() -> None:
     scene.coordinator.delete_offsets(GROUP, [("used", 0), ("left", 0), ("none", 0)], waiter)
     assert [one.error_code for one in waiter.reply.partitions] == [Code.GROUP_SUBSCRIBED_TO_TOPIC, Code.NONE, Code.NONE]
     assert scene.committed() == {("used", 0): 1, ("left", 1): 1}
+    assert scene.log[0][-1] == (encode_offset_key(OffsetKey(GROUP, "left", 0)), None), (
+        "and nothing of what is not there"
+    )
     scene.take_over()
     assert scene.committed() == {("used", 0): 1, ("left", 1): 1}
 
@@ -336,6 +404,25 @@ def test_offsets_of_groups_that_are_not_consumers_are_deleted_only_when_empty() 
     scene.coordinator.delete_offsets(GROUP, [("t", 0)], replies.append)
     scene.coordinator.delete_offsets("none", [("t", 0)], replies.append)
     assert [reply.error_code for reply in replies] == [Code.NON_EMPTY_GROUP, Code.GROUP_ID_NOT_FOUND]
+    scene.commit({("t", 0): 1}, joined)
+    scene.coordinator.leave(GROUP, [Leaver(joined.member_id)])
+    scene.coordinator.delete_offsets(GROUP, [("t", 0)], replies.append)
+    assert replies[-1].error_code == Code.NONE
+    assert scene.committed() == {}
+
+
+def test_offsets_of_a_group_that_somebody_is_about_to_join_are_not_deleted() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    scene.join(known=True)
+    waits = scene.join()
+    (member_id,) = scene.group().roster.members
+    scene.coordinator.leave(GROUP, [Leaver(member_id)])
+    assert waits.answered
+    assert scene.state() == "PreparingRebalance"
+    waiter: Waiter[OffsetDeleteReply] = Waiter()
+    scene.coordinator.delete_offsets(GROUP, [("t", 0)], waiter)
+    assert waiter.reply.error_code == Code.NON_EMPTY_GROUP
 
 
 def test_offsets_belong_to_the_topic_that_they_were_committed_to() -> None:
@@ -448,10 +535,35 @@ def test_offsets_in_use_do_not_expire_and_those_left_behind_do() -> None:
     assert scene.committed() == {("used", 0): 1}
 
 
+def test_a_group_without_offsets_stays_while_it_has_members() -> None:
+    scene = Scene(limits=replace(LIMITS, expiry_check_ms=5000))
+    (member,) = scene.stable(1)
+    scene.advance(6)
+    assert scene.beat(member) == Code.NONE
+
+
+def test_a_group_without_offsets_stays_while_somebody_is_about_to_join_it() -> None:
+    scene = Scene(limits=replace(LIMITS, expiry_check_ms=5000))
+    given = scene.join(known=True).reply
+    assert given.error_code == Code.MEMBER_ID_REQUIRED
+    scene.advance(6)
+    assert scene.join(given.member_id).reply.error_code == Code.NONE
+
+
+def test_a_group_that_is_on_its_way_out_does_not_expire_too() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1}, retention_ms=1000)
+    scene.held = True
+    scene.coordinator.delete(GROUP, lambda code: None)
+    scene.advance(CHECK_SECONDS)
+    assert len(scene.on_the_way) == 1
+
+
 def test_a_client_may_say_how_long_its_offsets_are_kept() -> None:
     scene = Scene()
     scene.commit({("t", 0): 1}, retention_ms=1000)
     scene.commit({("t", 1): 1})
+    scene.commit({("t", 2): 1}, retention_ms=0)
     scene.advance(CHECK_SECONDS)
     assert scene.committed() == {("t", 1): 1}
 
@@ -470,6 +582,21 @@ def test_a_commit_that_is_on_its_way_does_not_expire_with_the_one_that_it_replac
     assert scene.committed() == {("t", 0): 2}
     scene.take_over()
     assert scene.committed() == {("t", 0): 2}
+
+
+def test_a_group_does_not_expire_under_a_commit_that_is_on_its_way() -> None:
+    scene = Scene()
+    scene.commit({("t", 0): 1})
+    scene.advance(RETENTION_SECONDS - 1)
+    scene.held = True
+    late = scene.commit({("t", 1): 2})
+    scene.advance(1 + CHECK_SECONDS)
+    scene.held = False
+    scene.acknowledge()
+    assert [result.error_code for result in late.reply] == [Code.NONE]
+    assert scene.committed() == {("t", 1): 2}
+    scene.take_over()
+    assert scene.committed() == {("t", 1): 2}
 
 
 def test_a_group_that_is_deleted_takes_along_what_was_on_its_way() -> None:

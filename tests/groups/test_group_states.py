@@ -416,4 +416,5 @@ def test_strangers_are_told_so() -> None:
     assert scene.sync(stranger).reply.error_code == scene.beat(stranger) == Code.UNKNOWN_MEMBER_ID
     assert scene.sync(old).reply.error_code == scene.beat(old) == Code.ILLEGAL_GENERATION
     assert scene.sync(joined, group_id="none").reply.error_code == Code.UNKNOWN_MEMBER_ID
+    assert scene.coordinator.heartbeat("none", joined.member_id, 1) == Code.UNKNOWN_MEMBER_ID
     assert scene.coordinator.leave("none", [Leaver("a")]).members[0].error_code == Code.UNKNOWN_MEMBER_ID

@@ -16,6 +16,7 @@ from headrace.groups.offsets import (
     encode_offset,
     encode_offset_key,
 )
+from headrace.groups.reading import Reader, uvarint
 from headrace.groups.snapshot import GroupSnapshot, MemberSnapshot, decode_group, encode_group
 from headrace.groups.subscription import subscribed, topics_of
 
@@ -81,11 +82,16 @@ def test_groups_are_laid_out_as_kafka_has_them() -> None:
     assert decode_group("g", encode_group(empty)) == empty
 
 
-def test_groups_of_older_versions_are_read() -> None:
-    member = b"\0\1m\0\1c\0\1h" + struct.pack(">i", 45_000) + b"\0\0\0\1s\0\0\0\1a"
-    value = b"\0\0\0\0" + struct.pack(">i", 3) + b"\xff\xff\xff\xff" + struct.pack(">i", 1) + member
-    assert decode_group("g", value) == GroupSnapshot(
-        "g", "", 3, None, None, -1, (MemberSnapshot("m", None, "c", "h", 45_000, 45_000, b"s", b"a"),)
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("nothing", [b"\0\0", b"\xff\xff"])
+def test_groups_of_older_versions_are_read(version: int, nothing: bytes) -> None:
+    timeouts = struct.pack(">ii", 60_000, 45_000) if version >= 1 else struct.pack(">i", 45_000)
+    since = struct.pack(">q", 77) if version >= 2 else b""
+    member = b"\0\1m\0\1c\0\1h" + timeouts + b"\0\0\0\1s\0\0\0\1a"
+    head = struct.pack(">h", version) + nothing + struct.pack(">i", 3) + b"\xff\xff\xff\xff" + since
+    rebalance_ms, since_ms = 60_000 if version >= 1 else 45_000, 77 if version >= 2 else -1
+    assert decode_group("g", head + struct.pack(">i", 1) + member) == GroupSnapshot(
+        "g", "", 3, None, None, since_ms, (MemberSnapshot("m", None, "c", "h", rebalance_ms, 45_000, b"s", b"a"),)
     )
 
 
@@ -106,6 +112,21 @@ def test_records_cut_anywhere_or_of_unknown_versions_are_refused() -> None:
             decode(b"\0\x09" + bytes(100))
     with pytest.raises(CorruptBatch, match="UTF-8"):
         decode_key(b"\0\2\0\1\xff")
+    with pytest.raises(CorruptBatch, match="no -2 bytes"):
+        decode_key(b"\0\2\xff\xfe")
+    with pytest.raises(CorruptBatch, match="no -1 bytes"):
+        decode_offset(struct.pack(">hqi", 4, 5, 2) + bytes(9))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0, b"\0"), (127, b"\x7f"), (128, b"\x80\1"), (16_383, b"\xff\x7f"), (16_384, b"\x80\x80\1")],
+)
+def test_numbers_take_no_more_bytes_than_they_need(value: int, written: bytes) -> None:
+    assert uvarint(value) == written
+    assert Reader(written).uvarint() == value
+    with pytest.raises(CorruptBatch, match="five bytes"):
+        Reader(b"\x80" * 5 + written).uvarint()
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,6 @@ class GroupCoordinator:
         refused, accepted = commits.sorted_out(
             request, limits.metadata_max_bytes, self._wall.latest_ms(), self._topic_id
         )
-        if not accepted:
-            reply(commits.results(request, refused, Code.NONE))
-            return
         records = commits.records_of(group_id, accepted)
         shard.on_the_way[group_id].update(accepted.keys())
         self._appends.add(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
@@ -318,7 +315,7 @@ class GroupCoordinator:
         """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
         limits = self._limits()
         for shard, group in groups[-GROUPS_PER_TURN:]:
-            if not shard.gone and group.state is not State.DEAD and group.group_id != limits.archive_group:
+            if group.state is not State.DEAD and group.group_id != limits.archive_group:
                 self._expire_offsets(shard, group, limits.retention_ms)
         del groups[-GROUPS_PER_TURN:]
         if groups:

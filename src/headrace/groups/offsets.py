@@ -136,9 +136,6 @@ class OffsetCache:
     def __init__(self) -> None:
         self._groups: dict[str, dict[tuple[str, int], OffsetAndMetadata]] = {}
 
-    def __len__(self) -> int:
-        return sum(len(offsets) for offsets in self._groups.values())
-
     def groups(self) -> Collection[str]:
         return self._groups.keys()
 
@@ -150,7 +147,10 @@ class OffsetCache:
 
     def drop(self, key: OffsetKey) -> None:
         offsets = self._groups.get(key.group)
-        if offsets is not None and offsets.pop((key.topic, key.partition), None) is not None and not offsets:
+        if offsets is None:
+            return
+        offsets.pop((key.topic, key.partition), None)
+        if not offsets:
             del self._groups[key.group]
 
     def of_topics(self, ids: Collection[bytes]) -> list[OffsetKey]:
@@ -169,8 +169,3 @@ class OffsetCache:
             for (topic, partition), committed in offsets.items()
             if committed.topic_id is None
         ]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OffsetCache) and self._groups == other._groups
-
-    __hash__ = None  # type: ignore[assignment]
