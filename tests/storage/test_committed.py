@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.records import kernel
+from headrace.records.batch import read_header
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from proving import proves
@@ -67,6 +68,29 @@ def test_no_key_is_lost_by_a_truncation_to_the_watermark_after_a_compaction(layo
     log.truncate(committed)
     latest = {offset % KEYS: offset for offset in range(committed)}
     assert set(latest.values()) <= set(offsets(log))
+
+
+@proves("F13")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("ahead", [[(0, 3)], [(0, 3 + n) for n in range(5)], [(1, 0)]], ids=["one", "five", "epoch"])
+def test_a_producers_last_committed_batch_stays_while_what_it_wrote_since_is_not(
+    layout: str, ahead: list[tuple[int, int]]
+) -> None:
+    harness = sim_harness(layout)
+    harness.commits = False
+    log = harness.log(**SMALL, **COMPACTED)
+    written = [(0, sequence) for sequence in range(3)] + [None] * 60 + ahead
+    for each in written:
+        append(log, batch(b"." * 50, key=b"k", producer=(-1, -1, -1) if each is None else (7, *each)))
+        assert not harness.write()
+    log.committed_offset = committed = len(written) - len(ahead)
+    check(harness)
+    assert len(offsets(log)) < len(written) // 2, "little was compacted"
+    log.truncate(committed)
+    sequences = [header.base_sequence for header, _ in read_all(log) if header.producer_id == 7]
+    assert sequences[-1:] == [2]
+    assert log.producers.check(read_header(batch(producer=(7, 0, 2)))) == 2
+    assert log.producers.check(read_header(batch(producer=(7, 0, 3)))) is None
 
 
 @proves("F13")

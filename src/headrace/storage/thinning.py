@@ -2,7 +2,8 @@
 
 A record without a value (a tombstone) goes once `delete.retention.ms` have passed since the first cleaning that saw it;
 a log remembers its cleanings as (cleaned up to, wall ms). Control batches stay. A producer's last batch stays, empty if
-need be, so that its sequence is not forgotten.
+need be, so that its sequence is not forgotten: its last one that is committed, because what it has written since may be
+cut. Where too much has come since to know which that is, all its batches stay until the next cleaning.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class CleanedLog(Protocol):
 
     settings: LogSettings
     cleanings: list[tuple[int, int]]
+    committed_offset: int
 
     @property
     def producers(self) -> ProducerTable: ...
@@ -71,8 +73,16 @@ class Thinning:
         old_ms = now_ms - cleaned.settings.delete_retention_ms
         self._horizon = max((offset for offset, at_ms in cleaned.cleanings if at_ms <= old_ms), default=0)
         """Tombstones below it were there long enough for every reader to see."""
-        states = cleaned.producers.states.values()
-        self._last_batches = {state.batches[-1].base_offset for state in states if state.batches}
+        self._last_batches: set[int] = set()
+        self._ahead: set[int] = set()
+        """Producers of whose known batches none is committed: which was the last before them nobody knows."""
+        for producer_id, state in cleaned.producers.states.items():
+            offsets = [each.base_offset for each in state.batches]
+            committed = [offset for offset in offsets if offset < cleaned.committed_offset]
+            if committed:
+                self._last_batches.add(committed[-1])
+            elif offsets:
+                self._ahead.add(producer_id)
 
     def begins(self, offset: int) -> None:
         """What comes next is read from this offset on."""
@@ -94,7 +104,7 @@ class Thinning:
             return batch, header
         thinner = kernel.filter_batch(batch, keep) if any(keep) else None
         if thinner is None:
-            if header.base_offset not in self._last_batches or header.producer_id < 0:
+            if header.base_offset not in self._last_batches and header.producer_id not in self._ahead:
                 return None
             if not header.record_count:
                 return batch, header
