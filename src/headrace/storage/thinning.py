@@ -1,9 +1,11 @@
 """What compaction keeps of a batch, in any layout: of each key's records the latest, with its offset.
 
 A record without a value (a tombstone) goes once `delete.retention.ms` have passed since the first cleaning that saw it;
-a log remembers its cleanings as (cleaned up to, wall ms). Control batches stay. A producer's last batch stays, empty if
-need be, so that its sequence is not forgotten: its last one that is committed, because what it has written since may be
-cut. Where too much has come since to know which that is, all its batches stay until the next cleaning.
+a log remembers its cleanings as (cleaned up to, wall ms). Control batches stay.
+
+A producer's last batches stay, empty if need be, as many as its state tells of: it may not have heard that they were
+written, and ask for each of them again. Of these at least one is committed, because what is not may be cut; where none
+is, nobody knows which was the last before them, and all of the producer's batches stay until the next cleaning.
 """
 
 from __future__ import annotations
@@ -73,16 +75,14 @@ class Thinning:
         old_ms = now_ms - cleaned.settings.delete_retention_ms
         self._horizon = max((offset for offset, at_ms in cleaned.cleanings if at_ms <= old_ms), default=0)
         """Tombstones below it were there long enough for every reader to see."""
-        self._last_batches: set[int] = set()
-        self._ahead: set[int] = set()
-        """Producers of whose known batches none is committed: which was the last before them nobody knows."""
-        for producer_id, state in cleaned.producers.states.items():
-            offsets = [each.base_offset for each in state.batches]
-            committed = [offset for offset in offsets if offset < cleaned.committed_offset]
-            if committed:
-                self._last_batches.add(committed[-1])
-            elif offsets:
-                self._ahead.add(producer_id)
+        states = cleaned.producers.states
+        self._last_batches = {each.base_offset for state in states.values() for each in state.batches}
+        self._ahead = {
+            producer_id
+            for producer_id, state in states.items()
+            if state.batches and state.batches[0].base_offset >= cleaned.committed_offset
+        }
+        """Producers of whose last batches none is committed."""
 
     def begins(self, offset: int) -> None:
         """What comes next is read from this offset on."""
