@@ -12,6 +12,7 @@ from headrace.replication.link import Link
 from headrace.storage.log import Log, ReadResult
 from replication.peer import Peer, subscription, with_peer
 from replication.scene import Scene
+from replication.test_epoch_starts import COMPACTED, LAYOUTS, put, records
 
 
 def led(count: int = 4) -> tuple[Scene, Peer]:
@@ -115,6 +116,21 @@ def test_what_a_follower_is_about_to_drop_is_read_first(
     peer.send(mending(1, end, held))
     assert limits[:1] == ([(end, 4)] if looked_at else [])
     assert len(doubted) == looked_at
+
+
+@LAYOUTS
+def test_what_compaction_has_taken_of_what_a_follower_drops_needs_no_reading(layout: str) -> None:
+    scene = Scene(brokers=(1, 9), layout=layout, topic=COMPACTED | {"min_insync_replicas": 1})
+    scene.kill(9)
+    scene.elect(1, (1,))
+    scene.until_answered(*(put(scene, b"hot", b"%d" % nth * 20) for nth in range(60)))
+    scene.run(900)
+    left = sorted(records(scene.alive[1]))
+    assert left[0] > 20, "little was compacted"
+    peer = Peer(scene, 1)
+    peer.send(mending(1, 10, 20))
+    assert stops(peer) == []
+    assert list(end_of(scene)._streams) == [1]
 
 
 def test_a_follower_drops_nothing_that_its_leader_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:

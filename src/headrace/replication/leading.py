@@ -167,7 +167,8 @@ class LeadingEnd:
                 found = held.read(reached, LOOK_BYTES, upto, warm=True)
                 for piece in found.slices:
                     piece.read()
-                reached = max(reached, leader.whole_batches(found)[2])
+                is_empty = not found.count and found.unchecked is None  # compaction has left nothing up to there
+                reached = upto if is_empty else max(reached, leader.whole_batches(found)[2])
         except HeadraceError as error:
             self._say_unreadable(partition, error)
             return Stop(asked.subscription, asked.epoch, Reason.UNREADABLE, str(error))
