@@ -56,9 +56,9 @@ def subscription(number: int, end: int, last_epoch: int = 0, epoch: int = 0) -> 
     return frames.subscribe(Subscribe(number, bytes(16), 0, epoch, last_epoch, end, end))
 
 
-def with_peer() -> tuple[Scene, Peer]:
+def with_peer(layout: str = "") -> tuple[Scene, Peer]:
     """A leader whose second replica is a peer in the test's hand."""
-    scene = Scene(brokers=(1, 9))
+    scene = Scene(brokers=(1, 9), layout=layout)
     scene.kill(9)
     leader = scene.elect(1, (1,))
     scene.keys[0].members[9] = "run-9"

@@ -9,15 +9,17 @@ from headrace.replication import frames
 from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
 from headrace.replication.leading import LeadingEnd
 from headrace.replication.link import Link
+from headrace.sim.disk import SimFile
 from headrace.storage.log import Log, ReadResult
+from headrace.storage.scan import WALK_WINDOW_BYTES
 from replication.peer import Peer, subscription, with_peer
 from replication.scene import Scene
 from replication.test_epoch_starts import COMPACTED, LAYOUTS, put, records
 
 
-def led(count: int = 4) -> tuple[Scene, Peer]:
+def led(count: int = 4, layout: str = "") -> tuple[Scene, Peer]:
     """A leader of so many records, of which a follower holds none."""
-    scene, peer = with_peer()
+    scene, peer = with_peer(layout)
     for nth in range(count):
         scene.produce(b"%d" % nth, acks=1)
     return scene, peer
@@ -107,7 +109,7 @@ def test_what_a_follower_is_about_to_drop_is_read_first(
     read, limits, doubted = type(log).read, [], []
 
     def noted(each: Log, offset: int, most: int, limit: int, *, warm: bool = False) -> ReadResult:
-        if warm:
+        if limit <= 4 and most > 1:
             limits.append((offset, limit))
         return read(each, offset, most, limit, warm=warm)
 
@@ -131,6 +133,58 @@ def test_what_compaction_has_taken_of_what_a_follower_drops_needs_no_reading(lay
     peer.send(mending(1, 10, 20))
     assert stops(peer) == []
     assert list(end_of(scene)._streams) == [1]
+
+
+LOGS = {"partitioned": f"/data/orders/orders-0/{0:020d}.log", "shared": f"/data/@commitlog/{0:020d}.log"}
+
+
+@pytest.mark.parametrize("layout", LOGS)
+def test_what_a_follower_is_about_to_drop_is_brought_into_the_page_cache_before_it_is_read(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, peer = with_peer(layout)
+    for nth in range(4):
+        scene.produce(b"%d" % nth * 200_000, acks=1)
+    pread, read_bytes, cold_bytes = SimFile.pread, 0, 0
+
+    def noted(file: SimFile, count: int, position: int) -> bytes:
+        nonlocal read_bytes, cold_bytes
+        read_bytes += count
+        cold_bytes += 0 if file.in_cache(position, count) else count
+        return pread(file, count, position)
+
+    monkeypatch.setattr(SimFile, "pread", noted)
+    scene.alive[1].disk.evict(LOGS[layout])
+    peer.send(mending(1, 1, 4))
+    assert read_bytes > 600_000
+    assert cold_bytes <= 2 * WALK_WINDOW_BYTES, "no more than it takes to find the place"
+    assert peer.kinds()[1] == Kind.START, "it need not ask again"
+
+
+@pytest.mark.parametrize("asks", ["no more", "anew", "on another link"])
+def test_a_follower_that_asks_no_more_is_not_answered_when_the_pages_have_come(
+    asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, peer = led(layout="partitioned")
+    disk, waiting = scene.alive[1].disk, []
+    monkeypatch.setattr(disk, "read_ahead", lambda _file, _ranges, done: waiting.append(done))
+    disk.evict(LOGS["partitioned"])
+    peer.send(mending(1, 1, 4))
+    match asks:
+        case "no more":
+            peer.send(frames.unsubscribe(1, 0))
+        case "anew":
+            peer.send(mending(2, 1, 4))
+        case _:
+            peer.channel.abort()
+            scene.run(0.1)
+    assert peer.kinds() == [Kind.HELLO]
+    waiting[0]()
+    scene.run(0.1)
+    assert peer.kinds() == [Kind.HELLO]
+    waiting[-1]()
+    scene.run(0.1)
+    assert (Kind.START in peer.kinds()) == (asks == "anew")
 
 
 def test_a_follower_drops_nothing_that_its_leader_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:

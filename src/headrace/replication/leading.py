@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from headrace.errors import CorruptBatch, HeadraceError, ProtocolError
@@ -33,6 +34,14 @@ TIMES_TO_DOUBT: Final = 2
 SLOW_QUEUED_BYTES: Final = 256 << 10
 JOINED_MAX_BYTES: Final = 64 << 10
 """Many small frames are cheaper to join than to send as a vector."""
+
+
+class Look(Enum):
+    """What is to be said of a log that a follower wants to copy anew."""
+
+    WHOLE = "whole"
+    LATER = "later"
+    """Nothing yet."""
 
 
 @dataclass(slots=True)
@@ -81,6 +90,8 @@ class LeadingEnd:
         """Why partitions could not be copied, as it was said."""
         self._looked: dict[Partition, tuple[int, int]] = {}
         """From where to where logs were read for a follower that is about to drop its own."""
+        self._looking: dict[Partition, frames.Subscribe] = {}
+        """What such a follower asked for, while the pages that it is about come from the disk."""
         self._begun: dict[TopicPartition, tuple[int, int]] = {}
         """From where streams last began, and how often in a row."""
 
@@ -101,6 +112,7 @@ class LeadingEnd:
                 stream = self._streams.get(subscription)
                 if stream is not None:
                     self._end_stream(stream)
+                self._looking = {of: asked for of, asked in self._looking.items() if asked.subscription != subscription}
             case _:
                 raise ProtocolError(f"a frame of kind {frame.kind}, which a follower never sends")
 
@@ -116,11 +128,13 @@ class LeadingEnd:
             log.info("link from follower broker %d ended: %s", self.broker, reason)
         for stream in list(self._streams.values()):
             self._end_stream(stream)
+        self._looking.clear()
         self._shared.left(self)
 
     # Subscriptions.
 
-    def _subscribe(self, asked: frames.Subscribe) -> None:
+    def _subscribe(self, asked: frames.Subscribe, *, warm: bool = False) -> None:
+        """`warm`: what has to be read for it is in the page cache by now."""
         partition = self._shared.partitions.find_by_id(asked.topic_id, asked.partition)
         stop = leader.refusal(asked, partition, self.broker)
         if stop is not None or partition is None or partition.core is None:
@@ -130,9 +144,13 @@ class LeadingEnd:
         for stream in [stream for stream in self._streams.values() if stream.partition is partition]:
             self._end_stream(stream)
         core = partition.core
-        if asked.mends and (stop := self._look(asked, partition)) is not None:
-            self._answers.append(frames.answer(stop))
-            return
+        self._looking.pop(partition, None)
+        if asked.mends:
+            seen = self._look(asked, partition, warm)
+            if isinstance(seen, Stop):
+                self._answers.append(frames.answer(seen))
+            if seen is not Look.WHOLE:
+                return
         stop = leader.must_leave(asked, core, self.broker, self.incarnation)
         if stop is not None:
             core.must_leave(self.broker, self.incarnation, asked.end, self._shared.clock.now())
@@ -153,18 +171,21 @@ class LeadingEnd:
             self._shared.began(self, stream)
             self.mark(stream)
 
-    def _look(self, asked: frames.Subscribe, partition: Partition) -> Stop | None:
+    def _look(self, asked: frames.Subscribe, partition: Partition, warm: bool) -> Stop | Look:
         """A follower that mends its log drops everything from there on, and it may be the last that can read some of
-        it. So all of that is read here first, some of it each time that it asks."""
+        it. So all of that is read here first, some of it each time that it asks, and from the page cache: what is
+        not there is brought in before."""
         held = partition.log
         begun, reached = self._looked.get(partition, (asked.end, asked.end))
         reached = max(held.start_offset, reached if begun <= asked.end else asked.end)
         upto = min(asked.held, held.written_offset)
-        if partition not in self._looked:
+        if partition not in self._looked and not warm:
             held.doubt()  # what this process wrote may have changed since, and would be sent as it is
         try:
             if reached < upto:
-                found = held.read(reached, LOOK_BYTES, upto, warm=True)
+                found = held.read(reached, LOOK_BYTES, upto, warm=warm)
+                if not warm and not self._is_warm(asked, partition, found):
+                    return Look.LATER
                 for piece in found.slices:
                     piece.read()
                 is_empty = not found.count and found.unchecked is None  # compaction has left nothing up to there
@@ -176,9 +197,28 @@ class LeadingEnd:
             return Stop(asked.subscription, asked.epoch, Reason.LOOKING, str(error))
         self._looked[partition] = min(begun, asked.end), reached
         if reached >= upto:
-            return None
+            return Look.WHOLE
         text = f"{partition.topic_partition}: read up to offset {reached} of {upto}"
         return Stop(asked.subscription, asked.epoch, Reason.LOOKING, text)
+
+    def _is_warm(self, asked: frames.Subscribe, partition: Partition, found: ReadResult) -> bool:
+        """Whether the pages are there; if not, the follower is answered when they are."""
+
+        def again() -> None:
+            if self._looking.get(partition) is asked:
+                self._subscribe(asked, warm=True)
+                self.pump()
+
+        self._looking[partition] = asked
+        if not are_warm(self._shared.disk, [*found.slices, *found.wanted], again):
+            return False
+        if (
+            not found.count and found.wanted
+        ):  # they are there, but have to be checked: at least one batch in a turn of its own
+            self._shared.clock.call_soon(again)
+            return False
+        del self._looking[partition]
+        return True
 
     def _doubt_if_asked_again(self, start: Start, partition: Partition) -> None:
         """A follower that asks for the same again could not take what it got: it may not be as it was written."""
