@@ -27,6 +27,7 @@ from headrace.cluster.lineage import (
 from headrace.cluster.membership import allocate_producer_ids
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
+from headrace.ports.coordination import Put
 from headrace.ports.disk import write_atomically
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk, SimFile
@@ -98,6 +99,31 @@ def test_running_brokers_stop_changing_things_and_lose_nothing(layout: str, capl
         client = cluster.store.client("tool", cluster[1].process)
         ids = await cluster[1].process.run(allocate_producer_ids(client, cluster.image().prefix))
         assert ids.start == 5000 + PRODUCER_IDS_ABOVE
+
+    run(3, body)
+
+
+@proves("G14")
+@pytest.mark.parametrize("changes", [0, 1, 2, 30])
+def test_a_restore_is_noticed_though_as_much_has_been_changed_since(changes: int) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster)
+        copy = cluster.store.snapshot()
+        leader = cluster.leader()
+        assert leader is not None
+        await leader.stop()
+        await cluster.until(lambda: cluster.leader() not in (None, leader))
+        await cluster.produce(b"new")
+        taken = cluster.store.revision - copy.revision
+        cluster.store.restore(copy)
+        for _ in range(taken + changes - 1):
+            cluster.store.transact((), [Put("/headrace/another", b"cluster")])
+        await cluster.until(lambda: doubters(cluster) == {machine.number for machine in cluster.alive()})
+        await leader.start()
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader() is not None and len(cluster.state().isr) == 3)
+        held = [b"old", b"new"]
+        await cluster.until(lambda: all(machine.held() == held for machine in cluster.machines.values()))
 
     run(3, body)
 

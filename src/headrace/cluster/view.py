@@ -1,7 +1,8 @@
 """The live view of the cluster that a node holds: lists the keys, then follows the watch in one task of its own.
 
 A listing that is older than the image tells that coordination was restored from a copy: `on_restored` hears of it
-before the image is replaced by it.
+before the image is replaced by it. Since a restore may have been followed by as many changes as it took away, the keys
+are listed each time that a watch has broken, and topics and partitions tell by revisions of their own.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class ClusterView:
     async def _list(self) -> None:
         listing = await self._coordination.list(self.image.prefix)
         image = from_listing(self.image.prefix, listing, self.image)
-        if image.revision < self.image.revision:
+        if is_put_back(self.image, image):
             self.on_restored(self.image, image)
         self._replace(image)
 
@@ -109,6 +110,7 @@ class ClusterView:
                 is_behind = True
                 await pause(self._clock, BEHIND_SECONDS)
             except CoordinationError as error:
+                is_behind = True
                 if str(error) != told:
                     told = str(error)
                     log.warning("the cluster's metadata cannot be followed; tried again until it can: %s", error)
@@ -122,6 +124,23 @@ class ClusterView:
         for waiter, predicate in self._waiting.items():
             if not waiter.done() and predicate(image):
                 waiter.set_result(image)
+
+
+def is_put_back(old: Image, new: Image) -> bool:
+    """Whether the new one is of a history that had gone further when the old one was seen: revisions of the store, and
+    of a key, only rise."""
+    if new.revision < old.revision:
+        return True
+    for name, topic in old.topics.items():
+        found = new.topics.get(name)
+        if found is None or found.id != topic.id:
+            continue
+        if 0 < found.revision < topic.revision:
+            return True
+        for before, after in zip(topic.partitions, found.partitions, strict=False):
+            if not after.is_missing and after.revision < before.revision:
+                return True
+    return False
 
 
 def _give_up(waiter: asyncio.Future[Image], timeout_seconds: float) -> None:
