@@ -158,6 +158,37 @@ def test_brokers_that_start_on_older_metadata_take_no_roles_and_serve_all_when_i
 
 
 @layouts
+@pytest.mark.parametrize("seed", range(1, 5))
+@proves("G14", "F5")
+def test_what_was_synced_outlives_a_loss_of_all_power_in_doubt(layout: str, seed: int) -> None:
+    """In `shared` the records of a partition are safe before the folder that names it is."""
+
+    async def body(cluster: Cluster) -> None:
+        settings = {"log.layout": layout, "checkpoint.ms": 3_600_000}
+        for machine in cluster.machines.values():
+            await machine.start(**settings)
+        await cluster.create(durability="disk")
+        await cluster.create("unknown", durability="disk")
+        await asyncio.sleep(2)
+        copy = cluster.store.snapshot()
+        await cluster.create("newer")
+        await cluster.produce(b"old")
+        cluster.store.restore(copy)
+        await cluster.until(lambda: all(machine.participant.metadata.is_held for machine in cluster.alive()))
+        await cluster.produce(b"in doubt")
+        for machine in cluster.machines.values():
+            machine.lose_power()
+        for machine in cluster.machines.values():
+            await machine.start(**settings)
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader() is not None and len(cluster.state().isr) == 3)
+        held = [b"old", b"in doubt"]
+        await cluster.until(lambda: all(machine.held() == held for machine in cluster.machines.values()))
+
+    run(3, body, seed)
+
+
+@layouts
 @proves("G14")
 def test_epochs_of_logs_alone_tell_of_a_restore(layout: str) -> None:
     async def body(cluster: Cluster) -> None:

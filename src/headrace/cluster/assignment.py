@@ -90,20 +90,22 @@ class Assignment:
         return replace(settings, retention_archived=False, key_index=False) if topic.internal else settings
 
     def expected(
-        self, image: Image, there: Mapping[TopicPartition, bytes]
+        self, image: Image, there: Mapping[TopicPartition, bytes], *, named_late: bool = False
     ) -> dict[TopicPartition, tuple[bytes, LogSettings]]:
         """Every log that this broker should have, for the store to open, and those that are `there`, by their topics'
-        ids, and whose keys are missing. While the metadata is in doubt, what is there and nothing else.
+        ids, and whose keys are missing. While the metadata is in doubt, what is there and nothing else; `named_late`:
+        but records may be safe before the folder of their partition is, so what the image has here is opened too.
         """
         logs: dict[TopicPartition, tuple[bytes, LogSettings]] = {}
-        if self._is_held():
-            untouched = _untouched(log_settings(self._defaults(image)))
-            return {where: (topic_id, untouched) for where, topic_id in there.items()}
         for topic in image.topics.values():
             settings = self.settings_of(image, topic)
             for state in topic.partitions:
                 if self._broker in state.replicas:
                     logs[TopicPartition(topic.name, state.index)] = (topic.id, settings)
+        if self._is_held():
+            found = {where: topic_id for where, (topic_id, _) in logs.items()} if named_late else {}
+            untouched = _untouched(log_settings(self._defaults(image)))
+            return {where: (topic_id, untouched) for where, topic_id in (found | dict(there)).items()}
         for where, topic_id in there.items():
             if where not in logs and self._is_missing(image, where, topic_id):
                 logs[where] = topic_id, _untouched(log_settings(self._defaults(image)))

@@ -221,7 +221,8 @@ class Participant:
         if not self.metadata.is_held:
             folder.remove_deleted(self.disk, self.folder, self.view.image.deleted)
         there = folder.topic_ids(self.disk, self.folder)
-        expected = self.assignment.expected(self.view.image, there)
+        named_late = self.settings["log.layout"] == folder.SHARED
+        expected = self.assignment.expected(self.view.image, there, named_late=named_late)
         lost: set[Key] = set()
         same_boot = self._same_boot()
         self.store.open(
