@@ -179,6 +179,10 @@ CASES = {
         led(NO_LEADER, 4, (1,)), [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)],
         3, 5, (3,), ends={1: end(1, 3, 900), 2: end(2, 4, 90), 3: end(3, 4, 99)}, relies_on=frozenset({3}),
     ),
+    "without a leader, two hold the same: the one that knows of the last deletion": Case(
+        led(NO_LEADER, 4, (1,)), [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)],
+        3, 5, (3,), ends={1: end(1, 4, 90), 2: end(2, 4, 99), 3: replace(end(3, 4, 99), start=30)},
+    ),
     "a report of an earlier process is no report": Case(
         led(NO_LEADER, 4, (1,)), [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)],
         NO_LEADER, 4, (1,), ends={1: end(1, 4, 90), 2: end(2, 4, 99), 3: end(3, 4, 99, run=1)},

@@ -7,9 +7,9 @@ Rules, in this order, for each partition:
   a new epoch; if there is none, nobody does. One that returned leads only if all valid members have: those that were
   there all the time hold for certain what they held;
 - without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
-  leads, and of several one that has lost nothing. An operator's order, or the topic's setting, lets those that are
-  alive be enough, and when they had their time to say what they hold, those that have said it. What was lost is in the
-  key;
+  leads, of several one that has lost nothing, and of those the one with the highest start: it was told, and may not
+  fall. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
+  to say what they hold, those that have said it. What was lost is in the key;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
   resign if another member can lead; planned moves begin: away from draining brokers, and of internal topics to more
   replicas.
@@ -207,8 +207,13 @@ def _has_lost(broker: Broker, topic: Topic, state: PartitionState) -> bool:
 
 
 def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: Set[int]) -> PartitionState:
-    """Led by the replica that holds most, if others hold as much by one that has lost nothing before its end."""
-    best = max(state.replicas, key=lambda broker: (_held(reports.get(broker)), broker not in doubted))
+    """Led by the replica that holds most; if others hold as much by one that has lost nothing before its end, and knows
+    the last deletion."""
+
+    def merit(broker: int) -> tuple[tuple[int, int], bool, int]:
+        return _held(reports.get(broker)), broker not in doubted, reports[broker].start if broker in reports else 0
+
+    best = max(state.replicas, key=merit)
     chosen = reports[best]
     epoch = max(state.leader_epoch, *(report.last_epoch for report in reports.values())) + 1
     known = max(report.watermark for report in reports.values())

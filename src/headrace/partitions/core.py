@@ -90,6 +90,7 @@ class LeaderCore:
     __slots__ = (
         "_began_at",
         "_min_setting",
+        "_own_start",
         "_pause_until",
         "adding",
         "broker",
@@ -140,6 +141,7 @@ class LeaderCore:
         self.flushed_counts = flushed_counts
         self.revision = revision
         """Of the key that the set was read from; an older one says nothing new."""
+        self._own_start = own_start
         self.wanted_start = own_start
         """Where the partition is to begin: followers are told. Never below where the leader's own log begins."""
         self.start = own_start if own_start <= told_start else UNKNOWN
@@ -295,7 +297,7 @@ class LeaderCore:
     def start_safe(self, offset: int) -> bool:
         """The leader's own start is safe on disk. True: what consumers are told rose."""
         start = min(offset, self.agreed_start())
-        if start <= self.start:
+        if start <= self.start or start < self._own_start:
             return False
         self.start = start
         return True
