@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from headrace.errors import (
     TopicExists,
     UnknownPartition,
 )
+from headrace.ports.coordination import TransactionResult
 from headrace.settings import TOPIC_BY_NAME, load
 from headrace.sim.clock import VirtualClock
 from proving import proves
@@ -89,6 +91,29 @@ def test_a_topic_is_created_seen_kept_and_deleted(tmp_path: Path) -> None:
             assert (await one.coordination.list(PREFIX + "partitions/")).entries == ()
             with pytest.raises(UnknownPartition, match="no topic 't'"):
                 await one.topics.delete("t")
+
+    asyncio.run(body())
+
+
+@proves("J7")
+def test_a_deletion_that_comes_too_late_spares_the_topic_that_was_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with node(tmp_path) as one:
+            await one.topics.create(CreateTopic("t"))
+            transact = one.coordination.transact
+
+            async def overtaken(*args: Any) -> TransactionResult:
+                monkeypatch.undo()
+                await one.topics.delete("t")
+                await one.topics.create(CreateTopic("t", partitions=5))
+                return await transact(*args)
+
+            monkeypatch.setattr(one.coordination, "transact", overtaken)
+            with pytest.raises(UnknownPartition, match="another has its name"):
+                await one.topics.delete("t")
+            assert len(one.view.image.topics["t"].partitions) == 5
 
     asyncio.run(body())
 

@@ -128,10 +128,13 @@ def plan_create(image: Image, request: CreateTopic, limits: TopicLimits, topic_i
     return Plan((Step((unchanged(key, 0),), (claim,)), *parts, Step((), (live,))), claim=key)
 
 
-def plan_delete(image: Image, name: str, now_ms: int, *, internal: bool = False) -> Plan:
+def plan_delete(image: Image, name: str, now_ms: int, topic_id: bytes = b"", *, internal: bool = False) -> Plan:
+    """`topic_id`: if it is given, no other topic of that name is deleted."""
     if not internal:
         check_not_reserved(name)
     topic = image.keyless.get(name) or _known(image, name)
+    if topic_id and topic.id != topic_id:
+        raise UnknownPartition(f"the topic {name!r} with the id {topic_id.hex()} is gone; another has its name")
     brokers = {broker for state in topic.partitions for broker in state.replicas}
     if topic.missing or name in image.keyless:  # nobody can tell who holds what has no key
         brokers |= set(image.brokers)
@@ -284,7 +287,11 @@ class Topics:
         return _known(image, request.name)
 
     async def delete(self, name: str) -> None:
-        await self._tasks.run(lambda image: plan_delete(image, name, self._wall_ms()))
+        """The topic that has the name now: one that is made in its place meanwhile stays."""
+        image = self._tasks.view.image
+        topic = image.keyless.get(name) or image.topics.get(name)
+        topic_id = b"" if topic is None else topic.id
+        await self._tasks.run(lambda image: plan_delete(image, name, self._wall_ms(), topic_id))
 
     async def enlarge(self, request: EnlargeTopic, *, validate_only: bool = False) -> None:
         if validate_only:
