@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.cluster import controller, controlling, judging
+from headrace.cluster import controller, controlling, judging, lineage
 from headrace.cluster.controller import Batch
 from headrace.cluster.election import Election
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
 from headrace.cluster.judging import Judgement
+from headrace.cluster.lineage import MetadataWatch
 from headrace.cluster.tasks import Step
 from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
@@ -392,3 +393,19 @@ def prefer_a_leader_outside_the_set(stack: ExitStack) -> None:
 
     swap(stack, controller, "_decide", deciding)
     swap(stack, controller, "_preferred", preferred)
+
+
+@plant
+def go_on_with_older_metadata(stack: ExitStack) -> None:
+    """Nobody doubts metadata that goes back."""
+    swap(stack, MetadataWatch, "_raise_doubt", lambda *_: None)
+
+
+@plant
+def accept_the_sets_of_older_metadata(stack: ExitStack) -> None:
+    """Accepted metadata holds as it is: the first replica leads, whatever it holds."""
+
+    def led(state: PartitionState) -> PartitionState:
+        return replace(state, leader_epoch=state.leader_epoch + lineage.EPOCHS_ABOVE)
+
+    swap(stack, lineage, "_open", led)

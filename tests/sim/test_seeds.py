@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 26)
 FLIPPING = (31, 47)
 """Runs in which bytes flip."""
-RESTORED = (16, 18, 409)
+RESTORED = (18, 270, 332, 345, 409)
 """Runs in which coordination is put back to an older copy."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
@@ -83,6 +83,7 @@ def test_seeds_draw_both_layouts_and_levels() -> None:
     scenarios = [draw(seed) for seed in range(1, 201)]
     assert {layout for scenario in scenarios for layout in scenario.layouts} == {"partitioned", "shared"}
     assert {topic.durability for scenario in scenarios for topic in scenario.topics} == {"disk", "os"}
+    assert {scenario.restored for scenario in scenarios} == {True, False}
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from headrace.simulator.history import History
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
 from headrace.simulator.producer import JAVA, LIBRDKAFKA, Producer
-from headrace.simulator.restoring import Restorer
+from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
 from headrace.wire import api

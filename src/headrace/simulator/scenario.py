@@ -16,6 +16,7 @@ DELETIONS_SHARE: Final = 0.4
 RETENTION_SHARE: Final = 0.2
 COMPACTED_SHARE: Final = 0.2
 ADMINISTERED_SHARE: Final = 0.2
+RESTORED_SHARE: Final = 1 / 12
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
@@ -67,8 +68,7 @@ class Scenario:
     administered: bool = False
     """Whether leaders are elected by hand, and settings of topics changed."""
     restored: bool = False
-    """Whether coordination is put back to an older copy; not drawn: producers' ids can be handed out twice before a
-    broker tells its doubt (seed 409)."""
+    """Whether coordination is put back to an older copy."""
 
     def overrides(self, topic: SimTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
@@ -131,6 +131,7 @@ def draw(seed: int) -> Scenario:
         retention=retention,
         compacted=compacted,
         administered=random.Random(f"{seed} administration").random() < ADMINISTERED_SHARE,
+        restored=random.Random(f"{seed} restore").random() < RESTORED_SHARE,
     )
 
 

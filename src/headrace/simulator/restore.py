@@ -1,7 +1,8 @@
 """Coordination is put back to an older copy, and somebody says some time later that this holds.
 
 The copy is put back while all brokers run and reach coordination, so that they notice: one that does not run knows the
-metadata only as it was up to a second before it ended.
+metadata only as it was up to a second before it ended. If one ends before it has noticed, nobody promises anything any
+more, and the run is judged by the agreement of its replicas only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from headrace.wire import api
 from headrace.wire.message import Message
 
 LOOK_SECONDS: Final = 0.5
+NOTICE_SECONDS: Final = 0.01
 
 
 class Restorer:
@@ -48,9 +50,19 @@ class Restorer:
             return
         history = self._clients.history
         history.note(f"coordination goes back from revision {store.revision} to {copy.revision}")
-        history.counts["restores"] += copy.revision < store.revision
+        if copy.revision < store.revision:
+            history.counts["restores"] += 1
+            self._watch([each.life for each in machines])
         store.restore(copy)
         clock.call_later(self._random.uniform(0.5, 3.0), self._accept)
+
+    def _watch(self, lives: list[str]) -> None:
+        """Until all brokers have noticed, or one has ended before."""
+        running = [each.participant for each in self._clients.machines if each.life in lives and each.participant]
+        if len(running) < len(lives):
+            self._clients.history.spare_all("a broker has ended before it noticed the older metadata")
+        elif not all(each.metadata.is_held for each in running):
+            self._clients.clock.call_later(NOTICE_SECONDS, lambda: self._watch(lives))
 
     def _accept(self) -> None:
         """Until nobody doubts."""
