@@ -349,8 +349,8 @@ def test_a_decision_tells_what_changes() -> None:
     elected = decided(Case(led(1, 4, (1, 2)), [TWO], 2, 5, (2,)))
     assert str(elected) == "t-0: leader 1 in epoch 4, now 2 in 5; in sync [1, 2], now [2]"
     moving = led(2, 4, (2, 3), (1, 2, 3), target=(2, 3), adding=(3,))
-    assert str(decided(Case(moving, [TWO, THREE], 2, 4, (2, 3)))) == (
-        "t-0: in sync [2, 3], now [2, 3]; replicas [1, 2, 3], now [2, 3]"
+    assert str(decided(Case(moving, [TWO, THREE], 2, 5, (2, 3)))) == (
+        "t-0: leader 2 in epoch 4, now 2 in 5; in sync [2, 3], now [2, 3]; replicas [1, 2, 3], now [2, 3]"
     )
 
 

@@ -3,8 +3,11 @@
 While `target` is set, `replicas` holds the old brokers and the new ones, so every broker that may hold the only copy of
 a record stays a replica. When all of the target are in the in-sync set, the replicas become the target: a partition
 never changes broker without its data. Both facts are in the partition's key, so whoever is controller goes on where the
-last one stopped. The leader epoch is raised when the leader changes, and only then. While a partition has no leader it
-is open which replica holds the most, so none is taken away.
+last one stopped. While a partition has no leader it is open which replica holds the most, so none is taken away.
+
+The leader epoch is raised when the leader changes, and when a broker is taken from the replicas, and only then. Such a
+broker deletes its log, and may be added again before its leader, or the broker itself, has heard that it was away: what
+it told in the earlier epoch counts for nothing, and it has to subscribe to the new one (Kafka does the same).
 
 What ends, cancels or replaces a move takes brokers out of the in-sync set that hold everything. It does so only if a
 majority of the replicas that then remain is in the set and live: or else all that is acknowledged could be left to one
@@ -45,13 +48,14 @@ def begin_move(state: PartitionState, target: Sequence[int], live: Collection[in
         return cancel_move(replace(state, replicas=(*target, *state.adding)), live)
     adding = _without(target, settled)
     kept = _with_data((*settled, *adding), settled, state, live)
-    return replace(
+    begun = replace(
         state,
         replicas=kept,
         isr=_within(state.isr, kept),
         target=target,
         adding=_without(kept, settled),
     )
+    return _in_new_epoch(begun, state)
 
 
 def can_finish_move(state: PartitionState) -> bool:
@@ -71,7 +75,9 @@ def finish_move(state: PartitionState, live: Collection[int]) -> PartitionState:
     if not _enough(state.target, state, live):
         return state
     moved = replace(state, replicas=state.target, isr=_within(state.isr, state.target), target=(), adding=())
-    return moved if state.leader in state.target and state.leader in live else _led_by_first(moved, live)
+    if state.leader not in state.target or state.leader not in live:
+        moved = _led_by_first(moved, live)
+    return _in_new_epoch(moved, state)
 
 
 def cancel_move(state: PartitionState, live: Collection[int] | None = None) -> PartitionState:
@@ -88,7 +94,7 @@ def cancel_move(state: PartitionState, live: Collection[int] | None = None) -> P
             f"move to {list(state.target)} cannot be cancelled: let it end, or wait until more of them have caught up"
         )
     back = replace(state, replicas=settled, isr=isr, target=(), adding=())
-    return _led_by_first(back, live) if state.leader in state.adding else back
+    return _in_new_epoch(_led_by_first(back, live) if state.leader in state.adding else back, state)
 
 
 def lead(state: PartitionState, broker: int) -> PartitionState:
@@ -100,6 +106,13 @@ def lead(state: PartitionState, broker: int) -> PartitionState:
 def _led_by_first(state: PartitionState, live: Collection[int] | None) -> PartitionState:
     able = (broker for broker in state.replicas if broker in state.isr and (live is None or broker in live))
     return lead(state, next(able))
+
+
+def _in_new_epoch(after: PartitionState, before: PartitionState) -> PartitionState:
+    """After a broker was taken from the replicas, if a new leader has not raised the epoch anyway."""
+    taken_away = _without(before.replicas, after.replicas)
+    raised = bool(taken_away) and after.leader_epoch == before.leader_epoch
+    return replace(after, leader_epoch=after.leader_epoch + raised)
 
 
 def _settled(state: PartitionState) -> tuple[int, ...]:
