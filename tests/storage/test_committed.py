@@ -93,6 +93,24 @@ def test_a_producers_last_committed_batch_stays_while_what_it_wrote_since_is_not
     assert log.producers.check(read_header(batch(producer=(7, 0, 3)))) is None
 
 
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("committed", range(20, 40))
+def test_the_end_of_a_log_can_be_read_where_nothing_before_it_has_a_key(layout: str, committed: int) -> None:
+    """A topic may have been made a compacted one."""
+    harness = sim_harness(layout)
+    harness.commits = False
+    log = harness.log(**SMALL, **COMPACTED)
+    for _ in range(60):
+        append(log, batch(b"." * 50))
+        assert not harness.write()
+    log.committed_offset = committed
+    check(harness)
+    log.truncate(committed)
+    found = read_all(log)
+    assert len(found) < 20, "little was compacted"
+    assert found[-1][0].next_offset == committed
+
+
 @proves("F13")
 @pytest.mark.parametrize("layout", BOTH)
 def test_retention_stops_at_the_watermark(layout: str) -> None:

@@ -5,7 +5,8 @@ a log remembers its cleanings as (cleaned up to, wall ms). Control batches stay.
 
 A producer's last batches stay, empty if need be, as many as its state tells of: it may not have heard that they were
 written, and ask for each of them again. Of these at least one is committed, because what is not may be cut; where none
-is, nobody knows which was the last before them, and all of the producer's batches stay until the next cleaning.
+is, nobody knows which was the last before them, and all of the producer's batches stay until the next cleaning. So does
+the last batch of what is cleaned: what follows it may be cut, and the end of a log has to be readable.
 """
 
 from __future__ import annotations
@@ -104,12 +105,16 @@ class Thinning:
             return batch, header
         thinner = kernel.filter_batch(batch, keep) if any(keep) else None
         if thinner is None:
-            if header.base_offset not in self._last_batches and header.producer_id not in self._ahead:
+            if not self._stays_empty(header):
                 return None
             if not header.record_count:
                 return batch, header
             thinner = _emptied(header)
         return thinner, read_header(thinner)
+
+    def _stays_empty(self, header: BatchHeader) -> bool:
+        is_last = header.next_offset == self._progress.complete_to
+        return is_last or header.base_offset in self._last_batches or header.producer_id in self._ahead
 
     def _stays(self, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
         if key is None or self._latest.get(_short(key), -1) > offset:
