@@ -19,7 +19,8 @@ from headrace.client.sending.lane import Fate, Lane, Parcel
 from headrace.client.sending.outcomes import Outcome
 from headrace.errors import HeadraceError
 from headrace.records.batch import BatchHeader
-from headrace.storage.producers import ProducerTable
+from headrace.sim.clock import VirtualClock
+from headrace.storage.producers import Load, ProducerLoads, ProducerTable
 from proving import proves
 
 NOT_ENOUGH_REPLICAS = 19
@@ -33,12 +34,17 @@ Content = tuple[tuple[int, ...], bool]
 """The records, as numbers, and whether the broker will not have them."""
 
 
+def _no_producers() -> Load:
+    yield
+    return {}
+
+
 class Log:
     """Batches in order, with the broker's memory of producers."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int, int, tuple[int, ...]]] = []
-        self._table = ProducerTable(lambda: 0, dict)
+        self._table = ProducerTable(ProducerLoads(VirtualClock()), _no_producers)
 
     def append(self, request: Sent) -> int:
         """The code that a broker answers."""
@@ -58,7 +64,7 @@ class Log:
         return 0
 
     def forget_producers(self) -> None:
-        self._table.replace({})
+        self._table.forget()
 
     @property
     def uids(self) -> list[int]:

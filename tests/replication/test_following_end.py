@@ -12,6 +12,7 @@ from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, Fol
 from headrace.replication.following import FollowingEnd
 from headrace.replication.frames import Frame, Kind, Reason, Reset, Start, Stop, Subscribe, Truncate
 from headrace.storage.log import Log
+from headrace.storage.producers import UnreadableProducers
 from replication.peer import Peer, appended, at, with_leading_peer
 from replication.scene import Scene
 
@@ -210,7 +211,8 @@ def test_a_cut_that_does_not_find_its_place_is_asked_for_lower_at_once(monkeypat
 
 def refusing(scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(*_: object) -> int:
-        raise type(error)(str(error))  # a new one each time: it holds the frames that it passes, and their buffers
+        # A new one each time: it holds the frames that it passes, and their buffers.
+        raise error.again() if isinstance(error, HeadraceError) else type(error)(str(error))
 
     monkeypatch.setattr(type(scene.alive[1].log()), "append_copied", refuse)
 
@@ -230,8 +232,7 @@ def test_records_that_cannot_be_taken_for_damage_of_our_own_are_no_fault_of_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene, peer, number = copied()
-    refusing(scene, monkeypatch, CorruptBatch("the producers cannot be read"))
-    monkeypatch.setattr("headrace.replication.following._own_damage", lambda _: 2)
+    refusing(scene, monkeypatch, UnreadableProducers("the producers cannot be read", 2))
     peer.channel.send([appended(number, 4, at(4))])
     damaged = scene.alive[1].partitions.damaged
     scene.until("damage", lambda: damaged, 0.5)

@@ -47,13 +47,17 @@ def flip(disk: SimDisk, folder: str, value: bytes = b"20") -> None:
             disk.flip(path, position)
 
 
-def flip_header(disk: SimDisk, folder: str) -> None:
-    """A wrong format in the header of the batch with offset 20."""
+HEADER_BYTES = pytest.mark.parametrize("byte", [FORMAT_AT, 50, 52, 56], ids=["format", "id", "epoch", "sequence"])
+"""What a wrong bit in the header of a batch says wrongly of it, or of its producer."""
+
+
+def flip_header(disk: SimDisk, folder: str, byte: int) -> None:
+    """A wrong bit in the header of the batch with offset 20."""
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
         data = read_whole(disk, path)
         position = data.find(b"20" * 50)
         if position >= 0:
-            disk.flip(path, data.rfind((20).to_bytes(8, "big"), 0, position) + FORMAT_AT, 0x02)
+            disk.flip(path, data.rfind((20).to_bytes(8, "big"), 0, position) + byte, 0x02)
 
 
 def read_all(broker: Broker) -> None:
@@ -65,8 +69,9 @@ def read_all(broker: Broker) -> None:
 
 
 @proves("J1")
+@HEADER_BYTES
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
-def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again(layout: str) -> None:
+def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again(layout: str, byte: int) -> None:
     """An append looks for the producers of the log, and what tells of them behind the last snapshot is broken."""
     scene = Scene(layout=layout)
     scene.elect(1, (1, 2, 3))
@@ -79,7 +84,7 @@ def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again
     for name in disk.list("/data/orders/orders-0"):
         if name.endswith(".snapshot"):
             disk.remove(f"/data/orders/orders-0/{name}")
-    flip_header(disk, "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0")
+    flip_header(disk, "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0", byte)
     scene.start(2)
     scene.elect(1, (1, 3))
     scene.until_answered(scene.produce(b"more"))
@@ -90,8 +95,10 @@ def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again
 
 
 @proves("J1")
-def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow() -> None:
-    scene = Scene(topic={"durability": "disk"})
+@HEADER_BYTES
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow(layout: str, byte: int) -> None:
+    scene = Scene(layout=layout, topic={"durability": "disk"})
     scene.elect(1, (1, 2, 3))
     for nth in range(40):
         scene.until_answered(scene.produce(b"%d" % nth * 50, producer=(7, 0, nth)))
@@ -102,7 +109,7 @@ def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow() ->
     for name in disk.list(folder):
         if name.endswith(".snapshot"):
             disk.remove(f"{folder}/{name}")
-    flip_header(disk, folder)
+    flip_header(disk, "/data/@commitlog" if layout == "shared" else folder, byte)
     scene.start(2)
     scene.elect(2, (2, 1, 3))
     refused = scene.produce(b"more", producer=(7, 0, 40))
@@ -141,7 +148,7 @@ def test_what_lies_before_the_damage_is_not_dropped_for_a_leader_that_is_damaged
     for name in scene.disks[2].list(folder):
         if name.endswith(".snapshot"):
             scene.disks[2].remove(f"{folder}/{name}")
-    flip_header(scene.disks[2], logs)
+    flip_header(scene.disks[2], logs, FORMAT_AT)
     flip(scene.disks[1], logs, b"5")
     scene.start(1)
     scene.start(2)

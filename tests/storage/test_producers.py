@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import pytest
 
-from headrace.errors import CorruptBatch, DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.errors import (
+    CorruptBatch,
+    DuplicateSequence,
+    InvalidProducerEpoch,
+    OutOfOrderSequence,
+    StorageFailed,
+)
 from headrace.records.batch import BatchHeader, read_header
+from headrace.sim.disk import SimDisk
 from headrace.storage import producers
+from headrace.storage.checked import TURN_BATCHES
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from proving import proves
@@ -176,24 +185,140 @@ def test_a_snapshot_comes_back_as_it_went_and_damage_is_seen() -> None:
     assert producers.decode(b"") is None
 
 
-def test_the_last_header_before_damage_is_not_believed() -> None:
-    """Its offsets may be what is wrong: where the damage begins is told by the header before."""
+def replay(end_offset: int, headers: Iterable[BatchHeader]) -> None:
+    assert list(producers.replay({}, 0, end_offset, headers, 0)) == []
 
+
+def test_damage_is_told_where_the_last_whole_batch_ends() -> None:
     def headers() -> Iterator[BatchHeader]:
-        for base in (0, 1, 900):
+        for base in (0, 1):
             yield read_header(batch(b"x", producer=(7, 0, base)))._replace(base_offset=base)
         raise CorruptBatch("what follows does not fit")
 
     with pytest.raises(producers.UnreadableProducers) as unreadable:
-        producers.replay({}, 0, 1000, headers(), 0)
+        replay(1000, headers())
     assert unreadable.value.offset == 2
 
 
 def test_a_last_header_that_ends_behind_the_log_is_not_believed() -> None:
     """No other follows that would show it: a wrong bit there, and the next batch would be out of order for ever."""
     headers = [read_header(batch(b"x", producer=(7, 0, base)))._replace(base_offset=base) for base in (0, 1, 2)]
-    producers.replay({}, 0, 3, headers, 0)
+    replay(3, headers)
     headers[2] = headers[2]._replace(last_offset_delta=1 << 22)
     with pytest.raises(producers.UnreadableProducers) as unreadable:
-        producers.replay({}, 0, 3, headers, 0)
+        replay(3, headers)
     assert unreadable.value.offset == 2
+
+
+LAYOUTS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+
+
+def without_snapshots(harness: Harness, change: Callable[[], None] = lambda: None) -> Log:
+    """The log after a clean stop, its snapshots lost meanwhile."""
+    assert harness.store is not None
+    harness.store.close()
+    folder = f"{harness.data}/orders/orders-0"
+    for name in harness.disk.list(folder):
+        if name.endswith(".snapshot"):
+            harness.disk.remove(f"{folder}/{name}")
+    change()
+    harness.open()
+    return harness.log()
+
+
+@proves("J1")
+@LAYOUTS
+@pytest.mark.parametrize("byte", [50, 52, 56], ids=["id", "epoch", "sequence"])
+@pytest.mark.parametrize("offset", [0, 4, 9])
+@pytest.mark.parametrize("how", ["a lost snapshot", "a truncation"])
+def test_a_batch_with_a_wrong_bit_tells_nothing_of_its_producer(layout: str, byte: int, offset: int, how: str) -> None:
+    """A producer would be fenced, its next batch out of order, or one that is there taken again."""
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(12):
+        send(harness, log, sequence)
+    _, piece = next(log.headers(offset))
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+
+    def flip() -> None:
+        disk.flip(piece.file.path, piece.position + byte, 0x04)
+
+    if how == "a truncation":
+        flip()
+        log.truncate(10)
+    else:
+        log = without_snapshots(harness, flip)
+    for _ in range(2):
+        with pytest.raises(producers.UnreadableProducers) as unreadable:
+            log.producers.load()
+        assert unreadable.value.offset == offset
+    with pytest.raises(producers.UnreadableProducers):
+        send(harness, log, 10)
+
+
+@LAYOUTS
+def test_many_batches_behind_a_snapshot_are_read_in_many_turns(layout: str) -> None:
+    harness = sim_harness(layout)
+    harness.file_bytes = 1 << 22
+    log = harness.log()
+    count = 5 * TURN_BATCHES
+    for sequence in range(count):
+        append(log, batch(b"%d" % sequence, producer=(7, 0, sequence)))
+    assert not harness.write()
+    log = without_snapshots(harness)
+    with pytest.raises(StorageFailed, match="is being read: try again"):
+        send(harness, log, count)
+    with pytest.raises(StorageFailed, match="is being read: try again"):
+        append(log, batch(b"without a producer"))
+    assert log.end_offset == count
+    assert harness.clock.run_soon() >= 4
+    log.producers.load()
+    assert send(harness, log, count - 1) == count - 1
+    assert send(harness, log, count) == count
+
+
+@LAYOUTS
+@pytest.mark.parametrize("change", ["a truncation", "a new start"])
+def test_a_log_that_changes_while_its_producers_are_read_is_read_anew(layout: str, change: str) -> None:
+    harness = sim_harness(layout)
+    harness.file_bytes = 1 << 22
+    log = harness.log(segment_bytes=100_000)
+    count = 3 * TURN_BATCHES
+    for sequence in range(count):
+        append(log, batch(b"%d" % sequence, producer=(7, 0, sequence)))
+    assert not harness.write()
+    log = without_snapshots(harness)
+    with pytest.raises(StorageFailed):
+        log.producers.load()
+    if change == "a truncation":
+        log.truncate(count - 10)
+        count -= 10
+    else:
+        log.delete_before(2 * TURN_BATCHES)
+    with suppress(StorageFailed):
+        log.producers.load()
+    harness.settle()
+    assert send(harness, log, count - 1) == count - 1
+    assert send(harness, log, count) == count
+
+
+@LAYOUTS
+def test_damage_that_a_later_turn_finds_is_told_to_whoever_asks_next(layout: str) -> None:
+    harness = sim_harness(layout)
+    harness.file_bytes = 1 << 22
+    log = harness.log()
+    bad = 2 * TURN_BATCHES + 7
+    for sequence in range(3 * TURN_BATCHES):
+        append(log, batch(b"%d" % sequence, producer=(7, 0, sequence)))
+    assert not harness.write()
+    _, piece = next(log.headers(bad))
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
+    with pytest.raises(StorageFailed):
+        log.producers.load()
+    harness.settle()
+    with pytest.raises(producers.UnreadableProducers) as unreadable:
+        log.producers.load()
+    assert unreadable.value.offset == bad

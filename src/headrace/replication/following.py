@@ -288,9 +288,8 @@ class FollowingEnd:
             batches = data[frame.body + frames.APPEND_BYTES : frame.end]
             partition.log.append_copied(batches, following.epoch_starts)
         except (CorruptBatch, InvalidRecord) as error:
-            damaged_at = _own_damage(partition)
-            if damaged_at is not None:
-                partition.found_damage(damaged_at)
+            if isinstance(error, UnreadableProducers):  # our own log, where it tells of its producers
+                partition.found_damage(error.offset)
                 self._give_up(following, error)
                 return
             if following.failed_at != end:  # damaged on its way, for all that is known: another link may bring it whole
@@ -367,17 +366,6 @@ class FollowingEnd:
                 entries.append(entry)
         if entries:
             self.link.send([frames.positions(entries)])
-
-
-def _own_damage(partition: Partition) -> int | None:
-    """Where our own log cannot be read, if that is it: an append needs what it says of its producers."""
-    try:
-        partition.log.producers.load()
-    except UnreadableProducers as error:
-        return error.offset
-    except (HeadraceError, OSError):
-        pass  # for another reason
-    return None
 
 
 def _let_go(error: BaseException) -> None:

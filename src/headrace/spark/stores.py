@@ -145,7 +145,7 @@ def _has_gaps(found: Folder, entry: Entry) -> bool:
     at, end = entry.byte, entry.byte + entry.size
     try:
         file = found.commit_log.file(entry.number)
-        return _is_thin(walk(file, at, end), entry) and _is_thin(walk_checked(file, at, end, end), entry)
+        return _is_thin(walk(file, at, end), entry) and _is_thin(walk_checked(file, at, end), entry)
     except (CorruptBatch, FileNotFoundError):  # or a running broker has removed it
         return False
 

@@ -20,7 +20,7 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import read_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.producers import ProducerState
-from headrace.storage.scan import find, walk
+from headrace.storage.scan import find, walk_checked
 from headrace.storage.segment import GAPS, LOG, SNAPSHOT, SUM, stem
 from headrace.storage.shared.offline import Folder, Stretch
 from headrace.storage.snapshots import Snapshots
@@ -120,16 +120,18 @@ def _content(
 ) -> Content:
     start_offset, end_offset = bounds
     snapshots = Snapshots(disk, path, _offsets(disk, path, SNAPSHOT))
-    from_offset, states = snapshots.newest(end_offset) or (start_offset, {})
-    if from_offset < start_offset and is_shared:
-        from_offset, states = start_offset, {}  # as its store reads them
+    first_offset = start_offset if is_shared else min(_offsets(disk, path, LOG), default=start_offset)
+    from_offset, states = snapshots.newest(end_offset) or (first_offset, {})
+    if from_offset < first_offset:
+        from_offset, states = first_offset, {}  # as its store reads them
     if from_offset < end_offset:
         headers = (
             header
-            for stretch in stretches(max(from_offset, start_offset))
-            for _, header in walk(stretch.file, stretch.position, stretch.end)
+            for stretch in stretches(from_offset)
+            for _, header in walk_checked(stretch.file, stretch.position, stretch.end)
         )
-        producers.replay(states, from_offset, end_offset, headers, now_ms)
+        for _ in producers.replay(states, from_offset, end_offset, headers, now_ms):
+            pass
     epochs, _ = read_entries(disk, f"{path}/{EPOCHS_FILE}")
     return Content(where, path, topic_id, start_offset, end_offset, cleanings, epochs, states, stretches)
 

@@ -281,6 +281,7 @@ class PartitionedLog(SegmentedLog):
         if count:
             self._discard(self.segments.replace(0, count, []))
             self._reader.forget()
+            self.producers.moved()
 
     # Syncing.
 

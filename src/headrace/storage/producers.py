@@ -6,7 +6,9 @@ It is written when a segment is closed and on a clean stop, big-endian:
     version uint16, count uint32, then per producer: id int64, epoch int16, last use in wall ms int64, batches uint8,
     then per batch: first sequence int32, last sequence int32, base offset int64; at the end CRC-32C of all uint32
 
-After a crash the newest whole snapshot is taken and the headers behind it are read. Without one all headers are.
+After a crash the newest whole snapshot is taken and the batches behind it are read. Without one all batches are. A
+batch is believed only if it agrees with its CRC. Reading is done in steps, so much in a turn of the loop over all logs:
+until it is through, whatever wants to append hears so and tries again.
 
 A producer that is not known may begin with any sequence, as with Kafka: its state may have expired, or the topic may
 have been made anew. Only when a batch of it was refused here, later ones wait for that one: what is refused can be sent
@@ -16,13 +18,22 @@ again, and must not be overtaken. That is remembered as long as the process live
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from headrace.errors import CorruptBatch, DuplicateSequence, InvalidProducerEpoch, OutOfOrderSequence
+from headrace.errors import (
+    CorruptBatch,
+    DuplicateSequence,
+    HeadraceError,
+    InvalidProducerEpoch,
+    OutOfOrderSequence,
+    StorageFailed,
+)
+from headrace.ports.clock import Clock
 from headrace.records.batch import BatchHeader
+from headrace.storage.checked import CheckBudget
 
 KEPT_BATCHES: Final = 5
 REFUSED_MAX: Final = 1000
@@ -53,34 +64,104 @@ class RefusedBatch(NamedTuple):
 
 
 class UnreadableProducers(CorruptBatch):
-    """The log is damaged where it tells of its producers: in the batch with this offset, or in the one behind it."""
+    """The log is damaged where it tells of its producers, at this offset."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
         self.offset = offset
 
 
+Load = Generator[None, None, dict[int, ProducerState]]
+"""Reads a log's producers; a step ends when the budget is spent."""
+
+
+class ProducerLoads:
+    """Tables that are being loaded, in turn, a little in every turn of the loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.wall_ms = clock.wall_ms
+        self.budget = CheckBudget(clock)
+        """Of its own, so that readers of old data do not hold up whoever wants to append."""
+        self._clock = clock
+        self._waiting: dict[ProducerTable, None] = {}
+
+    def go_on(self, table: ProducerTable) -> None:
+        """The budget was spent before the table was loaded."""
+        if not self._waiting:
+            self._clock.call_soon(self._step)
+        self._waiting[table] = None
+
+    def _step(self) -> None:
+        while self._waiting and not self.budget.spent:
+            table = next(iter(self._waiting))
+            del self._waiting[table]
+            if not table.step():
+                self._waiting[table] = None
+        if self._waiting:
+            self._clock.call_soon(self._step)
+
+
 class ProducerTable:
     """Loaded at first use. Changes of a turn can be taken back until they are `settled`."""
 
-    __slots__ = ("_load", "_refused", "_states", "_undo", "_wall_ms")
+    __slots__ = ("_begin_load", "_failure", "_loading", "_loads", "_refused", "_states", "_undo")
 
-    def __init__(self, wall_ms: Callable[[], int], load: Callable[[], dict[int, ProducerState]]) -> None:
-        self._wall_ms = wall_ms
-        self._load = load
+    def __init__(self, loads: ProducerLoads, begin_load: Callable[[], Load]) -> None:
+        self._loads = loads
+        self._begin_load = begin_load
+        self._loading: Load | None = None
+        self._failure: UnreadableProducers | None = None
+        """Damage that a step found when nobody had asked."""
         self._states: dict[int, ProducerState] | None = None
         self._undo: list[tuple[int, ProducerState | None]] = []
         self._refused: dict[int, RefusedBatch] = {}
 
     @property
     def states(self) -> dict[int, ProducerState]:
-        if self._states is None:
-            self._states = self._load()
+        """All of it, now."""
+        while self._states is None:
+            self._read_on()
         return self._states
 
     def load(self) -> None:
+        """Raises StorageFailed if there is more to read than a turn may; it is read in the next ones."""
+        if self._states is not None:
+            return
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        while self._states is None:
+            if self._loads.budget.spent:
+                self._loads.go_on(self)
+                raise StorageFailed("what the log says of its producers is being read: try again")
+            self._read_on()
+
+    def step(self) -> bool:
+        """Read on, some time after `load` was called. True: there is nothing left to do."""
         if self._states is None:
-            self._states = self._load()
+            try:
+                self._read_on()
+            except UnreadableProducers as error:
+                self._failure = error
+                return True
+            except (OSError, HeadraceError):
+                return True  # whoever asks next begins anew, and hears why
+        return self._states is not None
+
+    def _read_on(self) -> None:
+        if self._loading is None:
+            self._loading = self._begin_load()
+        try:
+            next(self._loading)
+        except StopIteration as ended:
+            self._states, self._loading = ended.value, None
+        except BaseException:
+            self._loading = None
+            raise
+
+    def moved(self) -> None:
+        """Batches lie elsewhere, or are gone: what is being read begins anew."""
+        self._loading = self._failure = None
 
     @property
     def loaded(self) -> bool:
@@ -88,6 +169,7 @@ class ProducerTable:
 
     def check(self, header: BatchHeader) -> int | None:
         """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
+        self.load()
         state = self.states.get(header.producer_id)
         if state is None:
             self._check_first(header)
@@ -142,7 +224,7 @@ class ProducerTable:
         states = self.states
         old = states.get(header.producer_id)
         self._undo.append((header.producer_id, old))
-        states[header.producer_id] = _after(old, header, base_offset, self._wall_ms())
+        states[header.producer_id] = _after(old, header, base_offset, self._loads.wall_ms())
 
     def drop(self, header: BatchHeader) -> None:
         """Forget the producer's newest batch if it is this one, because it was not kept after all."""
@@ -164,14 +246,11 @@ class ProducerTable:
                 self.states[producer_id] = old
         self._undo.clear()
 
-    def replace(self, states: dict[int, ProducerState]) -> None:
-        self._states = states
-        self._undo.clear()
-
     def forget(self) -> None:
         """Load again at next use."""
         self._states = None
         self._undo.clear()
+        self.moved()
 
     def expire(self, before_ms: int) -> None:
         if self._states:
@@ -185,22 +264,25 @@ def replay(
     end_offset: int,
     headers: Iterable[BatchHeader],
     now_ms: int,
-) -> None:
-    """Take what the headers of a log say from the one offset to the other; the log is right, so nothing is checked but
-    that they end there."""
-    sure = reached = from_offset
+    budget: CheckBudget | None = None,
+) -> Load:
+    """Take what the checked headers of a log say from the one offset to the other."""
+    reached = from_offset
     try:
         for header in headers:
-            sure = reached
             if header.next_offset > end_offset:
                 raise CorruptBatch(f"the batch with offset {header.base_offset} ends behind the log, at {end_offset}")
             if header.producer_id >= 0:
                 old = states.get(header.producer_id)
                 states[header.producer_id] = _after(old, header, header.base_offset, now_ms)
             reached = header.next_offset
+            if budget is not None:
+                budget.spend(header.size_bytes, 1)
+                if budget.spent:
+                    yield
     except CorruptBatch as error:
-        # The last header may be what is wrong: its offsets are checked by what follows only.
-        raise UnreadableProducers(str(error), sure) from None
+        raise UnreadableProducers(str(error), reached) from None
+    return states
 
 
 def _older(header: BatchHeader, state: ProducerState) -> DuplicateSequence | OutOfOrderSequence:

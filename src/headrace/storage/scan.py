@@ -71,6 +71,8 @@ class Chain:
 
 Headers = Iterator[tuple[int, BatchHeader]]
 """Headers with their positions."""
+Walk = Callable[[File, int, int], Headers]
+"""From one position to another in a file: `walk` or `walk_checked`."""
 
 
 def read_log(file: File, count: int, position: int, least: int | None = None) -> bytes:
@@ -106,9 +108,11 @@ def walk(file: File, position: int, end: int) -> Headers:
         position += size_bytes
 
 
-def walk_checked(file: File, position: int, wanted_end: int, end: int) -> Headers:
+def walk_checked(file: File, position: int, end: int, wanted_end: int | None = None) -> Headers:
     """Like `walk`, with the CRC of each batch checked, up to the one that reaches the wanted end."""
     window, window_at = b"", position
+    if wanted_end is None:
+        wanted_end = end
     while position < wanted_end:
         at = position - window_at
         need = _size_at(window, at)

@@ -21,7 +21,7 @@ from headrace.storage.checked import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.index import OffsetIndex, TimeIndex
 from headrace.storage.open_segments import OpenSegments
-from headrace.storage.scan import Headers, find, read_log, sound_run, walk, walk_checked
+from headrace.storage.scan import Headers, Walk, find, read_log, sound_run, walk, walk_checked
 
 log = logging.getLogger(__name__)
 
@@ -284,18 +284,20 @@ class Segment:
         relative offsets."""
         return end < limit and not self.cleaned and not (self.sparse and limit - end > LARGE_GAP)
 
-    def headers(self, position: int, expected_offset: int, wanted_offset: int = -1) -> Headers:
+    def headers(
+        self, position: int, expected_offset: int, wanted_offset: int = -1, walk_batches: Walk = walk
+    ) -> Headers:
         """Headers in order, their chain checked. Damage is skipped while it lies below the wanted offset, else
         raised."""
         end = self.written
         for damage in self.damage:
             if damage.position < position:
                 continue
-            yield from self._chained(walk(self.file, position, damage.position), expected_offset)
+            yield from self._chained(walk_batches(self.file, position, damage.position), expected_offset)
             if wanted_offset < damage.next_offset:
                 raise self.damaged(damage)
             position, expected_offset = damage.end, damage.next_offset
-        yield from self._chained(walk(self.file, position, end), expected_offset)
+        yield from self._chained(walk_batches(self.file, position, end), expected_offset)
 
     def _chained(self, headers: Headers, expected_offset: int) -> Headers:
         """Headers that follow from each other; any first one is right if the expected offset is -1."""
@@ -368,7 +370,7 @@ class Segment:
             if used:
                 budget.spend(used, batches)
                 return position + used, due
-        headers = walk_checked(self.file, position, position + 1, self.written)
+        headers = walk_checked(self.file, position, self.written, position + 1)
         found_at, header = next(self._chained(headers, due))
         if held is not None and not header.base_offset <= held <= header.last_offset and not self.sparse:
             raise self._wrong(found_at, f"base offset is {header.base_offset}, but {held} is due here")

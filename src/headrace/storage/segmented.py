@@ -73,7 +73,7 @@ class SegmentedLog(ReplicatedLog):
         self.epochs.rebuild_from(self._epochs_in_log)
         self._reader = Reader(self.segments, self.epochs, around.check_budget, self)
         self._epoch: int | None = None
-        self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
+        self.producers = producers.ProducerTable(around.producer_loads, self._load_producers)
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -143,14 +143,16 @@ class SegmentedLog(ReplicatedLog):
             path = self.snapshots.write(offset, self.producers.states, self.segments.bases)
             self._unsynced.add(path, self.folder)
 
-    def _load_producers(self) -> dict[int, producers.ProducerState]:
-        """From the newest whole snapshot, and the headers behind it."""
+    def _load_producers(self) -> producers.Load:
+        """From the newest whole snapshot, and the batches behind it."""
         with refusal.reading(self.topic_partition):
             from_offset, states = self.snapshots.newest(self.written_offset) or (self.start_offset, {})
             if from_offset < self.written_offset:
-                now_ms = self._around.clock.wall_ms()
-                headers = (header for header, _ in self.segments.sound_headers(from_offset))
-                producers.replay(states, from_offset, self.written_offset, headers, now_ms)
+                headers = (header for header, _ in self.segments.checked_headers(from_offset))
+                loads = self._around.producer_loads
+                yield from producers.replay(
+                    states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
+                )
         return states
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
@@ -184,6 +186,7 @@ class SegmentedLog(ReplicatedLog):
         for segment in self.segments.replace(first, count, [replacement]):
             self.size_bytes -= segment.written
             segment.close()
+        self.producers.moved()
         self.snapshots.forget(range(replacement.base_offset + 1, replacement.next_offset))
         self.size_bytes += replacement.written
         self._reader.forget()

@@ -8,6 +8,7 @@ from typing import overload
 
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
+from headrace.storage.scan import Walk, walk, walk_checked
 from headrace.storage.segment import NEVER, Segment
 
 
@@ -79,7 +80,13 @@ class Segments:
         """The same, but known damage is left out."""
         return self._headers(from_offset, NEVER)
 
-    def _headers(self, from_offset: int, wanted_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+    def checked_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        """The same, of batches that agree with their CRCs; CorruptBatch at one that does not."""
+        return self._headers(from_offset, NEVER, walk_checked)
+
+    def _headers(
+        self, from_offset: int, wanted_offset: int, walk_batches: Walk = walk
+    ) -> Iterator[tuple[BatchHeader, FileSlice]]:
         first = max(0, bisect_right(self._bases, from_offset) - 1)
         for segment in self._segments[first:]:
             if segment.written == 0:
@@ -87,6 +94,6 @@ class Segments:
             segment.load_indexes()
             relative_offset, position = segment.index.at_or_before(max(0, from_offset - segment.base_offset))
             expected = segment.base_offset + relative_offset
-            for found_at, header in segment.headers(position, expected, wanted_offset):
+            for found_at, header in segment.headers(position, expected, wanted_offset, walk_batches):
                 if header.next_offset > from_offset:
                     yield header, FileSlice(segment.file, found_at, header.size_bytes)

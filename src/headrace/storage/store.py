@@ -28,6 +28,7 @@ from headrace.storage.folder import Stray
 from headrace.storage.log import Log, Phase, Tail, TopicPartition
 from headrace.storage.open_segments import OPEN_SEGMENTS_MAX, OpenSegments
 from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.producers import ProducerLoads
 from headrace.storage.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class PartitionedStore:
             clock=clock,
             open_segments=OpenSegments(open_segments_max),
             check_budget=CheckBudget(clock),
+            producer_loads=ProducerLoads(clock),
             staged=self._staged,
             checkpoint_soon=self._checkpoints.soon,
             sync_soon=self._sync_soon,

@@ -14,6 +14,7 @@ from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.open_segments import OpenSegments
+from headrace.storage.producers import ProducerLoads
 from headrace.storage.segment import Segment
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Surroundings:
     clock: Clock
     open_segments: OpenSegments
     check_budget: CheckBudget
+    producer_loads: ProducerLoads
     staged: dict[PartitionedLog, None]
     checkpoint_soon: Callable[[Done | None], None]
     sync_soon: Callable[[PartitionedLog], None]

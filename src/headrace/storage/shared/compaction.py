@@ -167,7 +167,7 @@ def _batches(commit_log: CommitLog, entry: Entry) -> Iterator[tuple[BatchHeader,
     try:
         data = read_log(file, entry.size, entry.byte)
     except UnreadableBatch:
-        for byte, header in walk_checked(file, entry.byte, end, end):
+        for byte, header in walk_checked(file, entry.byte, end):
             yield header, memoryview(read_log(file, header.size_bytes, byte))
         return
     yield from batches(memoryview(data))

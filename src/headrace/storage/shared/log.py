@@ -29,6 +29,7 @@ from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory, starts_in
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.replicated import ReplicatedLog
+from headrace.storage.scan import walk_checked
 from headrace.storage.shared import frames, search
 from headrace.storage.shared.beside import Beside
 from headrace.storage.shared.frames import FRAME_BYTES
@@ -92,7 +93,7 @@ class SharedLog(ReplicatedLog):
         checked_from = end_offset if found.checked_from is None else found.checked_from
         self._reader = Reader(self.queue, around.commit_log, self.epochs, around.check_budget, checked_from, self)
         self._epoch: int | None = None
-        self.producers = producers.ProducerTable(around.clock.wall_ms, self._load_producers)
+        self.producers = producers.ProducerTable(around.producer_loads, self._load_producers)
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -370,6 +371,7 @@ class SharedLog(ReplicatedLog):
         offset = min(offset, self.written_offset)
         if offset > self.start_offset:
             self._remember_producers(offset)
+            self.producers.moved()
             self.start_offset = offset
             self.queue.drop_before(offset)
             self._reader.forget()
@@ -397,18 +399,22 @@ class SharedLog(ReplicatedLog):
         finally:
             if self.offline is None:
                 self.queue.drop_before(self.start_offset)
+            self.producers.moved()
             self._reader.forget()
             self._around.checkpoint_soon(None)
             self._around.emptied()
 
-    def _load_producers(self) -> dict[int, producers.ProducerState]:
-        """From the newest whole snapshot, and the headers behind it."""
+    def _load_producers(self) -> producers.Load:
+        """From the newest whole snapshot, and the batches behind it."""
         with refusal.reading(self.topic_partition):
             from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
             if from_offset < self.written_offset:
-                headers = (header for header, _ in self.sound_headers(from_offset))
-                now_ms = self._around.clock.wall_ms()
-                producers.replay(states, from_offset, self.written_offset, headers, now_ms)
+                found = search.headers(self.queue, self._around.commit_log, from_offset, NEVER, walk_checked)
+                headers = (header for header, _ in found)
+                loads = self._around.producer_loads
+                yield from producers.replay(
+                    states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
+                )
         return states
 
     def _remember_producers(self, start_offset: int) -> None:

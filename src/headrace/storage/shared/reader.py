@@ -168,7 +168,7 @@ class Reader:
         byte = find(file, entry.byte, entry.byte + entry.size, entry.offset, offset, dense=True)
         if byte >= 0:
             return byte
-        for byte, header in walk_checked(file, entry.byte, entry.byte + entry.size, entry.byte + entry.size):
+        for byte, header in walk_checked(file, entry.byte, entry.byte + entry.size):
             if header.last_offset >= offset:
                 return byte
         raise self._wrong(file, entry.byte, f"no batch holds offset {offset}")
@@ -249,7 +249,7 @@ class Reader:
         return byte + at
 
     def _check_one(self, file: File, byte: int, end: int, due: int) -> tuple[int, int, int]:
-        _, header = next(walk_checked(file, byte, byte + 1, end))
+        _, header = next(walk_checked(file, byte, end, byte + 1))
         if header.base_offset != due:
             raise self._wrong(file, byte, f"base offset is {header.base_offset}, but {due} is due here")
         epoch = self._epochs.epoch_at(due)
@@ -280,7 +280,7 @@ def _readable(file: File, byte: int, end: int) -> bytes:
     except UnreadableBatch:
         at = byte
         with suppress(UnreadableBatch):
-            for found, header in walk_checked(file, byte, end, end):
+            for found, header in walk_checked(file, byte, end):
                 at = found + header.size_bytes
         if at == byte:
             raise

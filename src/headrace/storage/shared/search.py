@@ -9,7 +9,7 @@ from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import TimedOffset
-from headrace.storage.scan import walk
+from headrace.storage.scan import Walk, walk
 from headrace.storage.search import in_batch
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.queue import Queue
@@ -17,7 +17,7 @@ from headrace.storage.shared.queuefile import DAMAGED, NO_TIMESTAMP, Entry
 
 
 def headers(
-    queue: Queue, commit_log: CommitLog, from_offset: int, wanted_offset: int
+    queue: Queue, commit_log: CommitLog, from_offset: int, wanted_offset: int, walk_batches: Walk = walk
 ) -> Iterator[tuple[BatchHeader, FileSlice]]:
     """Every batch from the one that holds the offset. Damage is skipped below the wanted offset, else raised."""
     for entry in queue.entries(from_offset):
@@ -26,16 +26,16 @@ def headers(
                 f"{commit_log.path(entry.number)} at byte {entry.byte}: offsets {entry.offset} to "
                 f"{entry.next_offset - 1} are damaged; `headrace log verify` says more"
             )
-        for header, piece in _in_run(commit_log, entry):
+        for header, piece in _in_run(commit_log, entry, walk_batches):
             if header.next_offset > from_offset:
                 yield header, piece
 
 
-def _in_run(commit_log: CommitLog, entry: Entry) -> Iterator[tuple[BatchHeader, FileSlice]]:
+def _in_run(commit_log: CommitLog, entry: Entry, walk_batches: Walk = walk) -> Iterator[tuple[BatchHeader, FileSlice]]:
     if not entry.has_batches:
         return
     file, expected = commit_log.file(entry.number), entry.offset
-    for byte, header in walk(file, entry.byte, entry.byte + entry.size):
+    for byte, header in walk_batches(file, entry.byte, entry.byte + entry.size):
         if header.base_offset != expected:
             raise CorruptBatch(
                 f"{file.path} at byte {byte}: base offset is {header.base_offset}, but {expected} comes next; "

@@ -26,6 +26,7 @@ from headrace.storage.dirty import DirtyLogs
 from headrace.storage.flushing import Flushes
 from headrace.storage.folder import Stray
 from headrace.storage.log import Log, Phase, TopicPartition
+from headrace.storage.producers import ProducerLoads
 from headrace.storage.shared import checkpoint, compaction, points, retention, strays
 from headrace.storage.shared.beside import DerivedFiles
 from headrace.storage.shared.commitlog import FILE_BYTES, CommitLog
@@ -92,6 +93,7 @@ class SharedStore:
             commit_log=self.commit_log,
             open_queues=OpenQueues(max(8, open_segments_max * A_SEGMENT // A_QUEUE)),
             check_budget=CheckBudget(clock),
+            producer_loads=ProducerLoads(clock),
             staged=self._staged,
             checkpoint_soon=self._checkpoints.soon,
             sync_soon=self._sync_soon,

@@ -13,6 +13,7 @@ from headrace.storage.checked import CheckBudget
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail, TopicPartition
+from headrace.storage.producers import ProducerLoads
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import OpenQueues
@@ -30,6 +31,7 @@ class Surroundings:
     commit_log: CommitLog
     open_queues: OpenQueues
     check_budget: CheckBudget
+    producer_loads: ProducerLoads
     staged: dict[SharedLog, None]
     checkpoint_soon: Callable[[Done | None], None]
     sync_soon: Callable[[SharedLog], None]
