@@ -14,6 +14,7 @@ from headrace.errors import (
     OutOfOrderSequence,
     StorageFailed,
 )
+from headrace.ports.disk import read_whole
 from headrace.records.batch import BatchHeader, read_header
 from headrace.sim.disk import SimDisk
 from headrace.storage import producers
@@ -322,3 +323,54 @@ def test_damage_that_a_later_turn_finds_is_told_to_whoever_asks_next(layout: str
     with pytest.raises(producers.UnreadableProducers) as unreadable:
         log.producers.load()
     assert unreadable.value.offset == bad
+
+
+@LAYOUTS
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 1024])
+@pytest.mark.parametrize("start", [5, 8, 20, 28])
+def test_a_start_above_a_producers_last_batch_does_not_forget_it(
+    layout: str, stopped: bool, segment_bytes: int, start: int
+) -> None:
+    """A batch that was deleted may still be on its way once more, and the next one must follow it."""
+    harness = sim_harness(layout)
+    log = harness.log(segment_bytes=segment_bytes, index_interval_bytes=100)
+    for sequence in range(5):
+        send(harness, log, sequence)
+    for sequence in range(20):
+        send(harness, log, sequence, producer_id=9)
+    log.delete_before(start)
+    harness.settle()
+    for restart in (harness.reopen if stopped else harness.kill, harness.kill):
+        log = restart()
+        assert log.start_offset == min(start, 25)
+        assert send(harness, log, 4) == 4
+        assert send(harness, log, 19, producer_id=9) == 24
+        with pytest.raises(OutOfOrderSequence):
+            send(harness, log, 7)
+
+
+def test_a_snapshot_from_before_the_first_segment_says_nothing_of_now() -> None:
+    """What came between the two is gone: the producer's next batch would be out of order for ever."""
+    harness = sim_harness(PARTITIONED)
+    log = harness.log(**SMALL)
+    for sequence in range(4):
+        send(harness, log, sequence)
+    log = harness.reopen()
+    old = f"{harness.data}/orders/orders-0/{4:020d}.snapshot"
+    data = read_whole(harness.disk, old)
+    for sequence in range(4, 20):
+        send(harness, log, sequence)
+    for sequence in range(20):
+        send(harness, log, sequence, producer_id=9)
+    log.delete_before(40)
+    harness.settle()
+
+    def bring_back() -> None:
+        file = harness.disk.open(old, create=True, writable=True)
+        file.pwritev([data], 0)
+        file.close()
+
+    log = without_snapshots(harness, bring_back)
+    assert log.start_offset == 40
+    assert send(harness, log, 20) == 40

@@ -144,9 +144,12 @@ class SegmentedLog(ReplicatedLog):
             self._unsynced.add(path, self.folder)
 
     def _load_producers(self) -> producers.Load:
-        """From the newest whole snapshot, and the batches behind it."""
+        """From the newest whole snapshot, and the batches behind it; without one from all that are there, those below
+        the start too. A snapshot from before the first segment says nothing of now."""
         with refusal.reading(self.topic_partition):
-            from_offset, states = self.snapshots.newest(self.written_offset) or (self.start_offset, {})
+            first = self.segments[0].base_offset
+            found = self.snapshots.newest(self.written_offset)
+            from_offset, states = found if found is not None and found[0] >= first else (first, {})
             if from_offset < self.written_offset:
                 headers = (header for header, _ in self.segments.checked_headers(from_offset))
                 loads = self._around.producer_loads
