@@ -55,7 +55,7 @@ def open_log(
     """The log in a folder that is known to be this partition's."""
     names = around.disk.list(folder)
     was_raised = point is not None and _was_raised(around.disk, folder, names, point.start_offset)
-    names = _tidy(around, folder, names)
+    names = _tidy(around.disk, folder, names)
     bases = _offsets(names, LOG)
     untold = _untold(around.disk, folder, names, point)
     if untold:
@@ -89,8 +89,9 @@ def open_log(
         if point is None or not point.clean or not same or rewritten.MARKER in names:
             _Recovery(around, folder, topic_partition, found, point, untold).run()
     found.tail = tails.known(names, found.tail)
-    told = point is not None and point.active_base == found.segments[-1].base_offset and point.began_ms
-    found.began_ms = point.began_ms if point and told else around.clock.wall_ms()
+    found.began_ms = around.clock.wall_ms()
+    if point is not None and point.active_base == found.segments[-1].base_offset:
+        found.began_ms = point.began_ms
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
     opened = PartitionedLog(around, folder, topic_partition, topic_id, settings, found)
     if found.start_offset > found.end_offset:
@@ -125,20 +126,20 @@ def _told_from(untold: list[Marker]) -> int:
     return min((0 if marker.anew else marker.offset for marker in untold), default=NEVER)
 
 
-def _tidy(around: Surroundings, folder: str, names: list[str]) -> list[str]:
+def _tidy(disk: Disk, folder: str, names: list[str]) -> list[str]:
     """Finish or forget what a crash interrupted; answers the names that are left."""
     if any(name.endswith(swap.SWAP) for name in names):
-        swap.finish_all(around.disk, folder)
-        names = around.disk.list(folder)
-    for name in names:
-        if name.endswith(LEFTOVERS):
-            around.disk.remove(f"{folder}/{name}")
-    names = [name for name in names if not name.endswith(LEFTOVERS)]
+        swap.finish_all(disk, folder)
+        names = disk.list(folder)
     logs = {name[:DIGITS] for name in names if name.endswith(LOG)}
+    beside = (INDEX, TIME_INDEX, SUM, GAPS)
+    left: list[str] = []
     for name in names:
-        if name.endswith((INDEX, TIME_INDEX, SUM, GAPS)) and name[:DIGITS] not in logs:
-            around.disk.remove(f"{folder}/{name}")
-    return names
+        if name.endswith(LEFTOVERS) or (name.endswith(beside) and name[:DIGITS] not in logs):
+            disk.remove(f"{folder}/{name}")
+        else:
+            left.append(name)
+    return left
 
 
 def _drop_empty(disk: Disk, folder: str, bases: list[int], known_end: int) -> list[int]:
@@ -267,10 +268,9 @@ class _Recovery:
             is_last = at == len(segments) - 1
             only_empty_follow = not any(after.size for after in segments[at + 1 :])
             torn = self._check(segment, is_last, only_empty_follow)
-            if torn and not is_last:
+            if torn:
                 self._drop(segments[at + 1 :])
                 del segments[at + 1 :]
-            if torn:
                 break
         active = segments[-1]
         self._found.end_offset = active.next_offset
@@ -278,7 +278,7 @@ class _Recovery:
         _save(self._epochs)
         self._found.epochs = self._epochs
         self._check_snapshots(active.next_offset)
-        self._found.durable_offset = min(segments[first].base_offset, active.next_offset)
+        self._found.durable_offset = segments[first].base_offset
         if first > 0:
             self._load_indexes(segments[first - 1])
         self._found.unsynced += _perhaps_unsynced(self._folder, self._found.snapshots, segments[max(0, first - 1) :])
