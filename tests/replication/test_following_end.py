@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from headrace.errors import CorruptBatch, HeadraceError, StorageFailed, StorageFull
+from headrace.ports.network import Address
 from headrace.replication import frames
 from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, Following, Stage
 from headrace.replication.following import FollowingEnd
@@ -72,8 +73,10 @@ def test_who_follows_no_more_and_was_not_served_says_nothing(linked: bool) -> No
     else:
         scene.network.reset("b1", "b9")
         scene.until("the end of the link", lambda: end_of(scene).link is None)
-    end_of(scene).unfollow(scene.alive[1].partition())
-    scene.run(0.05)
+    end = end_of(scene)
+    end.unfollow(scene.alive[1].partition())
+    assert not end._waiting
+    scene.run(3)
     assert said(peer) == []
 
 
@@ -100,6 +103,14 @@ def test_damage_is_asked_for_once_and_what_was_under_way_is_not_taken() -> None:
     scene.clock.advance(5)
     end.mend(partition, 2)
     scene.until("asking for it again", lambda: asked(peer)[-1].end == 2)
+
+
+def test_damage_is_asked_for_though_the_leader_could_not_read_something_else_before() -> None:
+    scene, peer, number = copied()
+    peer.send(frames.answer(Stop(number, 3, Reason.UNREADABLE, "damaged")))
+    end_of(scene).mend(scene.alive[1].partition(), 2)
+    scene.until("asking", lambda: asked(peer))
+    assert asked(peer)[0].end == 2
 
 
 def test_damage_of_what_is_not_followed_is_nothing_to_this_link() -> None:
@@ -300,3 +311,211 @@ def test_a_position_that_may_wait_for_its_sync_is_told_after_a_while_without_one
     assert positions(peer) == []
     scene.run(1)
     assert positions(peer)[-1][:4] == (number, 3, 5, 5)
+
+
+# Where the leader is.
+
+NOWHERE = Address("b9", 4711)
+
+
+def test_a_link_stays_while_its_leader_stands_where_it_did() -> None:
+    scene, peer, _ = copied()
+    end = end_of(scene)
+    link = end.link
+    for address, incarnation in ((peer.address, "run-9"), (None, ""), (None, ""), (peer.address, "run-9")):
+        end.reach(address, incarnation)
+        assert end.link is link
+    scene.run(1)
+    assert (end.connects, peer.reason) == (1, "")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_link_to_a_leader_that_has_moved_or_started_anew_is_opened_again_at_once(moved: bool) -> None:
+    scene, peer, _ = copied()
+    end = end_of(scene)
+    before = end.link
+    end.reach(NOWHERE if moved else peer.address, "run-9" if moved else "run-10")
+    assert end.connects == 2
+    assert end.link not in (None, before)
+    scene.run(0.01)
+    assert peer.reason
+
+
+def test_a_link_that_is_being_opened_does_not_know_yet_whom_it_reaches() -> None:
+    scene, _, _ = copied()
+    end = end_of(scene)
+    end.reach(NOWHERE, "run-9")
+    opening = end.link
+    end.reach(NOWHERE, "run-10")
+    assert end.link is opening
+
+
+def test_a_leader_that_is_not_reached_is_tried_ever_less_often_unless_it_moves() -> None:
+    scene, _, _ = copied()
+    end = end_of(scene)
+    end.reach(NOWHERE, "run-9")
+    scene.run(10)
+    before = end.connects
+    for _ in range(50):
+        end.reach(NOWHERE, "run-9")
+        scene.run(0.1)
+    assert before + 4 <= end.connects <= before + 6, "about once a second, however often it is told"
+    before = end.connects
+    end.reach(Address("b9", 4712), "run-9")
+    assert end.connects == before + 1
+
+
+def test_a_leader_of_which_nothing_is_followed_is_not_reached_for() -> None:
+    scene, _, _ = copied()
+    end = end_of(scene)
+    end.unfollow(scene.alive[1].partition())
+    end.close("nothing is followed")
+    end.close("nothing is followed")
+    end.tick(scene.clock.now() + 60)
+    assert end.link is None
+    end.reach(NOWHERE, "run-9")
+    assert end.link is None
+
+
+def test_a_link_that_is_closed_ends_at_once() -> None:
+    scene, peer, _ = copied()
+    end_of(scene).close("this broker stops")
+    scene.run(0.01)
+    assert peer.reason
+
+
+def test_another_broker_at_the_address_of_the_leader_is_not_asked() -> None:
+    scene = Scene(brokers=(1,))
+    peer = Peer(scene, None, broker=8)
+    broker = scene.alive[1]
+    broker.replication.peers({9: (peer.address, "run-9")})
+    broker.replication.follow(broker.partitions.follow(broker.log(), 3, 9), 9, 3)
+    scene.run(0.05)
+    assert peer.reason
+    assert Kind.SUBSCRIBE not in peer.kinds()
+
+
+def test_what_is_followed_over_a_link_that_stands_is_asked_for_at_once() -> None:
+    scene, peer, _ = copied()
+    broker = scene.alive[1]
+    broker.replication.follow(broker.partitions.follow(broker.log(), 4, 9), 9, 4)
+    scene.run(0.005)
+    assert [each.epoch for each in asked(peer)] == [4]
+
+
+# What comes when it copies, and when it does not.
+
+
+def test_a_log_that_is_offline_is_not_asked_for() -> None:
+    scene, peer, _ = copied()
+    end, partition = end_of(scene), scene.alive[1].partition()
+    scene.alive[1].log().offline = StorageFailed("a sync failed")
+    end.mend(partition, 2)
+    (following,) = end._followings.values()
+    assert following.stage is Stage.WAITING
+    scene.run(1)
+    assert said(peer) == [Kind.UNSUBSCRIBE]
+    scene.alive[1].log().offline = None
+    scene.until("asking for it", lambda: asked(peer))
+    assert asked(peer)[0].end == 2
+
+
+def test_records_of_a_subscription_that_was_stopped_are_not_taken_when_it_copies_again() -> None:
+    scene, peer, number = copied()
+    peer.send(frames.answer(Stop(number, 3, Reason.NOT_LEADER, "not now")))
+    scene.run(1)
+    (again,) = asked(peer)
+    peer.send(frames.answer(Start(again.subscription, 3, 4, 0, 0)))
+    peer.send(appended(number, 4, at(4)))
+    assert scene.alive[1].log().end_offset == 4
+    peer.send(appended(again.subscription, 4, at(4)))
+    assert scene.alive[1].log().end_offset == 5
+
+
+def test_watermarks_and_starts_are_those_of_what_is_copied_and_of_nothing_else() -> None:
+    scene, peer, number = with_leading_peer()
+    data = b"".join(at(offset) for offset in range(4))
+    peer.send(frames.append_head(frames.Append(number, 3, 0, 1, 0), len(data)) + data)
+    log, partition = scene.alive[1].log(), scene.alive[1].partition()
+    peer.send(frames.watermarks([(number - 1, 3, 4, 2), (number, 2, 4, 2)]))
+    assert (partition.high_watermark, log.start_offset) == (1, 0)
+    peer.send(frames.watermarks([(number, 3, 3, 2)]))
+    assert (partition.high_watermark, log.start_offset) == (3, 2)
+    scene.run(1)
+    assert positions(peer)[-1] == (number, 3, 4, 4, 4, 2)
+    peer.send(frames.watermarks([(number, 3, 3, 4)]))
+    assert log.start_offset == 3, "nothing goes that is not known to be committed"
+    peer.send(frames.watermarks([(number, 3, 4, 4)]))
+    assert log.start_offset == 4
+
+
+def test_epochs_are_those_of_what_is_copied_and_of_nothing_else() -> None:
+    scene, peer, number = copied()
+    for subscription, epoch, starts in ((number - 1, 3, [(2, 1)]), (number, 2, [(2, 1)]), (number, 3, [(3, 2)])):
+        peer.send(frames.epochs(frames.Epochs(subscription, epoch, starts)))
+    (following,) = end_of(scene)._followings.values()
+    assert list(following.epoch_starts) == [(3, 2)]
+
+
+def test_a_start_that_could_not_be_made_safe_is_raised_again_at_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer, number = copied()
+    log = scene.alive[1].log()
+
+    def refuse(*_: object) -> None:
+        raise StorageFull("no room")
+
+    monkeypatch.setattr(type(log), "delete_before", refuse)
+    peer.send(frames.watermarks([(number, 3, 4, 2)]))
+    scene.run(1)
+    assert log.start_offset == 0
+    assert all(start == 0 for *_, start in positions(peer))
+    monkeypatch.undo()
+    scene.run(1)
+    assert log.start_offset == 2
+    assert positions(peer)[-1] == (number, 3, 4, 4, 4, 2)
+
+
+def test_a_start_that_settles_when_nothing_is_copied_tells_nothing() -> None:
+    scene, peer, number = copied()
+    end, partition = end_of(scene), scene.alive[1].partition()
+    peer.send(frames.answer(Stop(number, 3, Reason.NOT_LEADER, "not now")))
+    for error in (None, StorageFull("no room")):
+        end._start_settled(partition, error)
+    assert not end._to_tell
+    assert not end._low
+    end.unfollow(partition)
+    end._start_settled(partition, None)
+    scene.run(1)
+    assert positions(peer) == []
+
+
+def test_watermark_and_start_come_with_the_first_answer_and_with_records_too() -> None:
+    scene, peer, number = with_leading_peer()
+    log, partition = scene.alive[1].log(), scene.alive[1].partition()
+    data = b"".join(at(offset) for offset in range(6))
+    peer.send(frames.append_head(frames.Append(number, 3, 0, 4, 2), len(data)) + data)
+    assert (partition.high_watermark, log.start_offset) == (4, 2)
+    peer.send(frames.answer(Stop(number, 3, Reason.NOT_LEADER, "not now")))
+    peer.frames.clear()
+    scene.until("asking again", lambda: asked(peer))
+    peer.send(frames.answer(Start(asked(peer)[0].subscription, 3, 6, 5, 3)))
+    assert (partition.high_watermark, log.start_offset) == (5, 3)
+
+
+def test_an_error_that_a_log_may_keep_does_not_keep_the_receive_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer, number = copied()
+    kept: list[HeadraceError] = []
+
+    def refuse(*_: object) -> int:
+        try:
+            raise OSError(errno.ENOSPC, "no room")
+        except OSError as error:
+            kept.append(StorageFull("no room"))
+            raise kept[-1] from error
+
+    monkeypatch.setattr(type(scene.alive[1].log()), "append_copied", refuse)
+    peer.send(appended(number, 4, at(4)))
+    (error,) = kept
+    assert error.__traceback__ is None
+    assert error.__cause__ is not None
+    assert error.__cause__.__traceback__ is None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from headrace.errors import CorruptBatch
-from headrace.replication import frames
+from headrace.ports.disk import FileSlice
+from headrace.ports.network import Part
+from headrace.replication import frames, leader, leading
 from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
+from headrace.replication.leader import Stream
 from headrace.replication.leading import LeadingEnd
 from headrace.replication.link import Link
 from headrace.sim.disk import SimFile
@@ -57,6 +62,57 @@ def test_a_link_that_ends_takes_its_streams_with_it() -> None:
     assert not end._streams
     assert not scene.alive[1].replication._accepted
     assert scene.produce(b"more", acks=1).offset == 4
+
+
+def test_a_stream_that_ends_has_nothing_more_to_send() -> None:
+    scene, peer = led()
+    copied(peer)
+    end = end_of(scene)
+    stream = end._streams[1]
+    end._slow[stream] = end._live[stream] = None
+    end._end_stream(stream)
+    assert not end._slow
+    assert not end._live
+
+
+def test_a_stream_that_waits_for_pages_is_not_sent_from() -> None:
+    scene, peer = led()
+    copied(peer)
+    end = end_of(scene)
+    stream = end._streams[1]
+    stream.waits_for_pages = True
+    end.mark(stream)
+    assert not end._live
+    stream.waits_for_pages = False
+    end.mark(stream)
+    assert list(end._live) == [stream]
+
+
+def test_what_is_being_sent_is_not_sent_from_within() -> None:
+    scene, peer = led()
+    end = end_of(scene)
+    answer = frames.answer(Stop(7, 0, Reason.NOT_LEADER, "not here"))
+    end._answers.append(answer)
+    end._pumping = True
+    end.pump()
+    assert end._answers == [answer]
+    end._pumping = False
+    end.pump()
+    scene.run(0.01)
+    assert [stop.subscription for stop in stops(peer)] == [7]
+
+
+def test_no_more_is_under_way_than_the_window_takes() -> None:
+    scene, peer = led()
+    peer.send(subscription(1, 0, -1))
+    end = end_of(scene)
+    end._shared.window_bytes = end.under_way_bytes
+    peer.frames.clear()
+    scene.produce(b"more", acks=1)
+    scene.run(0.3)
+    assert Kind.APPEND not in peer.kinds()
+    peer.send(frames.positions([(1, 0, 4, 4, 4, 0)]))
+    assert Kind.APPEND in peer.kinds()
 
 
 def test_a_subscription_takes_the_place_of_the_one_before() -> None:
@@ -199,7 +255,80 @@ def test_a_follower_drops_nothing_that_its_leader_cannot_read(monkeypatch: pytes
     assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.UNREADABLE)]
     peer.send(subscription(2, 1))
     assert stops(peer)[-1][:3] == (2, 0, Reason.UNREADABLE)
+    assert Kind.START not in peer.kinds(), "a follower that mends would cut its log then"
     assert not end_of(scene)._streams
+
+
+def test_what_a_follower_is_about_to_drop_is_read_a_piece_each_time_that_it_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    scene, peer = led()
+    for first in (1, 4):
+        peer.frames.clear()
+        for number in range(first, first + 3):
+            peer.send(mending(number, 1, 4))
+        assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [
+            (first, Reason.LOOKING),
+            (first + 1, Reason.LOOKING),
+        ]
+        assert peer.kinds().count(Kind.START) == 1
+        assert list(end_of(scene)._streams) == [first + 2]
+
+
+def looked_at(scene: Scene, end: int, held: int) -> str:
+    """How far the leader has read for a follower that would drop what is from there on, in its words."""
+    stop = end_of(scene)._look(Subscribe(1, bytes(16), 0, 0, 0, end, held), scene.alive[1].partition())
+    return "" if stop is None else f"{Reason(stop.reason).name} {stop.text.removeprefix('orders-0: ')}"
+
+
+def test_a_look_goes_on_where_it_stood_and_begins_anew_for_who_asks_from_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    scene, _ = led()
+    doubted: list[int] = []
+    monkeypatch.setattr(type(scene.alive[1].log()), "doubt", lambda _: doubted.append(1))
+    assert looked_at(scene, 1, 4) == "LOOKING read up to offset 2 of 4"
+    assert looked_at(scene, 2, 4) == "LOOKING read up to offset 3 of 4"
+    assert looked_at(scene, 1, 4) == ""
+    assert looked_at(scene, 3, 4) == ""
+    assert looked_at(scene, 0, 4) == "LOOKING read up to offset 1 of 4"
+    assert looked_at(scene, 1, 3) == "LOOKING read up to offset 2 of 3"
+    assert looked_at(scene, 1, 3) == ""
+    assert looked_at(scene, 1, 9) == "", "there is no more here"
+    assert len(doubted) == 1
+
+
+def test_a_look_begins_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    scene, peer = led()
+    copied(peer)
+    scene.alive[1].log().delete_before(2)
+    assert looked_at(scene, 0, 4) == "LOOKING read up to offset 3 of 4"
+
+
+def test_a_look_that_the_disk_refuses_for_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, _ = led()
+    log = scene.alive[1].log()
+
+    def fail(error: Exception) -> None:
+        def read(*_: object, **__: object) -> ReadResult:
+            raise error
+
+        monkeypatch.setattr(type(log), "read", read)
+
+    fail(OSError(errno.EMFILE, "too many"))
+    assert looked_at(scene, 1, 4).startswith("LOOKING ")
+    fail(CorruptBatch("damaged"))
+    assert looked_at(scene, 1, 4) == "UNREADABLE damaged"
+    monkeypatch.undo()
+
+    def bad_sector(_: FileSlice) -> bytes:
+        raise OSError(errno.EIO, "bad sector")
+
+    monkeypatch.setattr(FileSlice, "read", bad_sector)
+    assert looked_at(scene, 1, 4).startswith("LOOKING "), "what was checked before is read too"
+    monkeypatch.undo()
+    assert looked_at(scene, 1, 4) == ""
 
 
 def test_who_asks_for_the_same_again_makes_the_leader_doubt_its_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +362,7 @@ def test_a_partition_that_is_led_no_more_ends_its_stream() -> None:
     broker.partitions.follow(broker.log(), 1, 9)
     scene.run(0.1)
     assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.OLD_EPOCH)]
+    assert not end_of(scene)._streams
     assert not peer.reason
 
 
@@ -261,3 +391,89 @@ def test_a_log_that_cannot_be_read_on_ends_the_stream_and_is_told_as_damaged(mon
     scene.run(0.05)
     assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [(1, Reason.UNREADABLE)]
     assert not end_of(scene)._streams
+
+
+# A follower that catches up, and has a budget for that.
+
+
+def throttled(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, Peer]:
+    scene, peer = led()
+    monkeypatch.setattr(Stream, "is_throttled", True)
+    return scene, peer
+
+
+def test_who_catches_up_gets_nothing_while_the_window_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = throttled(monkeypatch)
+    end = end_of(scene)
+    window, end._shared.window_bytes = end._shared.window_bytes, 0
+    peer.send(subscription(1, 0, -1))
+    scene.run(0.3)
+    assert Kind.APPEND not in peer.kinds()
+    end._shared.window_bytes = window
+    scene.run(0.3)
+    assert Kind.APPEND in peer.kinds()
+
+
+def test_who_catches_up_gets_nothing_while_much_is_queued_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = throttled(monkeypatch)
+    monkeypatch.setattr(Link, "queued_bytes", leading.SLOW_QUEUED_BYTES)
+    peer.send(subscription(1, 0, -1))
+    scene.run(0.3)
+    assert Kind.APPEND not in peer.kinds()
+    monkeypatch.setattr(Link, "queued_bytes", leading.SLOW_QUEUED_BYTES - 1)
+    scene.run(0.3)
+    assert Kind.APPEND in peer.kinds()
+
+
+def test_who_catches_up_hears_of_the_watermark_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = throttled(monkeypatch)
+    copied(peer)
+    scene.run(0.3)
+    told = [
+        each
+        for kind, body in peer.frames
+        if kind == Kind.WATERMARKS
+        for each in frames.read_watermarks(memoryview(body), Frame(kind, 0, len(body)))
+    ]
+    assert told == [(1, 0, 4, 0)]
+
+
+def test_a_stream_that_ends_while_it_catches_up_is_not_sent_from_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = throttled(monkeypatch)
+    end = end_of(scene)
+    window, end._shared.window_bytes = end._shared.window_bytes, 0
+    peer.send(subscription(1, 0, -1))
+
+    def broken(*_: object, **__: object) -> ReadResult:
+        raise CorruptBatch("damaged here")
+
+    monkeypatch.setattr(type(scene.alive[1].log()), "read", broken)
+    end._shared.window_bytes = window
+    scene.run(0.3)
+    assert [stop.reason for stop in stops(peer)] == [Reason.UNREADABLE]
+    assert not end._slow
+    assert not end._live
+
+
+def test_a_read_that_brings_no_whole_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    copied(peer)
+    monkeypatch.setattr(leader, "whole_batches", lambda _: ([], 0, 4))
+    peer.frames.clear()
+    scene.produce(b"more", acks=1)
+    scene.run(0.05)
+    assert Kind.APPEND not in peer.kinds()
+
+
+def test_small_frames_leave_as_one_and_files_and_large_ones_as_they_are() -> None:
+    scene, _ = led()
+    most = leading.JOINED_MAX_BYTES
+    half = bytes(most // 2)
+    assert leading._joined([half, half]) == [half + half]
+    larger: list[Part] = [half, half + b"."]
+    assert leading._joined(larger) is larger
+    alone: list[Part] = [b"small"]
+    assert leading._joined(alone) is alone
+    (piece,) = scene.alive[1].log().read(0, 1000, 4).slices
+    mixed: list[Part] = [b"head", piece]
+    assert leading._joined(mixed) is mixed
