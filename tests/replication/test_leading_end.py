@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +15,7 @@ from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
 from headrace.replication.leader import Stream
 from headrace.replication.leading import LeadingEnd
 from headrace.replication.link import Link
-from headrace.sim.disk import SimFile
+from headrace.sim.disk import SimDisk, SimFile
 from headrace.storage.log import Log, ReadResult
 from headrace.storage.scan import WALK_WINDOW_BYTES
 from replication.peer import Peer, subscription, with_peer
@@ -276,26 +277,23 @@ def test_what_a_follower_is_about_to_drop_is_read_a_piece_each_time_that_it_asks
         assert list(end_of(scene)._streams) == [first + 2]
 
 
-def looked_at(scene: Scene, end: int, held: int) -> str:
+def looked_at(scene: Scene, end: int, held: int, *, warm: bool = True) -> str:
     """How far the leader has read for a follower that would drop what is from there on, in its words."""
-    stop = end_of(scene)._look(Subscribe(1, bytes(16), 0, 0, 0, end, held), scene.alive[1].partition())
-    return "" if stop is None else f"{Reason(stop.reason).name} {stop.text.removeprefix('orders-0: ')}"
+    seen = end_of(scene)._look(Subscribe(1, bytes(16), 0, 0, 0, end, held), scene.alive[1].partition(), warm=warm)
+    return f"{Reason(seen.reason).name} {seen.text.removeprefix('orders-0: ')}" if isinstance(seen, Stop) else seen.name
 
 
 def test_a_look_goes_on_where_it_stood_and_begins_anew_for_who_asks_from_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "LOOK_BYTES", 1)
     scene, _ = led()
-    doubted: list[int] = []
-    monkeypatch.setattr(type(scene.alive[1].log()), "doubt", lambda _: doubted.append(1))
     assert looked_at(scene, 1, 4) == "LOOKING read up to offset 2 of 4"
     assert looked_at(scene, 2, 4) == "LOOKING read up to offset 3 of 4"
-    assert looked_at(scene, 1, 4) == ""
-    assert looked_at(scene, 3, 4) == ""
+    assert looked_at(scene, 1, 4) == "WHOLE"
+    assert looked_at(scene, 3, 4) == "WHOLE"
     assert looked_at(scene, 0, 4) == "LOOKING read up to offset 1 of 4"
     assert looked_at(scene, 1, 3) == "LOOKING read up to offset 2 of 3"
-    assert looked_at(scene, 1, 3) == ""
-    assert looked_at(scene, 1, 9) == "", "there is no more here"
-    assert len(doubted) == 1
+    assert looked_at(scene, 1, 3) == "WHOLE"
+    assert looked_at(scene, 1, 9) == "WHOLE", "there is no more here"
 
 
 def test_a_look_begins_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,13 +320,18 @@ def test_a_look_that_the_disk_refuses_for_now_is_tried_again(monkeypatch: pytest
     assert looked_at(scene, 1, 4) == "UNREADABLE damaged"
     monkeypatch.undo()
 
-    def bad_sector(_: FileSlice) -> bytes:
-        raise OSError(errno.EIO, "bad sector")
+    read = FileSlice.read
+
+    def bad_sector(piece: FileSlice) -> bytes:
+        if piece.count > leader.HEADS_BYTES:
+            raise OSError(errno.EIO, "bad sector")
+        return read(piece)
 
     monkeypatch.setattr(FileSlice, "read", bad_sector)
+    monkeypatch.setattr(leader, "READ_WHOLE_BYTES", 0)
     assert looked_at(scene, 1, 4).startswith("LOOKING "), "what was checked before is read too"
     monkeypatch.undo()
-    assert looked_at(scene, 1, 4) == ""
+    assert looked_at(scene, 1, 4) == "WHOLE"
 
 
 def test_who_asks_for_the_same_again_makes_the_leader_doubt_its_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,3 +480,68 @@ def test_small_frames_leave_as_one_and_files_and_large_ones_as_they_are() -> Non
     (piece,) = scene.alive[1].log().read(0, 1000, 4).slices
     mixed: list[Part] = [b"head", piece]
     assert leading._joined(mixed) is mixed
+
+
+# Pages that are not in memory.
+
+
+def cold(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """No page is in memory, and the test answers when the disk is asked for some."""
+    asked: list[Callable[[], None]] = []
+    monkeypatch.setattr(SimFile, "in_cache", lambda *_: False)
+    monkeypatch.setattr(SimDisk, "read_ahead", lambda _disk, _file, _ranges, done: asked.append(done))
+    return asked
+
+
+def test_who_catches_up_waits_for_the_disk_once_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    asked = cold(scene, monkeypatch)
+    peer.send(subscription(1, 0, -1))
+    scene.run(0.3)
+    assert (len(asked), peer.kinds().count(Kind.APPEND)) == (1, 0)
+    asked[0]()
+    scene.run(0.005)
+    assert (len(asked), peer.kinds().count(Kind.APPEND)) == (1, 1)
+
+
+def test_what_the_disk_brings_for_a_stream_that_has_ended_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    asked = cold(scene, monkeypatch)
+    peer.send(subscription(1, 0, -1))
+    peer.send(frames.unsubscribe(1, 0))
+    asked[0]()
+    scene.run(0.3)
+    assert Kind.APPEND not in peer.kinds()
+
+
+def test_what_was_just_written_is_sent_without_asking_whether_it_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    copied(peer)
+    asked = cold(scene, monkeypatch)
+    peer.frames.clear()
+    scene.produce(b"more", acks=1)
+    scene.run(0.005)
+    assert (len(asked), peer.kinds().count(Kind.APPEND)) == (0, 1)
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_what_has_to_be_checked_first_is_sent_when_it_was(is_cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    copied(peer)
+    log = scene.alive[1].log()
+    read = type(log).read
+
+    def doubtful(each: Log, offset: int, most: int, limit: int, *, warm: bool = False) -> ReadResult:
+        found = read(each, offset, most, limit, warm=warm)
+        return found if warm else ReadResult((), 0, found.slices[0])
+
+    monkeypatch.setattr(type(log), "read", doubtful)
+    asked = cold(scene, monkeypatch) if is_cold else []
+    peer.frames.clear()
+    scene.produce(b"more", acks=1)
+    scene.run(0.005)
+    assert peer.kinds().count(Kind.APPEND) == (0 if is_cold else 1)
+    for done in asked:
+        done()
+    scene.run(0.005)
+    assert peer.kinds().count(Kind.APPEND) == 1

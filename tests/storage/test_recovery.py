@@ -372,14 +372,19 @@ def test_an_empty_last_segment_is_not_gone_on_with_if_it_held_something() -> Non
     assert (log.segments[-1].base_offset, log.end_offset) == (before.base_offset, last.base_offset)
 
 
-def test_a_log_that_began_anew_and_was_cut_then_misses_nothing_of_before() -> None:
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_log_that_began_anew_and_was_cut_then_misses_nothing_of_before(aside: bool) -> None:
+    """Whether what was before is still there, set aside, or not."""
     harness, log = filled()
     log.restart_at(100)
     for n in range(3):
         append(log, batch(b"%d" % n), epoch=9)
         harness.write()
     log.truncate(102)
-    killed(harness)
+    disk = killed(harness)
+    for name in disk.list(FOLDER):
+        if name.endswith(".deleted") and not aside:
+            disk.remove(f"{FOLDER}/{name}")
     log = opened_again(harness)
     assert (log.start_offset, log.end_offset) == (100, 102)
     assert not any(segment.damage for segment in log.segments)
@@ -410,6 +415,7 @@ def test_segments_are_read_from_the_one_that_holds_the_recovery_point_on(monkeyp
     bases = [segment.base_offset for segment in log.segments]
     assert len(bases) == 4
     checked: list[int] = []
+    unsynced: list[int] = []
     check = recovery._Recovery._check
 
     def noted(each: recovery._Recovery, segment: Segment, is_last: bool, only_empty_follow: bool) -> bool:
@@ -417,19 +423,30 @@ def test_segments_are_read_from_the_one_that_holds_the_recovery_point_on(monkeyp
         checked.append(segment.base_offset)
         return check(each, segment, is_last, only_empty_follow)
 
+    def perhaps_unsynced(_folder: str, _snapshots: list[int], segments: list[Segment]) -> list[str]:
+        unsynced[:] = [segment.base_offset for segment in segments]
+        return []
+
     monkeypatch.setattr(recovery._Recovery, "_check", noted)
+    monkeypatch.setattr(recovery, "_perhaps_unsynced", perhaps_unsynced)
     monkeypatch.setattr(PartitionedStore, "_sync_now", lambda *_: None)
     for safe, first in ((0, 0), (bases[2] - 1, 1), (bases[2], 2), (bases[2] + 1, 2), (99, 3)):
         believe(killed(harness), recovery_offset=safe)
         checked.clear()
         log = opened_again(harness)
         assert checked == bases[first:], safe
+        assert unsynced == bases[max(0, first - 1) :], "the one before was closed last, perhaps just now"
         assert log.durable_offset == bases[first], "what is not read was synced"
     disk = killed(harness)
     put(disk, Marker(1, bases[2], False).name)
     checked.clear()
     opened_again(harness)
     assert checked == bases[1:], "the one that was cut is looked at"
+    disk = killed(harness)
+    put(disk, Marker(9, 0, True).name)
+    checked.clear()
+    opened_again(harness)
+    assert checked == bases
 
 
 def test_the_indexes_of_the_segment_before_those_that_are_read_are_made_again_if_they_are_lost() -> None:
@@ -459,7 +476,8 @@ def test_a_torn_batch_takes_everything_behind_it_along(safe: int) -> None:
         assert recovery._offsets(disk.list(FOLDER), ending) == bases[:2]
     assert disk.size(log.active.path) == log.active.size
     assert log.epoch_starts() == epochs_on_disk(disk) == [(0, 0), (1, 10), (2, 20)]
-    assert [offset for offset in recovery._offsets(disk.list(FOLDER), ".snapshot") if offset >= 12] == [12, 21]
+    assert recovery._offsets(disk.list(FOLDER), ".snapshot") == log.snapshots.offsets
+    assert [offset for offset in log.snapshots.offsets if offset >= 12] == [12, 21]
     assert append(log, batch(b"next"), epoch=3) == 21
     harness.write()
     assert len(values(log)) == len(values(harness.reopen())) == 22
@@ -524,6 +542,7 @@ def test_an_empty_segment_at_the_end_is_what_the_log_goes_on_with() -> None:
     bases = [segment.base_offset for segment in log.segments]
     disk = killed(harness)
     put(disk, named(40, ".log"))
+    believe(disk, recovery_offset=35)
     log = opened_again(harness)
     assert ([segment.base_offset for segment in log.segments], log.end_offset) == ([*bases, 40], 40)
 
@@ -588,6 +607,34 @@ def test_damage_that_had_been_synced_stays_where_it_is_and_takes_nothing_along()
     log = opened_again(harness)
     (bad,) = log.active.damage
     assert (bad.first_offset, bad.next_offset, log.end_offset, log.tail) == (36, 37, 40, Tail.WHOLE)
+
+
+def test_a_last_segment_that_ends_too_early_ends_the_log() -> None:
+    harness, log = filled()
+    path, position = log.active.path, log.active.locate(38)
+    disk = killed(harness)
+    cut_file(disk, path, position)
+    log = opened_again(harness)
+    assert (log.end_offset, log.active.damage) == (38, ())
+
+
+def test_files_that_were_only_looked_into_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, _ = filled()
+    disk = killed(harness)
+    put(disk, named(0, ".log.deleted"), at(0, 3))
+    disk.remove(f"{FOLDER}/leader-epochs")
+    believe(disk, start_offset=1)
+    closed: list[str] = []
+    close = SimFile.close
+
+    def noted(file: SimFile) -> None:
+        closed.append(file.path)
+        close(file)
+
+    monkeypatch.setattr(SimFile, "close", noted)
+    opened_again(harness)
+    assert f"{FOLDER}/{named(0, '.log.deleted')}" in closed
+    assert f"{FOLDER}/leader-epochs" in closed
 
 
 @pytest.mark.parametrize(("safe", "end"), [(40, 39), (39, 39), (36, 39)])

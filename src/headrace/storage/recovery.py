@@ -351,7 +351,7 @@ class _Recovery:
                 self._epochs.begin(epoch, self._least_start(segment, header.base_offset))
             expected, position = header.next_offset, found.position + header.size_bytes
             self._whole_end = expected
-        short = not is_last and not torn and segment.is_short(expected, limit)
+        short = not is_last and segment.is_short(expected, limit)
         if short and expected < self._safe_to:
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
             short = False
