@@ -7,22 +7,35 @@ was acknowledged, no deleted one, and what a stop that called itself clean had w
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from disk_calls import DiskCalls
 from headrace.errors import HeadraceError
 from headrace.records import kernel
+from headrace.records.batch import batches
+from headrace.records.record import NewRecord
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.storage.convert import FOLDER, Options, convert
 from headrace.storage.folder import PARTITIONED, SHARED, layout_of
 from headrace.storage.log import Log, Phase, TopicPartition
-from storage.harness import Harness, append, read_all, settings
+from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.shared.store import SharedStore
+from headrace.storage.warming import are_warm
+from storage.harness import Harness, append, settings
 
 KEYS = 4
 PLAIN, COMPACT = TopicPartition("plain", 0), TopicPartition("compact", 0)
 SETTINGS: dict[TopicPartition, dict[str, object]] = {
-    PLAIN: {"durability": "disk", "segment_bytes": 1024, "index_interval_bytes": 150, "file_delete_delay_ms": 0},
+    PLAIN: {
+        "durability": "disk",
+        "preallocate": "true",
+        "segment_bytes": 1024,
+        "index_interval_bytes": 150,
+        "file_delete_delay_ms": 0,
+    },
     COMPACT: {
         "durability": "disk",
         "cleanup_policy": "compact",
@@ -32,7 +45,7 @@ SETTINGS: dict[TopicPartition, dict[str, object]] = {
         "file_delete_delay_ms": 0,
     },
 }
-NUMBERS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+NO_TIMESTAMP = -1
 ENDINGS = KILLED, DARK, STOPPED, STOPPED_AND_DARK = "killed", "dark", "stopped", "stopped and dark"
 
 
@@ -52,6 +65,8 @@ class Model:
     asked_start: int = 0
     cut: int = 1 << 62
     """What lies from here on may be gone."""
+    after: int = 0
+    """The number of the last record that was written before this log was made: none up to it may be found here."""
 
 
 class World:
@@ -62,6 +77,7 @@ class World:
         self.models = {where: Model() for where in SETTINGS}
         self.clean = False
         """Whether the last stop called itself clean."""
+        self.failed_deletions = 0
         self._count = 0
 
     def fill(self) -> None:
@@ -85,10 +101,11 @@ class World:
             self._count += 1
             record = b"k%d" % (self._count % KEYS), b"v%d" % self._count
             taken: dict[TopicPartition, int] = {}
-            for where in SETTINGS:
+            for where in self.models:
+                # Records without a time are as old as their file.
+                new: NewRecord = NO_TIMESTAMP if where == PLAIN else self.harness.clock.wall_ms(), *record, []
                 try:
-                    built = kernel.build([(self.harness.clock.wall_ms(), *record, [])])
-                    taken[where] = append(self.log(where), memoryview(built))
+                    taken[where] = append(self.log(where), memoryview(kernel.build([new])))
                 except HeadraceError:
                     continue
             refused = {log.topic_partition for log, _ in self.harness.write()}
@@ -133,7 +150,7 @@ class World:
 
     def roll(self) -> None:
         """Segments and commit files are full after some batches."""
-        self.append(8)
+        self.append(12)
 
     def checkpoint(self) -> None:
         self.harness.advance(61)
@@ -171,6 +188,108 @@ class World:
         for _ in range(5):
             self.harness.advance(1.5)
 
+    def retain_by_time(self) -> None:
+        """Everything is too old by now."""
+        log = self.log(PLAIN)
+        log.settings = replace(log.settings, retention_ms=1000)
+        self.models[PLAIN].asked_start = log.written_offset
+        for _ in range(5):
+            self.harness.advance(1.5)
+
+    def delete_log(self) -> None:
+        """Whoever serves it goes on if that fails: what is left is set aside at the next start."""
+        del self.models[PLAIN], self.harness.expected[PLAIN]
+        assert self.harness.store is not None
+        try:
+            self.harness.store.delete(PLAIN)
+        except (OSError, HeadraceError):
+            self.failed_deletions += 1
+        for _ in range(5):
+            self.harness.advance(1.5)
+        self.checkpoint()
+
+    def make_anew(self) -> None:
+        """A topic of the same name, with another id: its log is tried again if it cannot be created."""
+        self.delete_log()
+        topic_id, chosen = b"anew".ljust(16, b"."), settings(**SETTINGS[PLAIN])
+        assert self.harness.store is not None
+        try:
+            self.harness.store.create(PLAIN, topic_id, chosen)
+        except (OSError, HeadraceError):
+            self.harness.store.create(PLAIN, topic_id, chosen)
+        self.harness.expected[PLAIN] = topic_id, chosen
+        self.models[PLAIN] = Model(after=self._count)
+        self.append(4)
+
+    def thin_out(self) -> None:
+        """Little is wanted of most commit files."""
+        self.append(12)
+        self.compact()
+        self.log(PLAIN).delete_before(26, self._deleted(PLAIN, 26))
+        self.harness.settle()
+
+    def rewrite(self) -> None:
+        for _ in range(60):
+            self.harness.advance(0.5)
+
+    def has_rewritten(self) -> bool:
+        return isinstance(self.harness.store, SharedStore) and self.harness.store.rewriter.copied_bytes > 0
+
+    def has_rolled(self) -> bool:
+        log = self.log(PLAIN)
+        if isinstance(log, PartitionedLog):
+            return len(log.segments) == 3
+        assert isinstance(self.harness.store, SharedStore)
+        return self.harness.store.commit_log.number > 2
+
+    def begins_at(self, offset: int) -> bool:
+        return self.log(PLAIN).start_offset >= offset
+
+    def has_compacted(self) -> bool:
+        return len(self._records(self.log(COMPACT))) < 20
+
+    def fail_a_sync(self) -> None:
+        """Its last records are in the page cache alone; the process dies of it."""
+        place = "/data/@commitlog" if self.harness.layout == SHARED else f"/data/{PLAIN.topic}/{PLAIN}"
+        logs = sorted(name for name in self.disk.list(place) if name.endswith(".log"))
+        self.disk.fail_sync(f"{place}/{logs[-1]}")
+        self.append(1)
+        assert self.log(PLAIN).offline is not None
+        self.kill()
+
+    def evict(self) -> None:
+        """A new process has everything before it, and nothing in the page cache."""
+        self.kill()
+        self.start()
+        for inside in ("/data/@commitlog", *(f"/data/{where.topic}/{where}" for where in self.models)):
+            if self.disk.exists(inside):
+                for name in self.disk.list(inside):
+                    self.disk.evict(f"{inside}/{name}")
+
+    def read(self) -> None:
+        """What cannot be read is tried again."""
+        for where in self.models:
+            try:
+                self._records(self.log(where))
+            except (OSError, HeadraceError):
+                self._records(self.log(where))
+
+    def _records(self, log: Log) -> dict[int, tuple[bytes | None, bytes | None]]:
+        """As consumers read them, who have what is not in the page cache read ahead."""
+        found: dict[int, tuple[bytes | None, bytes | None]] = {}
+        offset = log.start_offset
+        while offset < log.written_offset:
+            read = log.read(offset, 1 << 20, log.written_offset)
+            if not are_warm(self.disk, [*read.wanted, *read.slices], lambda: None):
+                self.harness.settle()
+                read = log.read(offset, 1 << 20, log.written_offset, warm=True)
+            before = offset
+            for header, view in batches(memoryview(b"".join(piece.read() for piece in read.slices))):
+                found |= {record.offset: (record.key, record.value) for record in kernel.records(view)}
+                offset = header.next_offset
+            assert offset > before, f"no progress at {offset}"
+        return found
+
     def start(self) -> None:
         self.harness.open()
         self.harness.settle()
@@ -207,10 +326,11 @@ class World:
         for where, model in self.models.items():
             log = self.log(where)
             assert log.offline is None
-            end = min(max(model.written) + 1 if self.clean else model.durable, model.cut)
+            end = min(max(model.written, default=-1) + 1 if self.clean else model.durable, model.cut)
             assert model.start <= log.start_offset <= max(model.start, model.asked_start, *self._anew(model)), where
             assert log.end_offset >= end, f"{where}: offsets from {log.end_offset} to {end - 1} are gone"
-            found = {r.offset: (r.key, r.value) for _, view in read_all(log) for r in kernel.records(view)}
+            found = self._records(log)
+            assert all(int(value[1:]) > model.after for _, value in found.values() if value), where
             for offset, record in model.written.items():
                 if offset in found and offset < model.cut:
                     assert found[offset] == record, where
@@ -228,62 +348,59 @@ class World:
 Step = Callable[[World], None]
 
 
-class Walk:
-    """One operation on one layout; `calls` is how many disk calls it has, `walked` how many failures were tried."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is done before it, what it does, and what comes before a broker can start on the folder again."""
 
-    def __init__(self, layout: str, prepare: Step, operate: Step, heal: Step = lambda _: None) -> None:
+    prepare: Step
+    operate: Step
+    heal: Step = lambda _: None
+    layouts: tuple[str, ...] = (PARTITIONED, SHARED)
+    achieves: Callable[[World], bool] = lambda _: True
+    """Whether it has done what it is here for, on a disk without trouble."""
+
+
+class Walk:
+    """One operation on one layout; `calls` are the disk calls that it has, `errors` the failures that were tried."""
+
+    def __init__(self, layout: str, operation: Operation) -> None:
         self._layout = layout
-        self._prepare = prepare
-        self._operate = operate
-        self._heal = heal
-        """What comes before a broker can start on the folder again."""
-        self.walked = 0
-        self.calls = self._count()
+        self._operation = operation
+        self.errors: Counter[str] = Counter()
+        self.by_name = self._count()
+        self.calls = self.by_name.total()
 
     def _world(self) -> World:
         world = World(self._layout)
         world.fill()
-        self._prepare(world)
+        self._operation.prepare(world)
         return world
 
-    def _count(self) -> int:
-        world, calls = self._world(), 0
-
-        def count(call: str, path: str) -> int:
-            nonlocal calls
-            calls += 1
-            return 0
-
-        world.disk.trouble = count
-        self._operate(world)
+    def _count(self) -> Counter[str]:
+        world = self._world()
+        world.disk.trouble = calls = DiskCalls()
+        self._operation.operate(world)
         world.disk.trouble = None
-        return calls
+        assert self._operation.achieves(world)
+        return calls.by_name
 
     def fail(self, nth: int, number: int, ending: str, seed: int) -> None:
         """Fail the call of that number; then end as said."""
-        world, left, failed = self._world(), nth, ""
-
-        def trouble(call: str, path: str) -> int:
-            nonlocal left, failed
-            left -= 1
-            if left:
-                return 0
-            failed = f"{call} {path} {errno.errorcode[number]}"
-            return number
-
-        world.disk.trouble = trouble
+        world = self._world()
+        world.disk.trouble = calls = DiskCalls(nth, number)
         try:
-            self._operate(world)
-            world.disk.trouble = None
-            world.go_on()
-        except (OSError, HeadraceError):
-            world.disk.trouble = None
-        self.walked += 1
-        try:
+            try:
+                self._operation.operate(world)
+                world.disk.trouble = None
+                world.go_on()
+            except (OSError, HeadraceError):
+                world.disk.trouble = None
+            self.errors[errno.errorcode[number]] += 1
             world.end(ending, seed)
-            self._heal(world)
+            self._operation.heal(world)
             world.harness.open()
             world.harness.settle()
             world.check()
         except Exception as error:
-            raise AssertionError(f"call {nth} of {self.calls}, {failed}, {ending}, seed {seed}: {error!r}") from error
+            where = f"call {nth} of {self.calls}, {calls.failed}"
+            raise AssertionError(f"{where}, {ending}, seed {seed}: {error!r}") from error

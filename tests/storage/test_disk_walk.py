@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from disk_calls import NUMBERS, figures
 from headrace.errors import DataFolderError
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
@@ -13,7 +14,7 @@ from headrace.storage import watermarks
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.watermarks import Watermarks
 from proving import proves
-from storage.disk_walk import ENDINGS, NUMBERS, Step, Walk, World
+from storage.disk_walk import ENDINGS, Operation, Walk, World
 
 SAMPLED = 12
 CALLS_MAX = 200
@@ -46,49 +47,61 @@ def convert_for_good(world: World) -> None:
     world.lose_power(2)
 
 
-OPERATIONS: dict[str, tuple[Step, ...]] = {
-    "start after a stop": (World.stop, World.start),
-    "start after a kill": (World.kill, World.start),
-    "start after a loss of power": (lambda world: world.lose_power(1), World.start),
-    "start without derived files": (lose_queues, World.start),
-    "stop": (nothing, World.stop),
-    "checkpoint": (nothing, World.checkpoint),
-    "deletion": (nothing, World.delete),
-    "truncation": (nothing, World.truncate),
-    "new beginning": (nothing, World.begin_anew),
-    "roll": (nothing, World.roll),
-    "compaction": (lambda world: world.append(12), World.compact),
-    "retention": (nothing, World.retain),
-    "conversion": (World.stop, World.convert, convert_for_good),
-    "conversion after a kill": (World.kill, World.convert, convert_for_good),
+OPERATIONS = {
+    "start after a stop": Operation(World.stop, World.start),
+    "start after a kill": Operation(World.kill, World.start),
+    "start after a loss of power": Operation(lambda world: world.lose_power(1), World.start),
+    "start after a failed sync": Operation(World.fail_a_sync, World.start),
+    "start without derived files": Operation(lose_queues, World.start),
+    "stop": Operation(nothing, World.stop),
+    "checkpoint": Operation(nothing, World.checkpoint),
+    "deletion": Operation(nothing, World.delete),
+    "truncation": Operation(nothing, World.truncate),
+    "new beginning": Operation(nothing, World.begin_anew),
+    "roll": Operation(nothing, World.roll, achieves=World.has_rolled),
+    "read": Operation(World.evict, World.read),
+    "compaction": Operation(lambda world: world.append(12), World.compact, achieves=World.has_compacted),
+    "rewriting": Operation(World.thin_out, World.rewrite, layouts=(SHARED,), achieves=World.has_rewritten),
+    "retention": Operation(nothing, World.retain, achieves=lambda world: world.begins_at(14)),
+    "retention by time": Operation(nothing, World.retain_by_time, achieves=lambda world: world.begins_at(18)),
+    "deletion of a log": Operation(nothing, World.delete_log),
+    "log made anew": Operation(nothing, World.make_anew),
+    "conversion": Operation(World.stop, World.convert, convert_for_good),
+    "conversion after a kill": Operation(World.kill, World.convert, convert_for_good),
 }
-WALKS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+LAYOUTS = PARTITIONED, SHARED
 
 
 @proves("F7", "L4")
-@WALKS
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_disk_that_fails_now_and_then_costs_no_record(layout: str, operation: str, seed: int) -> None:
-    walk = Walk(layout, *OPERATIONS[operation])
-    for nth in range(1 + seed % max(1, walk.calls // SAMPLED), walk.calls + 1, max(1, walk.calls // SAMPLED)):
+@pytest.mark.parametrize(
+    ("operation", "layout"),
+    [(name, layout) for name, operation in OPERATIONS.items() for layout in operation.layouts],
+)
+def test_a_disk_that_fails_now_and_then_costs_no_record(operation: str, layout: str, seed: int) -> None:
+    walk = Walk(layout, OPERATIONS[operation])
+    step = max(1, walk.calls // SAMPLED)
+    for nth in range(1 + seed % step, walk.calls + 1, step):
         walk.fail(nth, NUMBERS[nth % len(NUMBERS)], ENDINGS[nth // 3 % len(ENDINGS)], seed + nth)
 
 
 @proves("F7", "L4")
 @pytest.mark.long
-@WALKS
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_disk_that_fails_at_any_call_costs_no_record(
     layout: str, seed: int, proof_report: Callable[..., None]
 ) -> None:
-    figures: dict[str, str] = {}
+    walks = {name: Walk(layout, each) for name, each in OPERATIONS.items() if layout in each.layouts}
     ways = [(number, ending) for number in NUMBERS for ending in ENDINGS]
-    for operation, steps in OPERATIONS.items():
-        walk = Walk(layout, *steps)
+    failures: list[str] = []
+    for name, walk in walks.items():
         for nth in range(1, walk.calls + 1):
             for number, ending in ways if walk.calls <= CALLS_MAX else [ways[nth % len(ways)]]:
-                walk.fail(nth, number, ending, seed + nth)
-        figures[operation.replace(" ", "_")] = f"{walk.calls} disk calls, {walk.walked} failures"
-    proof_report(layout=layout, **figures)
+                try:
+                    walk.fail(nth, number, ending, seed + nth)
+                except AssertionError as error:
+                    failures.append(f"{name}: {error}")
+    proof_report(layout=layout, **figures(walks, failures))
+    assert failures == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)

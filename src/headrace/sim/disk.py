@@ -85,6 +85,7 @@ class SimFile:
             node.change(Resize(size))
 
     def reserve(self, size: int) -> None:
+        self._disk.meet("reserve", self.path)
         node = self._file(write=True)
         if self._disk.room(len(node.content), size) < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
@@ -271,6 +272,7 @@ class SimDisk:
         return len(node.content) if isinstance(node, FileNode) else 0
 
     def changed_ms(self, path: str) -> int:
+        self.meet("changed", path)
         node = self._find(path)
         return node.changed_ms if isinstance(node, FileNode) else 0
 
@@ -328,6 +330,7 @@ class SimDisk:
         folder.settle(len(folder.steps))
 
     def free_bytes(self, path: str) -> int:
+        self.meet("free bytes", path)
         return max(0, self.capacity_bytes - self._used(self._root))
 
     def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
@@ -358,7 +361,8 @@ class SimDisk:
         assert isinstance(file, SimFile)
         node = file.node
         assert isinstance(node, FileNode)
-        node.cold = False
+        # Only a hint: where it fails, nobody is told.
+        node.cold = self.trouble is not None and self.trouble("read ahead", file.path) > 0 and node.cold
         self._clock.call_soon(done)
 
     def close(self) -> None:
