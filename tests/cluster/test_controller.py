@@ -32,6 +32,11 @@ def having_lost(registered: Broker, partition: int) -> Broker:
     return replace(registered, previous=replace(registered.previous, lost=frozenset({(TOPIC_ID, partition)})))
 
 
+def having_begun(registered: Broker, revision: int) -> Broker:
+    assert registered.previous is not None
+    return replace(registered, previous=replace(registered.previous, began=revision))
+
+
 def drawn(number: int, run: int = 1) -> str:
     return f"{number}{'_abcdef'[run]}"
 
@@ -139,6 +144,17 @@ CASES = {
     ),
     "carried over because the page cache is still there": Case(
         led(1, 4, (1, 2)), [broker(1, 2), broker(2, 2)], 1, 5, (1, 2)
+    ),
+    "not carried over: it ran before the topic came to count only what is synced, and the kernel was booted": Case(
+        led(1, 4, (1, 2)), [broker(1, 2, boot="c"), TWO], 2, 5, (2,), rules=Rules("disk", durability_altered_at=50)
+    ),
+    "carried over: it began after the topic had come to count only what is synced": Case(
+        led(1, 4, (1, 2)), [having_begun(broker(1, 2, boot="c"), 50), broker(2, 2)], 1, 5, (1, 2),
+        rules=Rules("disk", durability_altered_at=50),
+    ),
+    "carried over: it ran before the topic came to count only what is synced, and the kernel has run on": Case(
+        led(1, 4, (1, 2)), [having_begun(broker(1, 2), 49), broker(2, 2)], 1, 5, (1, 2),
+        rules=Rules("disk", durability_altered_at=50),
     ),
     "not carried over: the kernel was booted (a leader that lost its page cache)": Case(
         led(1, 4, (1, 2)), [broker(1, 2, boot="c"), TWO], 2, 5, (2,)

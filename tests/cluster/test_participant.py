@@ -137,6 +137,41 @@ def test_a_leader_that_lost_its_page_cache_returns_before_its_lease_ends_and_doe
     run(3, body)
 
 
+@proves("G14", "F7")
+def test_a_page_cache_that_was_lost_is_not_forgiven_because_the_topic_has_come_to_count_what_is_synced() -> None:
+    async def body(cluster: Cluster) -> None:
+        await started(cluster)
+        await cluster.create(flush_ms=600_000)
+        values = [b"%d" % n for n in range(10)]
+        for value in values:
+            await cluster.produce(value)
+        first = cluster.leader()
+        assert first is not None
+        first.lose_power()
+        other = next(each for each in cluster.machines.values() if each is not first)
+        change = ConfigChange("durability", Operation.SET, "disk")
+        await other.process.run(other.participant.configs.alter_topic("t", [change]))
+        await first.start()
+        assert first.number not in cluster.state().isr or first.held() == values
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.until(lambda: all_hold(cluster, values))
+        # Who begins after that counts only what is synced, and a loss of power takes nothing from it.
+        for machine in cluster.machines.values():
+            await machine.stop()
+        await started(cluster)
+        await cluster.until(lambda: is_whole(cluster))
+        await cluster.produce(b"synced")
+        epoch = cluster.state().leader_epoch
+        for machine in cluster.machines.values():
+            machine.lose_power()
+        await cluster[2].start()
+        await cluster.until(lambda: cluster.leader() is cluster[2])
+        assert cluster.state().leader_epoch > epoch
+        assert cluster[2].held() == [*values, b"synced"]
+
+    run(3, body)
+
+
 @proves("G14")
 def test_all_lose_power_and_the_one_that_holds_most_leads() -> None:
     async def body(cluster: Cluster) -> None:

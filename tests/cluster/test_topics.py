@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.config import ConfigChange, Configs, Operation, changed, effective
+from headrace.cluster.config import ConfigChange, Configs, Operation, changed, durability_altered_at, effective
 from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import Broker, Endpoint, encode_broker
 from headrace.cluster.placement import Site
@@ -314,6 +314,27 @@ def test_topic_settings_are_replaced_whole_or_altered_one_by_one(tmp_path: Path)
                     await one.configs.alter_topic("t", [ConfigChange(name, Operation.SET, text)])
             with pytest.raises(UnknownPartition):
                 await one.configs.replace_topic("none", {})
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("name", "value"), [("durability", "disk"), ("reliability", "all-replicas")])
+def test_a_topic_remembers_that_its_durability_was_another(tmp_path: Path, name: str, value: str) -> None:
+    async def body() -> None:
+        async with node(tmp_path) as one:
+
+            def altered_at() -> int:
+                return durability_altered_at(one.view.image, one.view.image.topics["t"])
+
+            await one.topics.create(CreateTopic("t"))
+            await one.configs.alter_topic("t", [ConfigChange("flush.ms", Operation.SET, "9")])
+            assert altered_at() == 0
+            change = ConfigChange(name, Operation.SET, value)
+            await one.configs.alter_broker(None, [replace(change, name=f"log.{name}")])
+            assert altered_at() == one.view.image.revision
+            await one.configs.alter_topic("t", [change])
+            await one.configs.alter_topic("t", [ConfigChange("flush.ms", Operation.SET, "8")])
+            assert altered_at() == one.view.image.revision
 
     asyncio.run(body())
 

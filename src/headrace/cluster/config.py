@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.image import Image, encode_topic
+from headrace.cluster.image import Image, Topic, encode_topic
 from headrace.cluster.names import check_not_reserved
 from headrace.cluster.tasks import Plan, Step, Tasks, unchanged
 from headrace.errors import InvalidConfig, InvalidRequest, SettingError, UnknownPartition
@@ -29,6 +29,8 @@ from headrace.settings import (
     nearest,
 )
 
+DURABILITY: Final = ("durability", "reliability")
+"""The settings that say what durability a topic has."""
 DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "archive.group",
     "auto.create.topics.enable",
@@ -144,8 +146,19 @@ def plan_topic(image: Image, name: str, alter: Callable[[Mapping[str, str]], Map
     overrides = alter(topic.overrides)
     check_topic_overrides(overrides)
     key = keys.topic_key(image.prefix, name)
-    put = Put(key, encode_topic(replace(topic, overrides=overrides), len(topic.partitions)))
+    altered = topic.durability_altered or any(overrides.get(each) != topic.overrides.get(each) for each in DURABILITY)
+    after = replace(topic, overrides=overrides, durability_altered=altered)
+    put = Put(key, encode_topic(after, len(topic.partitions)))
     return Plan((Step((unchanged(key, topic.revision),), (put,)),))
+
+
+def durability_altered_at(image: Image, topic: Topic) -> int:
+    """The newest revision at which the topic may have begun to count another durability than before; 0: it never
+    has."""
+    own = topic.revision if topic.durability_altered else 0
+    if "durability" in topic.overrides or not any(f"log.{each}" in image.cluster_config for each in DURABILITY):
+        return own
+    return max(own, image.config_revisions.get(keys.cluster_config_key(image.prefix), 0))
 
 
 def plan_broker(image: Image, broker: int | None, alter: Callable[[Mapping[str, str]], Mapping[str, str]]) -> Plan:

@@ -48,6 +48,7 @@ class Rules:
 
     durability: str = "os"
     unclean: bool = False
+    durability_altered_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
     rules = context.rules(topic)
     if rules is None:
         return None
-    judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone)
+    judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone, rules.durability_altered_at)
     where = topic.name, state.index
     order = image.controls.orders.get(where)
     if order is not None and order.kind == RESIGN and order.broker == state.leader and order.broker in judged.present:

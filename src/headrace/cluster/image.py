@@ -39,13 +39,15 @@ class Endpoint:
 @dataclass(frozen=True, slots=True)
 class Previous:
     """What a broker was before this start of it: whether it stopped in order, under which boot of its kernel, and the
-    logs, by topic id and partition, that hold less than they did, however it stopped.
+    logs, by topic id and partition, that hold less than they did, however it stopped. `began` is the revision of the
+    metadata that it began with, if all that its logs held was synced then.
     """
 
     incarnation: str
     boot: str
     clean: bool
     lost: frozenset[tuple[bytes, int]] = frozenset()
+    began: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Topic:
     state: str = LIVE
     revision: int = 0
     """0: its key is not there, or not yet."""
+    durability_altered: bool = False
+    """Whether its durability is, or was, another one than it was created with."""
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -148,6 +152,7 @@ class _TopicKey:
     internal: bool
     state: str
     revision: int
+    durability_altered: bool = False
 
 
 _Partitions = Mapping[int, tuple[bytes, PartitionState]]
@@ -383,7 +388,7 @@ def _assemble(name: str, key: _TopicKey, partitions: _Partitions) -> Topic:
         states = tuple(state or _missing(index) for index, state in enumerate(own))
     else:
         states = tuple(state for state in own if state is not None)
-    return Topic(name, key.id, states, key.overrides, key.internal, key.state, key.revision)
+    return Topic(name, key.id, states, key.overrides, key.internal, key.state, key.revision, key.durability_altered)
 
 
 def _without_key(name: str, partitions: _Partitions) -> Topic:
@@ -446,12 +451,13 @@ def decode_broker(broker: int, value: Mapping[str, Any], revision: int = 0) -> B
 def encode_previous(previous: Previous) -> dict[str, Any]:
     lost = [[topic_id.hex(), partition] for topic_id, partition in sorted(previous.lost)]
     plain = {"incarnation": previous.incarnation, "boot": previous.boot, "clean": previous.clean}
-    return {**plain, "lost": lost} if lost else plain
+    return {**plain, **({"lost": lost} if lost else {}), **({"began": previous.began} if previous.began else {})}
 
 
 def decode_previous(value: Mapping[str, Any]) -> Previous:
     lost = frozenset((bytes.fromhex(topic_id), int(partition)) for topic_id, partition in value.get("lost", ()))
-    return Previous(str(value["incarnation"]), str(value["boot"]), bool(value["clean"]), lost)
+    began = int(value.get("began", 0))
+    return Previous(str(value["incarnation"]), str(value["boot"]), bool(value["clean"]), lost, began)
 
 
 def _encode_endpoint(end: Endpoint | None) -> list[str | int] | None:
@@ -470,6 +476,7 @@ def encode_topic(topic: Topic, count: int) -> bytes:
             "overrides": dict(topic.overrides),
             "internal": topic.internal,
             "state": topic.state,
+            **({"durability_altered": True} if topic.durability_altered else {}),
         }
     )
 
@@ -482,6 +489,7 @@ def _decode_topic(value: Mapping[str, Any], revision: int) -> _TopicKey:
         bool(value["internal"]),
         str(value["state"]),
         revision,
+        bool(value.get("durability_altered", False)),
     )
 
 

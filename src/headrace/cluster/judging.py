@@ -3,7 +3,9 @@
 A member is one incarnation of a broker. Another incarnation of it holds the same only if nothing can have been lost in
 between: it stopped in order, or the topic counts only what is synced (`disk`), or the topic counts what is in the page
 cache (`os`) and the kernel has not been booted since. And only if it does not say itself that this log holds less than
-it did.
+it did. Where the durability of a topic was altered, what a run took before it, or its leader, heard of that was counted
+as the durability before has it: such a run is taken for one that counted page caches. A run that began with the altered
+setting is a member only of leaders that know it too: they compare its registration.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def judge(
     brokers: Mapping[int, Broker],
     durability: str,
     is_gone: Callable[[int], bool],
+    altered_at: int = 0,
 ) -> Judgement:
+    """`altered_at`: the revision at which the durability became what it is; 0 if it was never another."""
     present: dict[int, str] = {}
     returned: set[int] = set()
     awaited: list[int] = []
@@ -67,7 +71,7 @@ def judge(
             (gone if is_gone(member) else awaited).append(member)
         elif broker.incarnation == known:
             present[member] = known
-        elif carries_over(broker, known, durability, (topic_id, state.index)):
+        elif carries_over(broker, known, durability, (topic_id, state.index), altered_at):
             present[member] = broker.incarnation
             returned.add(member)
         else:
@@ -76,10 +80,12 @@ def judge(
     return Judgement(present, frozenset(returned), tuple(awaited), tuple(gone), tuple(lost), leaving)
 
 
-def carries_over(broker: Broker, known: str, durability: str, key: tuple[bytes, int]) -> bool:
+def carries_over(broker: Broker, known: str, durability: str, key: tuple[bytes, int], altered_at: int) -> bool:
     """Whether this process of the broker holds all of a partition that its incarnation `known` held."""
     previous = broker.previous
     if previous is None or not known or previous.incarnation != known or key in previous.lost:
         return False
     same_boot = previous.boot == broker.boot != ""
+    if durability == "disk" and previous.began < altered_at:
+        durability = "os"
     return previous.clean or durability == "disk" or (durability == "os" and same_boot)

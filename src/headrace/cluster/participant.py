@@ -17,7 +17,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.assignment import Assignment
-from headrace.cluster.config import Configs, Effective, effective
+from headrace.cluster.config import Configs, Effective, durability_altered_at, effective
 from headrace.cluster.controller import Rules
 from headrace.cluster.controlling import Controlling
 from headrace.cluster.coordination import etcd_addresses, on_etcd
@@ -291,7 +291,9 @@ class Participant:
         member = self.membership = Membership(
             self.coordination, self.prefix, self.clock, broker, self._failed, lease_seconds
         )
-        self._record.write(Previous(self.incarnation, self._boot, clean=False, lost=self._offline()))
+        synced = all(each.durable_offset >= each.written_offset for each in self.store.logs())
+        began = self.view.image.revision if synced else 0
+        self._record.write(Previous(self.incarnation, self._boot, clean=False, lost=self._offline(), began=began))
         try:
             await member.start()
         except (Exception, asyncio.CancelledError):  # a signal cancels it
@@ -366,7 +368,8 @@ class Participant:
         if known is None or known[0] is not topic or known[1] is not settings:
             values = {**settings.topic_defaults(), **check_topic_overrides(topic.overrides)}
             durability = self.assignment.settings_of(self.view.image, topic).durability
-            rules = Rules(durability, bool(values["unclean.leader.election.enable"]))
+            altered_at = durability_altered_at(self.view.image, topic)
+            rules = Rules(durability, bool(values["unclean.leader.election.enable"]), altered_at)
             self._rules[topic.name] = known = topic, settings, rules
         return known[2]
 
