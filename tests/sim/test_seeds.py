@@ -25,6 +25,8 @@ FLIPPING = (31, 47)
 """Runs in which bytes flip."""
 RESTORED = (18, 270, 332, 345, 409)
 """Runs in which coordination is put back to an older copy."""
+QUORUM = (119, 165)
+"""Runs in which coordination has several nodes."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -57,6 +59,14 @@ def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
 def test_no_restore_of_coordination_breaks_a_rule(seed: int) -> None:
     outcome = simulate(replace(draw(seed), restored=True))
     assert outcome.counts["restores"]
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+@pytest.mark.parametrize("seed", QUORUM)
+def test_no_fault_of_single_coordination_nodes_breaks_a_rule(seed: int) -> None:
+    scenario = draw(seed)
+    assert scenario.quorum
+    outcome = simulate(scenario)
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 

@@ -19,12 +19,14 @@ from headrace.sim.process import Process
 
 
 class TestSimulated(CoordinationContract):
+    kind: type[CoordinationStore] = CoordinationStore
+
     def open(self, folder: Path) -> AbstractAsyncContextManager[Store]:
         @asynccontextmanager
         async def simulated() -> AsyncIterator[Store]:
             loop = asyncio.get_running_loop()
             assert isinstance(loop, VirtualLoop)
-            client = CoordinationStore(loop.clock).client("one", loop.clock)
+            client = self.kind(loop.clock).client("one", loop.clock)
             yield Store(client, asyncio.sleep)
             await client.close()
 

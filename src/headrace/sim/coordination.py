@@ -21,7 +21,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from headrace.errors import CoordinationError
 from headrace.ports.clock import Clock, Timer
@@ -85,8 +85,9 @@ class CoordinationStore:
         self._watching: dict[Callable[[], None], None] = {}
         self.breaks = 0
 
-    def client(self, host: str, clock: Clock) -> SimCoordination:
-        """The port for a process on that host; its answers arrive by that process's clock."""
+    def client(self, host: str, clock: Clock, first: int = 0) -> SimCoordination:
+        """The port for a process on that host; its answers arrive by that process's clock. `first` is the node that it
+        asks first, where there are several (`sim.quorum`)."""
         return SimCoordination(self, host, clock)
 
     # What is done to it.
@@ -100,16 +101,22 @@ class CoordinationStore:
 
     def stop(self) -> None:
         self.running = False
-        for lease in self._leases.values():
-            if lease.timer is not None:
-                lease.timer.cancel()
-                lease.timer = None
+        self.halt_leases()
         self.break_watches()
 
     def start(self) -> None:
         self.running = True
+        self.renew_leases()
+
+    def halt_leases(self) -> None:
+        for lease in self._leases.values():
+            if lease.timer is not None:
+                lease.timer.cancel()
+                lease.timer = None
+
+    def renew_leases(self, extension_seconds: float = 0.0) -> None:
         for number in self._leases:
-            self.renew(number)
+            self.renew(number, extension_seconds)
 
     def snapshot(self) -> Snapshot:
         leases = {number: lease.ttl_seconds for number, lease in self._leases.items()}
@@ -117,16 +124,13 @@ class CoordinationStore:
 
     def restore(self, copy: Snapshot) -> None:
         """Leases granted since are gone; their numbers are not given again, as etcd's are not."""
-        for lease in self._leases.values():
-            if lease.timer is not None:
-                lease.timer.cancel()
+        self.halt_leases()
         self.revision, self.compacted = copy.revision, copy.compacted
         self.restores += 1
         self._keys, self._history = dict(copy.keys), list(copy.history)
         self._leases = {number: _Lease(ttl_seconds, None) for number, ttl_seconds in copy.leases.items()}
         if self.running:
-            for number in self._leases:
-                self.renew(number)
+            self.renew_leases()
         self.break_watches()
 
     def break_watches(self) -> None:
@@ -196,13 +200,13 @@ class CoordinationStore:
         self.renew(self._lease_number)
         return self._lease_number
 
-    def renew(self, number: int) -> bool:
+    def renew(self, number: int, extension_seconds: float = 0.0) -> bool:
         lease = self._leases.get(number)
         if lease is None:
             return False
         if lease.timer is not None:
             lease.timer.cancel()
-        lease.timer = self.clock.call_later(lease.ttl_seconds, lambda: self.revoke(number))
+        lease.timer = self.clock.call_later(lease.ttl_seconds + extension_seconds, lambda: self.revoke(number))
         return True
 
     def revoke(self, number: int) -> None:
@@ -220,16 +224,20 @@ class CoordinationStore:
         self.compacted = max(self.compacted, revision)
         self._history = [response for response in self._history if response.revision >= self.compacted]
 
-    def changes(self, prefix: str, from_revision: int) -> WatchResponse | None:
-        """What a watch has to be told from that revision on, in one response."""
+    def has_lease(self, number: int) -> bool:
+        return number in self._leases
+
+    def changes(self, prefix: str, from_revision: int, upto: int | None = None) -> WatchResponse | None:
+        """What a watch has to be told from that revision on, in one response; `upto` is the newest that is known."""
         if from_revision < self.compacted:
             raise Compacted(f"revision {from_revision} is gone; {self.compacted} is the oldest kept")
         events: list[Event] = []
         for response in reversed(self._history):
             if response.revision < from_revision:
                 break
-            events[:0] = [event for event in response.events if event.key.startswith(prefix)]
-        return WatchResponse(self.revision, tuple(events)) if events else None
+            if upto is None or response.revision <= upto:
+                events[:0] = [event for event in response.events if event.key.startswith(prefix)]
+        return WatchResponse(self.revision if upto is None else upto, tuple(events)) if events else None
 
     def watching(self, told: Callable[[], None]) -> None:
         self._watching[told] = None
@@ -240,6 +248,13 @@ class CoordinationStore:
     def tell_watches(self) -> None:
         for told in list(self._watching):
             told()
+
+
+class Source(Protocol):
+    """Where a watch hears that there is something new."""
+
+    def watching(self, told: Callable[[], None]) -> None: ...
+    def not_watching(self, told: Callable[[], None]) -> None: ...
 
 
 class SimCoordination:
@@ -290,7 +305,7 @@ class SimCoordination:
                 raise Behind(f"revision {following} is asked for, and {store.revision} is the newest")
             response = store.changes(prefix, following)
             if response is None:
-                await self._told()
+                await self._told(store)
                 continue
             following = response.revision + 1
             await self._wait(store.draw_delay())
@@ -298,6 +313,10 @@ class SimCoordination:
 
     async def close(self) -> None:
         self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Every watch of this client looks again."""
         for waiting in self._watches:
             if not waiting.done():
                 waiting.set_result(None)
@@ -315,19 +334,16 @@ class SimCoordination:
             try:
                 result = work()
             except CoordinationError as error:
-                self._back(partial(_settle, answer, error))
+                self._back(partial(settle, answer, error))
                 return
             if change and store.random.random() < store.answers_lost:
                 store.losses += 1
             else:
-                self._back(partial(_settle, answer, None, result))
+                self._back(partial(settle, answer, None, result))
 
         # The request is on its way whatever becomes of the process: only the answer needs it.
         store.clock.call_later(self._way_there(change), arrive)
-        silence = (OutcomeUnknown if change else CoordinationError)(
-            f"coordination did not answer within {DEADLINE_SECONDS:g} s" + ("; it may have done it" if change else "")
-        )
-        deadline = self._clock.call_later(DEADLINE_SECONDS, partial(_settle, answer, silence))
+        deadline = self._clock.call_later(DEADLINE_SECONDS, partial(settle, answer, silence(DEADLINE_SECONDS, change)))
         try:
             return await answer
         finally:
@@ -347,21 +363,21 @@ class SimCoordination:
 
         self._store.clock.call_later(self._store.draw_delay(), arrive)
 
-    async def _told(self) -> None:
+    async def _told(self, source: Source) -> None:
         """Until something has changed, or the watch is broken, or this client is closed."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def told() -> None:
-            self._store.not_watching(told)
+            source.not_watching(told)
             self._clock.call_soon(lambda: None if waiting.done() else waiting.set_result(None))
 
-        self._store.watching(told)
+        source.watching(told)
         self._watches[waiting] = None
         try:
             await waiting
         finally:
             del self._watches[waiting]
-            self._store.not_watching(told)
+            source.not_watching(told)
 
     async def _wait(self, seconds: float) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -369,7 +385,13 @@ class SimCoordination:
         await done
 
 
-def _settle(answer: asyncio.Future[Any], error: CoordinationError | None, result: object = None) -> None:
+def silence(seconds: float, change: bool) -> CoordinationError:
+    return (OutcomeUnknown if change else CoordinationError)(
+        f"coordination did not answer within {seconds:g} s" + ("; it may have done it" if change else "")
+    )
+
+
+def settle(answer: asyncio.Future[Any], error: CoordinationError | None, result: object = None) -> None:
     if answer.done():
         return
     if error is not None:

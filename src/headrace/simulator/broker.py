@@ -103,7 +103,7 @@ def builder(scenario: Scenario) -> Build:
             machine.disk,
             process,
             host,
-            lambda: machine.store.client(machine.name, process),
+            lambda: machine.store.client(machine.name, process, machine.id),
             settings,
             DATA,
             draw=machine.random.randbytes,

@@ -24,6 +24,7 @@ from headrace.records.batch import batches
 from headrace.sim.coordination import CoordinationStore
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.network import MemoryNetwork
+from headrace.sim.quorum import CoordinationQuorum
 from headrace.simulator.broker import CLUSTER, builder, create_topics
 from headrace.simulator.contents import key_of, parse_content
 from headrace.simulator.faults import Faults
@@ -60,7 +61,7 @@ class Cluster:
         self.loop = VirtualLoop(seed=seed, jitter_seconds=scenario.jitter_seconds)
         self.clock = self.loop.clock
         self.network = MemoryNetwork(self.clock, seed, scenario.link_seconds)
-        self.store = CoordinationStore(self.clock, seed)
+        self.store = (CoordinationQuorum if scenario.quorum else CoordinationStore)(self.clock, seed)
         self.trace = trace
         self.history = History(trace, self.clock.now)
         build = builder(scenario)
@@ -203,6 +204,8 @@ class Cluster:
             return f"{waiting} batches are not acknowledged"
         if not self.all_in_sync():
             return "not all in sync"
+        if (doubts := self.image().controls.doubts) != {}:
+            return f"brokers {sorted(doubts)} doubt the metadata"
         for where in self.history.partitions():
             ends = {machine.name: _ends(machine, where) for machine in self.machines}
             if len(set(ends.values())) != 1 or len(set(ends[self.machines[0].name])) != 1:

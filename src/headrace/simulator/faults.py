@@ -20,6 +20,7 @@ from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, 
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import Machine
+from headrace.simulator.node_faults import NODE_FAULTS, strike
 from headrace.simulator.scenario import Scenario
 from headrace.simulator.trouble import NUMBERS, FailingCall, TooFewDescriptors
 
@@ -62,7 +63,7 @@ TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full
 CALLS_LOG2: Final = 8.0
 CLOCK_STEP_MS: Final = 1_800_000
 """Less than what timestamps of producers may be ahead by."""
-KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *COURSES)
+KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *NODE_FAULTS, *COURSES)
 
 
 class Faults:
@@ -98,6 +99,8 @@ class Faults:
             self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
         if scenario.retention:
             self._kinds.append("step clock")
+        if scenario.quorum:
+            self._kinds += [*NODE_FAULTS, "compact"] * max(1, len(self._kinds) // 4)
         self._unheard = random.Random(f"{scenario.seed} unheard")
         self._worn = scene.machines[scenario.seed // 8 % len(scene.machines)]
         """The machine whose disk wears out: damage is found when it is read, so no other may have any."""
@@ -171,6 +174,8 @@ class Faults:
         """Do it; answers to whom, None if there was nobody."""
         if kind in COURSES:
             return self._begin_course(kind)
+        if kind in NODE_FAULTS:
+            return strike(kind, self.harm, seconds)
         match kind.split():
             case ["kill", "two", "leaders"]:
                 return self._kill_two_leaders(seconds)

@@ -17,6 +17,7 @@ RETENTION_SHARE: Final = 0.2
 COMPACTED_SHARE: Final = 0.2
 ADMINISTERED_SHARE: Final = 0.2
 RESTORED_SHARE: Final = 1 / 12
+QUORUM_SHARE: Final = 0.2
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
@@ -67,6 +68,8 @@ class Scenario:
     """Whether records have keys, and of each key's the latest stays."""
     administered: bool = False
     """Whether leaders are elected by hand, and settings of topics changed."""
+    quorum: bool = False
+    """Whether coordination has three nodes, each with faults of its own."""
     restored: bool = False
     """Whether coordination is put back to an older copy."""
 
@@ -94,6 +97,7 @@ def draw(seed: int) -> Scenario:
     compacted = not retention and random.Random(f"{seed} compaction").random() < COMPACTED_SHARE
     if retention or compacted:
         settings |= {"retention.check.ms": 100, "log.cleaner.backoff.ms": 100}
+    restored = random.Random(f"{seed} restore").random() < RESTORED_SHARE
     names = ("kept", "cached")
     topics = []
     for name, durability in zip(names, ("disk", "os"), strict=True):
@@ -131,7 +135,8 @@ def draw(seed: int) -> Scenario:
         retention=retention,
         compacted=compacted,
         administered=random.Random(f"{seed} administration").random() < ADMINISTERED_SHARE,
-        restored=random.Random(f"{seed} restore").random() < RESTORED_SHARE,
+        restored=restored,
+        quorum=not restored and random.Random(f"{seed} quorum").random() < QUORUM_SHARE,
     )
 
 
