@@ -84,6 +84,20 @@ def test_many_unanswered_waiters_are_all_kept() -> None:
     assert {name for name, _ in bench.log} == set(range(count))
 
 
+def test_waiters_expire_at_their_time_though_many_around_them_were_answered() -> None:
+    bench = Bench()
+    chance = random.Random(7)
+    times: list[float] = []
+    for _ in range(5 * REBUILD_LEAST):
+        at = round(chance.uniform(1, 100), 6)
+        answered = chance.random() < 0.7
+        bench.add(at, at).answered = answered
+        if not answered:
+            times.append(at)
+    bench.clock.advance(101)
+    assert bench.log == [(at, at) for at in sorted(times)]
+
+
 def test_expiring_may_add_so_many_that_the_heap_is_rebuilt() -> None:
     """What was answered goes at the rebuild, in the middle of a round; nobody is lost and nobody comes twice."""
     bench = Bench()

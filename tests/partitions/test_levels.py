@@ -75,6 +75,21 @@ def test_the_leader_stands_for_its_room_where_no_follower_does() -> None:
     assert not levels.stands_elsewhere(group(), {})
 
 
+def test_in_the_leaders_room_the_best_follower_counts() -> None:
+    racks = {1: "a", 4: "a", 5: "a", 2: "b", 3: "b"}
+    assert levels.acknowledged(group(), Reliability("received", "racks"), 85, racks) == 30
+
+
+def test_a_majority_of_one_is_the_leader() -> None:
+    core = LeaderCore(1, 0, 0, 0, {1: "run"}, 1, replicas=(1,))
+    core.moved(85)
+    assert levels.acknowledged(core, Reliability("written", "majority"), 85, {}) == 85
+
+
+def test_all_is_never_answered_while_a_member_has_told_nothing() -> None:
+    assert levels.acknowledged(group(1, 2, 7), Reliability("received", "all"), 85, RACKS) == -1
+
+
 @proves("F1", "G7")
 def test_four_levels_have_names_and_say_what_they_lose() -> None:
     assert [(level.name, level.durability, level.point, level.policy, level.is_lossy) for level in levels.NAMED] == [

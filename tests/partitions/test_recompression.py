@@ -220,6 +220,29 @@ def test_the_bytes_that_wait_are_bounded(led: Led) -> None:
     assert partition.log.end_offset == 4
 
 
+def test_a_first_batch_for_which_there_was_no_room_is_not_overtaken(led: Led) -> None:
+    size = len(batch(b"x"))
+    threads = Threads(led, queued_bytes=size, queued_most_bytes=size)
+    partition = led.lead(compression_type="gzip")
+    threads.produce(partition, batch(b"x"))
+    with pytest.raises(RequestTimedOut):
+        threads.produce(partition, batch(b"0", Codec.NONE, 0))
+    threads.finish_all()
+    with pytest.raises(OutOfOrderSequence):
+        threads.produce(partition, batch(b"1", Codec.GZIP, 1))
+
+
+def test_what_will_be_refused_anyway_is_not_recompressed(led: Led) -> None:
+    view = memoryview(batch(b"value"))
+    partition = led.lead(compression_type="gzip", max_message_bytes=len(view))
+    assert recompression.stored_otherwise(partition, view)
+    assert not recompression.stored_otherwise(partition, memoryview(batch(b"larger")))
+    assert not recompression.stored_otherwise(partition, memoryview(batch(b"value", Codec.GZIP)))
+    assert not recompression.stored_otherwise(partition, view[:10]), "no batch"
+    assert not recompression.stored_otherwise(led.lead(index=1), view), "as it comes"
+    assert not recompression.stored_otherwise(led.partitions.follow(partition.log, 1, 2), view), "not led here"
+
+
 def test_only_a_few_are_worked_on_at_a_time(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recompression, "AT_A_TIME", 2)
     threads = Threads(led)

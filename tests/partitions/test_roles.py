@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import HeadraceError, NotLeader, OutOfOrderSequence, StorageFailed, UnknownPartition
+from headrace.errors import (
+    HeadraceError,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    OutOfOrderSequence,
+    StorageFailed,
+    UnknownPartition,
+)
 from headrace.partitions.core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -317,6 +324,38 @@ def test_a_topic_that_counts_the_disk_from_now_on_has_synced_what_is_written(led
     follower = led.partitions.follow(partition.log, 1, OTHER)
     led.partitions.settings_changed(follower)
     led.partitions.replicas_changed(follower, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("durability", "unsynced", "offline", "asked"),
+    [("disk", True, False, 1), ("os", True, False, 0), ("disk", False, False, 0), ("disk", True, True, 0)],
+)
+def test_a_sync_is_asked_for_when_the_disk_counts_and_something_is_not_synced(
+    led: Led, durability: str, unsynced: bool, offline: bool, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = led.lead()
+    led.produce(partition)
+    log = partition.log
+    log.durable_offset = 0 if unsynced else log.written_offset
+    log.offline = StorageFailed("a sync failed") if offline else None
+    syncs: list[int] = []
+    heard: list[TopicPartition] = []
+    monkeypatch.setattr(type(log), "sync_soon", lambda _: syncs.append(1))
+    monkeypatch.setattr(led.store, "settings_changed", heard.append)
+    log.settings = log_settings({}, {"durability": durability})
+    led.partitions.settings_changed(partition)
+    assert (len(syncs), heard) == (asked, [log.topic_partition])
+
+
+def test_producers_hear_at_once_that_more_replicas_are_needed_than_there_are(led: Led) -> None:
+    partition = led.lead()
+    assert partition.core is not None
+    partition.core.confirmed({BROKER: "", OTHER: "b"}, 1)
+    outcome = led.produce(partition)
+    assert outcome.waiting
+    partition.log.settings = log_settings({}, {"min.insync.replicas": "3"})
+    led.partitions.settings_changed(partition)
+    assert isinstance(outcome.error, NotEnoughReplicasAfterAppend)
 
 
 @proves("G5")
