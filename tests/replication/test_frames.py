@@ -71,6 +71,49 @@ def test_epochs_that_do_not_rise_or_are_too_many_are_refused(starts: list[tuple[
         frames.read_epochs(*head(frames.epochs(Epochs(1, 2, starts))))
 
 
+def test_the_longest_frame_is_taken_and_no_longer_one() -> None:
+    most = frames.CONTROL_MAX_BYTES
+    assert frames.read_head(memoryview(frames.HEAD.pack(most, Kind.POSITIONS)), 0, 1 << 30) is not None
+    assert frames.read_head(memoryview(frames.HEAD.pack(1 << 30, Kind.APPEND)), 0, 1 << 30) is not None
+    for length, kind in ((most + 1, Kind.POSITIONS), ((1 << 30) + 1, Kind.APPEND)):
+        with pytest.raises(ProtocolError):
+            frames.read_head(memoryview(frames.HEAD.pack(length, kind)), 0, 1 << 30)
+
+
+def test_a_greeting_that_is_none_or_of_another_version_or_cut_anywhere_is_refused() -> None:
+    data, frame = head(frames.hello(Hello("c", 7, "run")))
+    assert frames.read_hello(data, frame) == Hello("c", 7, "run")
+    with pytest.raises(ProtocolError, match="not with HELLO"):
+        frames.read_hello(data, frame._replace(kind=Kind.PING))
+    for wrong in (frame.body, frame.body + len(frames.MAGIC)):  # the magic, the version
+        changed = bytearray(data)
+        changed[wrong] ^= 1
+        with pytest.raises(ProtocolError, match="the peer speaks"):
+            frames.read_hello(memoryview(changed), frame)
+    for end in range(frame.body, frame.end):
+        with pytest.raises(ProtocolError, match=r"cut short|it has"):
+            frames.read_hello(data, frame._replace(end=end))
+
+
+def test_frames_that_are_cut_anywhere_are_refused() -> None:
+    data, frame = head(frames.answer(Stop(1, 2, Reason.UNREADABLE, "why")))
+    for end in range(frame.body, frame.end):
+        with pytest.raises(ProtocolError):
+            frames.read_stop(data, frame._replace(end=end))
+    data, frame = head(frames.positions([(1, 2, 3, 4, 5, 6)]))
+    for end in range(frame.body + 1, frame.end):
+        with pytest.raises(ProtocolError):
+            frames.read_positions(data, frame._replace(end=end))
+
+
+def test_a_frame_has_so_many_entries_and_no_more() -> None:
+    entry = (1, 2, 3, 4)
+    data, frame = head(frames.watermarks([entry] * frames.ENTRIES_MAX))
+    assert len(list(frames.read_watermarks(data, frame))) == frames.ENTRIES_MAX
+    with pytest.raises(ProtocolError, match="no whole entries"):
+        frames.read_watermarks(*head(frames.watermarks([entry] * (frames.ENTRIES_MAX + 1))))
+
+
 def test_a_long_reason_is_cut() -> None:
     told = frames.read_stop(*head(frames.answer(Stop(1, 2, Reason.UNREADABLE, "x" * 10_000))))
     assert len(told.text) == frames.TEXT_MAX_BYTES
