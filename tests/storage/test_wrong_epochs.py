@@ -7,10 +7,14 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.records.batch import batches
 from headrace.sim.disk import SimDisk
+from headrace.storage.checkpoint import seal
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Tail
+from headrace.storage.shared.frames import EPOCH, FRAME_BYTES
+from headrace.storage.shared.log import SharedLog
 from proving import proves
 from storage.harness import Harness, append, batch, content, sim_harness
+from storage.test_compaction import COMPACTED, compact
 
 LAYOUTS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 EPOCH_AT = 12
@@ -65,12 +69,13 @@ def sound_offsets(log: Log) -> list[int]:
     ("byte", "mask"), [(1, 4), (3, 1), (0, 0x80)], ids=["far above", "the other epoch", "negative"]
 )
 @pytest.mark.parametrize("offset", [0, 2, 4, BATCHES - 1])
+@pytest.mark.parametrize("same_boot", [True, False], ids=["killed", "after a loss of power"])
 def test_a_wrong_epoch_is_damage_of_its_own_batch(
-    layout: str, batches_a_write: int, byte: int, mask: int, offset: int
+    layout: str, batches_a_write: int, byte: int, mask: int, offset: int, same_boot: bool
 ) -> None:
     sim, log = filled(layout, batches_a_write)
     flip_epoch(sim, log, offset, byte, mask)
-    log = open_again(sim, same_boot=True)
+    log = open_again(sim, same_boot)
     assert [entry for entry in STARTS if entry[1] < offset] == [
         entry for entry in log.epoch_starts() if entry[1] < offset
     ]
@@ -80,7 +85,7 @@ def test_a_wrong_epoch_is_damage_of_its_own_batch(
         others = others[:offset]
         assert (log.end_offset, log.tail) == (offset, Tail.HOLED if offset < BATCHES - 1 else Tail.TORN)
     assert sound_offsets(log) == others
-    log = open_again(sim, same_boot=True)
+    log = open_again(sim, same_boot)
     assert (log.last_epoch() <= 3, sound_offsets(log)) == (True, others)
 
 
@@ -90,3 +95,131 @@ def test_epochs_that_a_loss_of_power_took_from_their_file_are_in_the_log(layout:
     sim, _ = filled(layout, 1)
     log = sim.kill(number)
     assert (sound_offsets(log), log.epoch_starts()) == (list(range(BATCHES)), STARTS)
+
+
+def remove(sim: Harness, *endings: str) -> None:
+    folder = "/data/orders/orders-0"
+    for name in sim.disk.list(folder):
+        if name.endswith(endings):
+            sim.disk.remove(f"{folder}/{name}")
+
+
+FAR_ABOVE = (1, 4)
+LOSSES = pytest.mark.parametrize(
+    "lost", [("leader-epochs",), (".queue",), ("leader-epochs", ".queue", ".snapshot")], ids=["epochs", "queue", "all"]
+)
+
+
+@proves("J6")
+@LOSSES
+@pytest.mark.parametrize("offset", [0, 5, BATCHES - 1])
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
+def test_a_wrong_epoch_is_not_believed_where_all_but_the_commit_log_is_lost(
+    lost: tuple[str, ...], offset: int, stopped: bool
+) -> None:
+    sim, log = filled(SHARED, 1)
+    flip_epoch(sim, log, offset, *FAR_ABOVE)
+    if stopped:
+        assert sim.store is not None
+        assert sim.store.close()
+    remove(sim, *lost)
+    log = open_again(sim, same_boot=False)
+    assert log.last_epoch() == 3
+    assert sound_offsets(log) == [n for n in range(BATCHES) if n != offset]
+
+
+@proves("J6")
+@pytest.mark.parametrize("offset", range(BATCHES, BATCHES + 3))
+@pytest.mark.parametrize("epoch", [3, 4], ids=["the epoch of before", "a new epoch"])
+def test_a_wrong_epoch_behind_a_checkpoint_is_not_believed_after_a_loss_of_power(offset: int, epoch: int) -> None:
+    sim, log = filled(SHARED, 1)
+    sim.advance(61)
+    for n in range(BATCHES, BATCHES + 3):
+        append(log, batch(b"%d" % n), epoch=epoch)
+        assert not sim.write()
+        sim.settle()
+    flip_epoch(sim, log, offset, *FAR_ABOVE)
+    assert isinstance(sim.disk, SimDisk)
+    sim.disk.crash(offset)
+    log = open_again(sim, same_boot=False)
+    assert log.last_epoch() == epoch
+    assert sound_offsets(log) == [n for n in range(BATCHES + 3) if n != offset]
+
+
+@proves("J6")
+@pytest.mark.parametrize("offset", [55, 59])
+def test_a_wrong_epoch_in_a_file_behind_the_first_is_not_believed(offset: int) -> None:
+    """Each file tells the last epoch again: what the removed ones told is not missed."""
+    sim = sim_harness(SHARED)
+    log = sim.log(durability="disk")
+    for n in range(60):
+        append(log, batch(b"%d" % n * 100), epoch=2 if n < 4 else 3)
+        assert not sim.write()
+        sim.settle()
+    log.delete_before(55)
+    sim.advance(61)
+    assert f"{0:020d}.log" not in sim.disk.list("/data/@commitlog")
+    flip_epoch(sim, log, offset, *FAR_ABOVE)
+    remove(sim, "leader-epochs", ".queue")
+    log = open_again(sim, same_boot=False)
+    assert log.last_epoch() == 3
+    assert sound_offsets(log) == [n for n in range(55, 60) if n != offset]
+
+
+@proves("J6")
+@pytest.mark.parametrize("lost", [(".queue",), (".queue", "leader-epochs")], ids=["queue", "epochs too"])
+def test_a_wrong_epoch_of_a_batch_that_compaction_wrote_is_not_believed(lost: tuple[str, ...]) -> None:
+    sim = sim_harness(SHARED)
+    log = sim.log(**COMPACTED)
+    for n in range(40):
+        append(log, batch(b"%d" % n * 50, key=b"%d" % (n % 7)), epoch=2 if n < 20 else 3)
+        assert not sim.write()
+    compact(sim)
+    left = [header.base_offset for header, _ in log.headers(0)]
+    assert left[0] > 0
+    sim.advance(61)
+    flip_epoch(sim, log, left[0], *FAR_ABOVE)
+    remove(sim, *lost)
+    log = open_again(sim, same_boot=False)
+    assert log.last_epoch() == 3
+    assert sound_offsets(log) == left[1:]
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_a_broken_frame_of_an_epoch_damages_no_batch(same_boot: bool) -> None:
+    sim, log = filled(SHARED, 1)
+    sim.advance(61)
+    _, piece = next(log.headers(4))
+    at = piece.position - 2 * FRAME_BYTES
+    assert isinstance(sim.disk, SimDisk)
+    assert sim.disk.open(piece.file.path).pread(4, at) == EPOCH
+    sim.disk.flip(piece.file.path, at + 40)
+    remove(sim, ".queue")
+    log = open_again(sim, same_boot)
+    assert (sound_offsets(log), log.epoch_starts()) == (list(range(BATCHES)), STARTS)
+
+
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_a_folder_from_before_there_were_epoch_frames_is_read_as_it_is(
+    same_boot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(SharedLog, "_epochs_of_turn", lambda _: [])
+        before.setattr(SharedLog, "_epoch_frames", lambda *_: [])
+        before.setattr(
+            "headrace.storage.shared.checkpoint.seal", lambda content: seal(content | {"epoch_frames": False})
+        )
+        sim, log = filled(SHARED, 1)
+        sim.advance(61)
+        for n in range(BATCHES, BATCHES + 3):
+            append(log, batch(b"%d" % n), epoch=4)
+            assert not sim.write()
+            sim.settle()
+        assert sim.store is not None
+        sim.store.abandon()
+    if not same_boot:
+        remove(sim, "leader-epochs")
+    for _ in range(2):
+        log = open_again(sim, same_boot)
+        assert sound_offsets(log) == list(range(BATCHES + 3))
+        assert log.epoch_starts() == [*STARTS, (4, BATCHES)]

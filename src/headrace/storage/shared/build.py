@@ -17,7 +17,7 @@ from headrace.storage import beside
 from headrace.storage.content import CHUNK_BYTES, Content, chunks
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
-from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, REPLACE, SYNCED, Key
+from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, REPLACE, WITH_BATCHES, Key
 from headrace.storage.shared.scanning import BrokenBytes, Scanner
 from headrace.storage.shared.store import SharedStore
 
@@ -39,7 +39,7 @@ class CommitLogBuilder:
                 return
             if found.kind == BOUNDS:
                 self._bounds[found.key] = (found.first_offset, found.next_offset)
-            elif found.kind != SYNCED:
+            elif found.kind in WITH_BATCHES:
                 first, _ = self._bounds[found.key]
                 self._bounds[found.key] = (first, found.next_offset)
 

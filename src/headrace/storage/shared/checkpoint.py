@@ -1,12 +1,14 @@
 """The checkpoint of the shared layout: `@checkpoint`, sealed like the one of `storage.checkpoint`, version 2.
 
-{"version": 2, "layout": "shared", "clean": bool, "position": position of the commit log, "logs": [[topic, partition,
+{"version": 2, "layout": "shared", "clean": bool, "epoch_frames": bool, "position": position of the commit log, "logs":
+[[topic, partition,
 topic id in hex, start offset, end offset, bytes, first offset of the active queue file or -1, its entries, their CRC,
 CRC of the leader epochs, [[number of a commit file, wanted bytes in it], ...], [[compacted up to, wall ms], ...]],
 ...]}.
 
 Everything below the position is synced, and the queues speak for all of it and nothing more. A start goes on from
-there. `clean` is true only between a clean stop and the next start. An old one costs time, never data. Without one, or
+there. `epoch_frames` says that from there on every epoch is told by a frame; it is missing in checkpoints of before.
+`clean` is true only between a clean stop and the next start. An old one costs time, never data. Without one, or
 with one that is damaged, the whole commit log is read.
 """
 
@@ -51,10 +53,12 @@ class Checkpoint:
     clean: bool = False
     position: int = 0
     logs: dict[TopicPartition, LogPoint] = field(default_factory=dict)
+    epoch_frames: bool = False
 
 
 def encode(clean: bool, position: int, points: Iterable[LogPoint]) -> bytes:
-    return seal({"version": VERSION, "layout": LAYOUT, "clean": clean, "position": position, "logs": list(points)})
+    head = {"version": VERSION, "layout": LAYOUT, "clean": clean, "epoch_frames": True, "position": position}
+    return seal(head | {"logs": list(points)})
 
 
 def decode(data: bytes) -> Checkpoint | None:
@@ -65,7 +69,8 @@ def decode(data: bytes) -> Checkpoint | None:
             return None
         points = [_point(fields) for fields in content["logs"]]
         logs = {TopicPartition(point.topic, point.partition): point for point in points}
-        return Checkpoint(bool(content["clean"]), int(content["position"]), logs)
+        told = bool(content.get("epoch_frames"))
+        return Checkpoint(bool(content["clean"]), int(content["position"]), logs, told)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

@@ -16,9 +16,13 @@ A header of 48 bytes, big-endian, then the payload:
                  removed file told of them is not missed
     S  synced    `first` is a position of the commit log: everything below it had been synced when this was written.
                  At the beginning of a file `next` is the position where the file before it ended; else 0
+    E  epoch     `next` is the leader epoch that the partition's batches from `first` on bear, until another frame tells
+                 of a later one; no payload. It comes before the first batch of the epoch, and with a file's bounds the
+                 last one is told again
 
-A payload's integrity is told by its batches' own CRCs. A position is a file's number and a byte in it, number << 32 |
-byte, and rises through the whole log.
+A payload's integrity is told by its batches' own CRCs. Those do not cover epochs, which frames tell; commit logs of
+before have no such frames (see `checkpoint`), and their batches are believed. A position is a file's number and a byte
+in it, number << 32 | byte, and rises through the whole log.
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ APPEND: Final = b"HRFA"
 REPLACE: Final = b"HRFR"
 BOUNDS: Final = b"HRFB"
 SYNCED: Final = b"HRFS"
-KINDS: Final = frozenset((APPEND, REPLACE, BOUNDS, SYNCED))
+EPOCH: Final = b"HRFE"
+WITH_BATCHES: Final = frozenset((APPEND, REPLACE))
+WITHOUT_RANGE: Final = frozenset((SYNCED, EPOCH))
+KINDS: Final = frozenset((APPEND, REPLACE, BOUNDS, SYNCED, EPOCH))
 NO_TOPIC: Final = bytes(16)
 BYTE_MASK: Final = 0xFFFFFFFF
 
@@ -87,9 +94,9 @@ def unpack(window: bytes, at: int, number: int, byte: int) -> Frame | None:
     if len(window) - at < FRAME_BYTES or window[at : at + 4] not in KINDS:
         return None
     kind, size, topic_id, partition, first, following, crc = _FRAME.unpack_from(window, at)
-    if crc32c(window[at : at + _BODY.size]) != crc or first < 0 or (following < first and kind != SYNCED):
+    if crc32c(window[at : at + _BODY.size]) != crc or first < 0 or (following < first and kind not in WITHOUT_RANGE):
         return None
-    if kind in (BOUNDS, SYNCED) and size:
+    if kind not in WITH_BATCHES and size:
         return None
     return Frame(kind, size, topic_id, partition, first, following, number, byte + FRAME_BYTES)
 

@@ -167,7 +167,7 @@ class SharedLog(ReplicatedLog):
         self.frame_bytes = FRAME_BYTES * len(self.bounds_frames()) if self.bounds_untold else 0
         if not turn.batches:
             return self.told()
-        self.frame_bytes += FRAME_BYTES + turn.size
+        self.frame_bytes += FRAME_BYTES * (1 + len(self._epochs_of_turn())) + turn.size
         if self.offline is not None:
             self._roll_back()
             return self.offline
@@ -193,6 +193,9 @@ class SharedLog(ReplicatedLog):
             count = FRAME_BYTES * len(bounds)
         turn = self._turn
         if turn.batches:
+            epochs = self._epoch_frames(self._epochs_of_turn())
+            parts += epochs
+            count += FRAME_BYTES * len(epochs)
             kind = frames.REPLACE if turn.gap else frames.APPEND
             parts.append(
                 frames.pack(kind, turn.size, self.topic_id, self._partition, self.written_offset, self.end_offset)
@@ -206,6 +209,17 @@ class SharedLog(ReplicatedLog):
         if self.begun_anew and self.written_offset:
             bounds.insert(0, (0, 0))
         return [frames.pack(frames.BOUNDS, 0, self.topic_id, self._partition, *each) for each in bounds]
+
+    def opening_frames(self) -> list[bytes]:
+        """What a new commit file begins with: bounds and last epoch, without what is staged."""
+        written = self._turn.epochs_before if self._turn.batches else len(self.epochs.entries)
+        return self.bounds_frames() + self._epoch_frames(self.epochs.entries[max(0, written - 1) : written])
+
+    def _epochs_of_turn(self) -> Sequence[tuple[int, int]]:
+        return self.epochs.entries[self._turn.epochs_before :]
+
+    def _epoch_frames(self, entries: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [frames.pack(frames.EPOCH, 0, self.topic_id, self._partition, start, epoch) for epoch, start in entries]
 
     def wrote(self, number: int, byte: int) -> None:
         """The frames are in the commit log, the batches from this byte on."""

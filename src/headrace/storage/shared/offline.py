@@ -23,7 +23,7 @@ from headrace.storage.scan import find, walk
 from headrace.storage.shared import checkpoint
 from headrace.storage.shared.checkpoint import Checkpoint, LogPoint
 from headrace.storage.shared.commitlog import CommitLog
-from headrace.storage.shared.frames import BOUNDS, FRAME_BYTES, REPLACE, SYNCED, Frame, Key
+from headrace.storage.shared.frames import FRAME_BYTES, REPLACE, SYNCED, WITH_BATCHES, Frame, Key
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import DAMAGED, OpenQueues
 from headrace.storage.shared.replay import Replay, State
@@ -252,7 +252,7 @@ class _Survey(Replay):
                     path = self._commit_log.path(where.number)
                     self._problems.append(Problem(path, where.byte, first, f"{each.topic_partition}: {where.reason}"))
             return torn
-        if self._thorough and frame.kind != BOUNDS:
+        if self._thorough and frame.kind in WITH_BATCHES:
             found = read_batches(self._scanner.payload(frame), frame, INTERVAL_BYTES, -1)
             if isinstance(found, Unsound):
                 start = frame.byte - FRAME_BYTES
@@ -263,6 +263,9 @@ class _Survey(Replay):
     def _epoch_floor(self, state: State, frame: Frame) -> int:
         """None: one wrong epoch must not condemn all that follows it. Epochs are compared with their file."""
         return -1
+
+    def _right_epoch(self, state: State, frame: Frame) -> None:
+        return None
 
     def _take(self, frame: Frame) -> BrokenBytes | None:
         """A frame with gaps could be told to hold any offset by one wrong bit. One that lies is not believed at all."""

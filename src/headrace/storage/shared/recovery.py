@@ -162,6 +162,8 @@ class Opening:
         state.from_position = self._checkpoint.position
         state.lowest_end = state.checked_from = point.end_offset
         state.last_epoch = state.history.epoch_at(point.end_offset - 1) or -1
+        if self._checkpoint.epoch_frames:
+            state.framed = [entry for entry in state.history.entries if entry[1] < point.end_offset]
         return True
 
     def _begin_anew(self, where: TopicPartition, state: State) -> None:
@@ -171,6 +173,7 @@ class Opening:
         state.queue, state.from_position, state.known = queue, 0, False
         state.start_offset, state.lowest_end, state.checked_from = 0, 1 << 62, 0
         state.epochs, state.last_epoch, state.seen = {}, -1, -1
+        state.framed, state.framed_at = [], -1
         state.missing = []
         state.rebuilt, state.history = True, None
         self._read_before.add(where)

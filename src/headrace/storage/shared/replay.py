@@ -10,22 +10,25 @@ What is known to be synced is what the checkpoint says, or a synced frame anywhe
 agree with their CRCs is not torn, wherever it lies: if an offset, an epoch or a count in it cannot be true, its own
 partition is damaged, and nothing is cut.
 
-A CRC does not cover the epoch of a batch. The file of epochs is written before the batches, but synced by checkpoints
-alone: as long as the kernel runs it knows every epoch, and a batch that differs is damaged. After a loss of power it
-may not know the last ones, and batches are believed as long as their epochs do not fall.
+A CRC does not cover the epoch of a batch. It is told by a frame before the first batch of its epoch, and a batch that
+differs is damaged. What was written before there were such frames is compared with the file of epochs: that is written
+before the batches, but synced by checkpoints alone, so it knows every epoch as long as the kernel runs. After a loss of
+power it may not know the last ones; and where bytes are broken a frame may be missing. Then batches are believed as
+long as their epochs do not fall.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.shared import frames
 from headrace.storage.shared.commitlog import CommitLog
-from headrace.storage.shared.frames import APPEND, BOUNDS, FRAME_BYTES, SYNCED, Frame, Key
+from headrace.storage.shared.frames import APPEND, BOUNDS, EPOCH, FRAME_BYTES, SYNCED, Frame, Key
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Run
 from headrace.storage.shared.scanning import (
@@ -62,6 +65,10 @@ class State:
     history: EpochHistory | None = None
     told: EpochHistory | None = None
     """The epochs as their file has them; None if batches are compared with it otherwise."""
+    framed: list[tuple[int, int]] = field(default_factory=list)
+    """Epochs and their starts as frames tell them; the first ones may be missing. Empty: nobody tells."""
+    framed_at: int = -1
+    """Position of the last frame that did."""
     epochs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Every epoch that was seen: its least start (see `epochs`) and its first batch."""
     last_epoch: int = -1
@@ -72,6 +79,18 @@ class State:
     """Position of the last frame."""
     missing: list[tuple[int, int, BrokenBytes | None]] = field(default_factory=list)
     """Offsets that no whole frame held, and the broken bytes that they may have been in."""
+
+    def told_epoch(self, frame: Frame, position: int) -> None:
+        start, epoch = frame.first_offset, frame.next_offset
+        self.framed = [each for each in self.framed if each[0] < epoch and each[1] <= start] + [(epoch, start)]
+        self.framed_at = position
+
+    def framed_epoch(self, offset: int, epoch: int) -> int:
+        """Of a batch at the offset that bears this epoch: what it was written in, -1 if that is another, not known."""
+        at = bisect_right(self.framed, offset, key=lambda entry: entry[1])
+        if at:
+            return self.framed[at - 1][0]
+        return epoch if epoch < self.framed[0][0] else -1
 
     def apply(self, frame: Frame, found: Batches | None, broken: BrokenBytes | None) -> None:
         self.touched = True
@@ -116,6 +135,7 @@ class State:
 
     def _bounds(self, frame: Frame, broken: BrokenBytes | None) -> None:
         first, following, end = frame.first_offset, frame.next_offset, self.queue.end_offset
+        self.framed = [entry for entry in self.framed if entry[1] < following]
         if following < end:
             self._cut(following, frame, broken)
         elif first == following:
@@ -228,6 +248,11 @@ class Replay:
         broken = self._broken
         if broken is not None and frames.position(broken.number, broken.byte) < state.seen:
             broken = None  # the partition went on behind it
+        if frame.kind == EPOCH:
+            state.told_epoch(frame, position)
+            return None
+        if broken is not None and frames.position(broken.number, broken.byte) > state.framed_at:
+            state.framed = []  # a frame that told an epoch may have been there
         state.seen = position
         if frame.kind == BOUNDS:
             state.apply(frame, None, broken)
@@ -252,20 +277,35 @@ class Replay:
             self._same_boot and not state.rebuilt and told is not None and bool(told.entries) and not told.was_rebuilt
         )
 
+    def _right_epoch(self, state: State, frame: Frame) -> Callable[[int, int], int] | None:
+        """Answers in which epoch a batch was written, by its offset and the epoch that it bears (-1: in another, not
+        known). None: nothing is known but what batches say."""
+        if state.framed:
+            return state.framed_epoch
+        told = state.told
+        if told is None or not self._knows_all(state) or frame.first_offset < state.queue.end_offset:
+            return None
+
+        def by_file(offset: int, _epoch: int) -> int:
+            epoch = told.epoch_at(offset)
+            return -1 if epoch is None else epoch
+
+        return by_file
+
     def _may_differ(self, state: State, frame: Frame, found: Batches) -> bool:
-        if not self._knows_all(state) or frame.first_offset < state.queue.end_offset or found.last_base < 0:
+        right = self._right_epoch(state, frame)
+        if right is None or found.last_base < 0:
             return False
-        assert state.told is not None
-        told = {state.told.epoch_at(frame.first_offset), state.told.epoch_at(found.last_base)}
-        return bool(found.epochs) or told != {found.epoch}
+        ends = {right(offset, found.epoch) for offset in (frame.first_offset, found.last_base)}
+        return bool(found.epochs) or ends != {found.epoch}
 
     def _wrong_epochs(self, state: State, frame: Frame, payload: memoryview) -> dict[int, int]:
         """Offsets of batches that were written in another epoch than they have, and in which (-1: nobody knows)."""
-        told = state.told
-        if told is None or not self._knows_all(state) or frame.first_offset < state.queue.end_offset:
+        right = self._right_epoch(state, frame)
+        if right is None:
             return {}
-        epochs = ((base, epoch, told.epoch_at(base)) for base, epoch in places(payload))
-        return {base: -1 if right is None else right for base, epoch, right in epochs if right != epoch}
+        epochs = ((base, epoch, right(base, epoch)) for base, epoch in places(payload))
+        return {base: written for base, epoch, written in epochs if written != epoch}
 
     def _damaged_batches(self, state: State, frame: Frame, floor: int, wrong: Mapping[int, int]) -> Batches:
         """What is whole of a frame, without the batches at offsets in `wrong`, which have another epoch than that."""

@@ -97,11 +97,11 @@ class FrameWriter:
         return self._commit_log.write([header, payload], count)
 
     def _roll(self) -> None:
-        """The next file begins with what was synced and the bounds of all logs."""
+        """The next file begins with what was synced, and bounds and epochs of all logs."""
         synced = self._commit_log.synced
         parts = [frames.synced(synced, self._commit_log.end)]
         for each in self._logs():
-            parts += each.bounds_frames()
+            parts += each.opening_frames()
         self._commit_log.roll(parts, len(parts) * FRAME_BYTES)
         self.marked, self.mark_end = synced, self._commit_log.end
 
