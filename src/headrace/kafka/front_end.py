@@ -103,6 +103,7 @@ class FrontEnd:
             spawn=spawn,
             failed=failed,
             effective=participant.effective_settings,
+            compute=participant.compute,
         )
 
     async def load_groups(self) -> None:

@@ -10,6 +10,7 @@ from headrace.cluster.config import Configs
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics
 from headrace.cluster.view import View
+from headrace.cluster.waiting import Compute
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.kafka.metadata_cache import MetadataCache
 from headrace.kafka.producer_ids import ProducerIds
@@ -47,6 +48,8 @@ class Services:
     """Something broke that the broker cannot go on without."""
     effective: Callable[[], BrokerSettings]
     """The settings with what was altered while running."""
+    compute: Compute
+    """Run pure work that may take long."""
     metadata_cache: MetadataCache = field(default_factory=MetadataCache)
     connections: dict[object, None] = field(default_factory=dict)
     """Those that are open, in the order in which they were."""

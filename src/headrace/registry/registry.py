@@ -152,6 +152,7 @@ class Registry:
             spawn=self._background.spawn,
             failed=self._failed,
             effective=effective,
+            compute=asyncio.to_thread,
         )
 
     def _offsets_partitions(self) -> int:

@@ -5,7 +5,6 @@ Answered when the order stands in the partitions' keys; the data follows. A part
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from headrace.cluster.orders import Refusals, Targets, plan_moves
@@ -37,7 +36,7 @@ async def _alter(request: Request) -> Message:
             raise InvalidRequest("a partition is named twice in one request")
         await request.services.tasks.run(
             lambda image: plan_moves(image, targets, keep_count=keep_count, refusals=refusals),
-            asyncio.to_thread if len(targets) > ON_LOOP_MAX else at_once,
+            request.services.compute if len(targets) > ON_LOOP_MAX else at_once,
         )
     except HeadraceError as error:
         code, reason = error.kafka_code, str(error)

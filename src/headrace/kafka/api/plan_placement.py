@@ -5,9 +5,8 @@ A plan is computed from the image in a thread: with thousands of partitions it t
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from headrace.cluster import keys
 from headrace.cluster.image import Image
@@ -54,9 +53,9 @@ async def _act(request: Request) -> Reassignment:
         case "show":
             return Reassignment()
         case "rebalance":
-            return await asyncio.to_thread(rebalance, image, default=default)
+            return cast(Reassignment, await services.compute(partial(rebalance, image, default=default)))
         case "drain":
-            plan = await asyncio.to_thread(drain, image, body.broker_id, default=default)
+            plan: Reassignment = await services.compute(partial(drain, image, body.broker_id, default=default))
             if not body.dry_run:
                 await services.tasks.run(partial(_mark, broker=body.broker_id))
             return plan
