@@ -27,6 +27,8 @@ RESTORED = (18, 270, 332, 345, 409)
 """Runs in which coordination is put back to an older copy."""
 QUORUM = (119, 165)
 """Runs in which coordination has several nodes."""
+MOVED = (14, 46, 838)
+"""Runs with a fourth broker, in which a replica was added again unseen."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -52,6 +54,14 @@ def test_no_seed_breaks_a_rule(seed: int) -> None:
 def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
     outcome = simulate(replace(draw(seed), bytes_flip=True))
     assert outcome.faults[FLIP_BYTE]
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+@proves("L6", "L3")
+@pytest.mark.parametrize("seed", MOVED)
+def test_no_move_breaks_a_rule(seed: int) -> None:
+    outcome = simulate(draw(seed))
+    assert outcome.counts["moves ordered"]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 

@@ -25,7 +25,7 @@ from headrace.sim.process import Process
 from headrace.simulator.connection import KAFKA_PORT
 from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
-from headrace.simulator.scenario import BROKERS, Scenario
+from headrace.simulator.scenario import REPLICAS, Scenario
 from headrace.storage.log import TICK_SECONDS
 
 CLUSTER: Final = "sim"
@@ -119,7 +119,7 @@ def builder(scenario: Scenario) -> Build:
 async def create_topics(participant: Participant, scenario: Scenario, offsets_partitions: int) -> None:
     for topic in scenario.topics:
         overrides = scenario.overrides(topic)
-        await participant.topics.create(CreateTopic(topic.name, topic.partitions, BROKERS, overrides))
+        await participant.topics.create(CreateTopic(topic.name, topic.partitions, REPLICAS, overrides))
     if offsets_partitions:
-        offsets = CreateTopic(OFFSETS_TOPIC, offsets_partitions, BROKERS, OFFSETS_TOPIC_OVERRIDES, internal=True)
+        offsets = CreateTopic(OFFSETS_TOPIC, offsets_partitions, REPLICAS, OFFSETS_TOPIC_OVERRIDES, internal=True)
         await participant.topics.create(offsets)

@@ -13,7 +13,6 @@ import random
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, Final
 
 from headrace.cluster import keys
@@ -32,7 +31,7 @@ from headrace.simulator.harm import ANY
 from headrace.simulator.history import History, Record, Trace, Violation
 from headrace.simulator.load import Load
 from headrace.simulator.machine import Machine
-from headrace.simulator.scenario import BROKERS, Scenario
+from headrace.simulator.scenario import Scenario
 from headrace.storage.log import Log, ReadResult, TopicPartition
 
 START_SECONDS: Final = 30.0
@@ -67,7 +66,7 @@ class Cluster:
         build = builder(scenario)
         self.machines = [
             Machine(id, self.loop, self.network, self.store, trace, seed * 16 + id, scenario.sync_seconds, build)
-            for id in range(1, BROKERS + 1)
+            for id in range(1, scenario.brokers + 1)
         ]
         self.faults = Faults(scenario, self, trace)
         self.load = Load(scenario, self.network, self.clock, self.machines, self.history)
@@ -164,7 +163,8 @@ class Cluster:
         return self.image().partition(where.topic, where.partition)
 
     def all_in_sync(self) -> bool:
-        """Whether every partition has all its replicas in sync, in the lives that they live now."""
+        """Whether every partition has all its replicas in sync, in the lives that they live now; but for those that a
+        move is only about to add."""
         image = self.image()
         if len(image.brokers) != len(self.machines) or not all(machine.participant for machine in self.machines):
             return False
@@ -173,7 +173,13 @@ class Cluster:
             for topic in image.topics.values()
             for state in topic.partitions
             for broker in state.replicas
+            if broker not in state.adding
         )
+
+    def replicas(self, where: TopicPartition) -> list[Machine]:
+        """The machines that hold the partition, or are to."""
+        state = self.state_of(where)
+        return [machine for machine in self.machines if state is not None and machine.id in state.replicas]
 
     def _look(self) -> None:
         """Note who leads and where watermarks are, time and again."""
@@ -206,17 +212,35 @@ class Cluster:
             return "not all in sync"
         if (doubts := self.image().controls.doubts) != {}:
             return f"brokers {sorted(doubts)} doubt the metadata"
+        if self.scenario.moves and (moving := self._moving()):
+            return moving
         for where in self.history.partitions():
-            ends = {machine.name: _ends(machine, where) for machine in self.machines}
-            if len(set(ends.values())) != 1 or len(set(ends[self.machines[0].name])) != 1:
+            ends = {machine.name: _ends(machine, where) for machine in self.replicas(where)}
+            end = next(iter(ends.values()))
+            if len(set(ends.values())) != 1 or len(set(end)) != 1:
                 return f"{where}: end and watermark differ: {ends}"
-            if (behind := self.history.behind(where, ends[self.machines[0].name][0])) != "":
+            if (behind := self.history.behind(where, end[0])) != "":
                 return behind
         return self._damage() if self.scenario.bytes_flip else ""
 
+    def _moving(self) -> str:
+        """The first partition that is not where it is to be, or is still where it was."""
+        image = self.image()
+        for name, topic in image.topics.items():
+            for state in topic.partitions:
+                where = TopicPartition(name, state.index)
+                if state.target:
+                    return f"{where} moves from {state.replicas} to {state.target}, in sync are {state.isr}"
+                if image.controls.draining.intersection(state.replicas):
+                    return f"{where} is on a broker that is drained: {state.replicas} {set(image.controls.draining)}"
+                for machine in self.machines:
+                    if machine.id not in state.replicas and machine.holds(where):
+                        return f"{where} moved to {state.replicas}, and {machine.life} still has it"
+        return ""
+
     def _damage(self) -> str:
         """Read everything, as clients would sooner or later: what is found damaged is to be mended."""
-        for machine, where in product(self.machines, self.history.partitions()):
+        for machine, where in ((machine, at) for at in self.history.partitions() for machine in self.replicas(at)):
             assert machine.process is not None
             try:
                 if not machine.process.context.run(_read_through, machine, where):
@@ -230,6 +254,7 @@ class Cluster:
         return (
             "; ".join(
                 f"{topic.name}-{state.index} leader {state.leader} epoch {state.leader_epoch} isr {list(state.isr)}"
+                f" of {list(state.replicas)}"
                 for topic in image.topics.values()
                 for state in topic.partitions
             )
@@ -240,7 +265,7 @@ class Cluster:
 
     def _compare(self) -> None:
         for where in self.history.partitions():
-            logs = {machine.name: _log(machine, where) for machine in self.machines}
+            logs = {machine.name: _log(machine, where) for machine in self.replicas(where)}
             starts = {log.start_offset for log in logs.values()}
             if self.scenario.compacted:
                 self._compare_compacted(where, logs)

@@ -50,6 +50,9 @@ VERSIONS: Final = {
     api.ELECT_LEADERS: 1,
     api.INCREMENTAL_ALTER_CONFIGS: 0,
     api.ACCEPT_METADATA: 0,
+    api.ALTER_PARTITION_REASSIGNMENTS: 0,
+    api.LIST_PARTITION_REASSIGNMENTS: 0,
+    api.PLAN_PLACEMENT: 0,
 }
 
 _length = struct.Struct(">i").unpack_from

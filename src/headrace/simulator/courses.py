@@ -71,7 +71,7 @@ def return_to_a_forgetful_leader(harm: Harm, cast: Cast) -> Course:
     how far the log was committed. What it tells and what it gets is long on its way, and the others die when it has
     joined."""
     harm.kill(cast.follower, 30.0)
-    yield lambda: not _is_member(harm, cast.follower, cast.where)
+    yield lambda: not is_member(harm, cast.follower, cast.where)
     yield harm.random.uniform(0.2, 1.0)
     for machine in (cast.leader, cast.third):
         harm.kill(machine, harm.random.uniform(0, 0.3))
@@ -83,7 +83,7 @@ def return_to_a_forgetful_leader(harm: Harm, cast: Cast) -> Course:
 
 
 def _others_die_when_it_joins(harm: Harm, cast: Cast) -> Course:
-    yield lambda: _has_joined(harm, cast.follower, cast.where)
+    yield lambda: has_joined(harm, cast.follower, cast.where)
     yield harm.random.choice((0.0, 0.0, harm.random.uniform(0, 0.02)))
     for machine in (cast.leader, cast.third):
         if machine.up:
@@ -111,11 +111,11 @@ def restart_twice_unseen(harm: Harm, cast: Cast) -> Course:
 def lose_power_after_join(harm: Harm, cast: Cast) -> Course:
     """A follower that was out of the set comes in again while its sync is behind."""
     harm.kill(cast.follower, 30.0)
-    yield lambda: not _is_member(harm, cast.follower, cast.where)
+    yield lambda: not is_member(harm, cast.follower, cast.where)
     yield harm.random.uniform(0.1, 0.5)
     harm.slow_disk(cast.follower, harm.random.uniform(0.3, 1.0), 4.0)
     cast.follower.start()
-    yield lambda: _has_joined(harm, cast.follower, cast.where)
+    yield lambda: has_joined(harm, cast.follower, cast.where)
     yield from _all_lose_power(harm, cast.follower)
 
 
@@ -203,12 +203,12 @@ def _leads(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
     return state is not None and state.leader == machine.id
 
 
-def _is_member(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
+def is_member(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
     state = harm.state_of(where)
     return state is not None and machine.id in state.isr
 
 
-def _has_joined(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
+def has_joined(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
     """In the life that it lives now."""
     state = harm.state_of(where)
     participant = machine.participant
@@ -217,28 +217,28 @@ def _has_joined(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
     )
 
 
-def _partition(machine: Machine, where: TopicPartition) -> Partition | None:
+def partition_on(machine: Machine, where: TopicPartition) -> Partition | None:
     participant = machine.participant
     return None if participant is None else participant.partitions.find_replica(where.topic, where.partition)
 
 
 def _end(machine: Machine, where: TopicPartition) -> int:
-    partition = _partition(machine, where)
+    partition = partition_on(machine, where)
     return -1 if partition is None else partition.log.end_offset
 
 
 def _durable(machine: Machine, where: TopicPartition) -> int:
-    partition = _partition(machine, where)
+    partition = partition_on(machine, where)
     return -1 if partition is None else partition.log.durable_offset
 
 
 def _watermark(machine: Machine, where: TopicPartition) -> int:
-    partition = _partition(machine, where)
+    partition = partition_on(machine, where)
     return -1 if partition is None else partition.high_watermark
 
 
 def _progress(leader: Machine, follower: Machine, where: TopicPartition) -> Progress | None:
-    partition = _partition(leader, where)
+    partition = partition_on(leader, where)
     return None if partition is None or partition.core is None else partition.core.followers.get(follower.id)
 
 

@@ -20,6 +20,7 @@ from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, 
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import Machine
+from headrace.simulator.move_courses import MOVE_COURSES
 from headrace.simulator.node_faults import NODE_FAULTS, strike
 from headrace.simulator.scenario import Scenario
 from headrace.simulator.trouble import NUMBERS, FailingCall, TooFewDescriptors
@@ -63,7 +64,7 @@ TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full
 CALLS_LOG2: Final = 8.0
 CLOCK_STEP_MS: Final = 1_800_000
 """Less than what timestamps of producers may be ahead by."""
-KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *NODE_FAULTS, *COURSES)
+KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *NODE_FAULTS, *COURSES, *MOVE_COURSES)
 
 
 class Faults:
@@ -101,6 +102,8 @@ class Faults:
             self._kinds.append("step clock")
         if scenario.quorum:
             self._kinds += [*NODE_FAULTS, "compact"] * max(1, len(self._kinds) // 4)
+        if scenario.moves:
+            self._kinds += list(MOVE_COURSES) * max(1, len(self._kinds) // 6)
         self._unheard = random.Random(f"{scenario.seed} unheard")
         self._worn = scene.machines[scenario.seed // 8 % len(scene.machines)]
         """The machine whose disk wears out: damage is found when it is read, so no other may have any."""
@@ -172,7 +175,7 @@ class Faults:
 
     def _apply(self, kind: str, seconds: float) -> str | None:
         """Do it; answers to whom, None if there was nobody."""
-        if kind in COURSES:
+        if kind in COURSES or kind in MOVE_COURSES:
             return self._begin_course(kind)
         if kind in NODE_FAULTS:
             return strike(kind, self.harm, seconds)
@@ -229,12 +232,21 @@ class Faults:
         leader = None if where is None else self.harm.leader_of(where)
         if self._in_course or where is None or state is None or leader is None:
             return None
-        others = [machine for machine in self._machines if machine is not leader]
-        if not all(machine.participant and machine.id in state.isr for machine in self._machines):
+        replicas = [machine for machine in self._machines if machine.id in state.replicas]
+        others = [machine for machine in replicas if machine is not leader]
+        if not all(machine.participant and machine.id in state.isr for machine in replicas):
             return None
         follower, third = self.random.sample(others, 2)
+        cast = Cast(where, leader, follower, third)
+        spare = next((machine for machine in self._machines if machine not in replicas), None)
+        if kind in COURSES:
+            course = COURSES[kind](self.harm, cast)
+        elif spare is not None and not state.target:
+            course = MOVE_COURSES[kind](self.harm, cast, spare)
+        else:
+            return None
         self._in_course = True
-        self._go_on(COURSES[kind](self.harm, Cast(where, leader, follower, third)))
+        self._go_on(course)
         return f"{leader.name} {follower.name} {third.name} in {where}"
 
     def _go_on(self, course: Course) -> None:

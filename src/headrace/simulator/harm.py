@@ -8,11 +8,14 @@ and to all machines at once, and then topics that rely on page caches may lose.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from headrace.cluster.image import PartitionState
+from headrace.cluster import keys
+from headrace.cluster.image import Image, PartitionState
+from headrace.cluster.orders import plan_moves
+from headrace.ports.coordination import Delete, Put
 from headrace.sim.clock import VirtualClock
 from headrace.sim.coordination import CoordinationStore
 from headrace.sim.network import MemoryNetwork
@@ -36,6 +39,7 @@ class Scene(Protocol):
     machines: list[Machine]
 
     def all_in_sync(self) -> bool: ...
+    def image(self) -> Image: ...
     def some_partition(self, chance: random.Random) -> TopicPartition | None: ...
     def state_of(self, where: TopicPartition) -> PartitionState | None: ...
     def controller(self) -> Machine | None: ...
@@ -57,6 +61,7 @@ class Harm:
         self.store = scene.store
         self.machines = scene.machines
         self.all_in_sync = scene.all_in_sync
+        self.image = scene.image
         self.state_of = scene.state_of
         self.controller = scene.controller
         self.registered = scene.registered
@@ -153,6 +158,24 @@ class Harm:
         machine.sync_seconds = (sync_seconds / 2, sync_seconds)
         self.until(seconds, lambda: setattr(machine, "sync_seconds", machine.quick_sync_seconds))
         return machine.name
+
+    # Orders, of an operator whom nothing keeps from coordination.
+
+    def order_move(self, where: TopicPartition, target: Sequence[int] | None) -> None:
+        """None: the move under way is cancelled."""
+        targets = {(where.topic, where.partition): target}
+        plan = plan_moves(self.image(), targets, keep_count=True, refusals={})
+        for step in plan.steps if self.store.running else ():
+            self.store.transact(step.compares, step.actions)
+
+    def drain(self, machine: Machine, seconds: float) -> None:
+        key = keys.draining_key(self.image().prefix, machine.id)
+
+        def give_back() -> None:
+            self.store.transact((), (Delete(key),))
+
+        self.store.transact((), (Put(key, keys.encode({})),))
+        self.until(seconds, give_back)
 
     # Links.
 

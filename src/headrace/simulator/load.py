@@ -21,6 +21,7 @@ from headrace.simulator.history import History
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
 from headrace.simulator.producer import JAVA, LIBRDKAFKA, Producer
+from headrace.simulator.reassigner import Reassigner
 from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
@@ -78,8 +79,13 @@ class Load:
             self._deleter = Deleter(clients, self._consumers)
         if scenario.administered:
             self._administrator = Administrator(clients, scenario.topics, scenario.seed)
+        if scenario.moves:
+            self._reassigner = Reassigner(clients, scenario.topics, self._offsets_partitions(), scenario.seed)
         if scenario.restored:
             self._restorer = Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds)
+
+    def _offsets_partitions(self) -> int:
+        return self._scenario.settings["offsets.topic.partitions"] if self._scenario.groups else 0
 
     def _add_producer(self, topic: str, partitions: int) -> None:
         scenario = self._scenario
@@ -92,6 +98,7 @@ class Load:
             self._random.choice((JAVA, LIBRDKAFKA)),
             BACKOFF_SECONDS,
             keyed=scenario.compacted,
+            forgettable=scenario.moves and bool(scenario.deletions or scenario.retention),
         )
         self._producers.append(producer)
         self._make_batches(producer, scenario.batch_pause_seconds / partitions)
@@ -111,6 +118,8 @@ class Load:
             self._deleter.stop()
         if self._scenario.administered:
             self._administrator.stop()
+        if self._scenario.moves:
+            self._reassigner.stop()
         if self._scenario.restored:
             self._restorer.stop()
 

@@ -22,6 +22,7 @@ from headrace.sim.network import MemoryChannel, MemoryHost, MemoryNetwork
 from headrace.sim.process import Process
 from headrace.simulator.history import Trace
 from headrace.storage import folder
+from headrace.storage.log import TopicPartition
 from headrace.storage.segment import LOG
 from headrace.storage.shared import frames
 
@@ -242,6 +243,11 @@ class Machine:
         disk = self.disk
         folders = [COMMIT_LOG] if disk.exists(COMMIT_LOG) else [path for _, path in folder.partitions(disk, DATA)]
         return {path: [name for name in disk.list(path) if name.endswith(LOG)] for path in folders}
+
+    def holds(self, where: TopicPartition) -> bool:
+        """Whether a log of the partition is open here, or would be at the next start."""
+        opened = self.participant is not None and self.participant.store.get(where) is not None
+        return opened or self.disk.exists(folder.partition_folder(DATA, where))
 
     def mend_disk(self) -> None:
         """Nothing fails any more, and a broker that has a log offline, or hears nothing, is started again."""

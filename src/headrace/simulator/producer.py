@@ -7,7 +7,8 @@ librdkafka sends all of it at once again, in order.
 
 A batch that is out of order though everything before it was acknowledged when it was sent tells that the log has lost
 something. Where the topic's level allows that, Java's client goes on in the next epoch, librdkafka ends with a fatal
-error and its program goes on with a new producer.
+error and its program goes on with a new producer. They also do where logs may forget a producer: a replica that a move
+has made knows only of batches that were not deleted, here as in Kafka.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Lane:
     """One partition's batches that are not acknowledged, in the order of their sequences."""
 
     where: TopicPartition
+    forgettable: bool = False
+    """Whether a log may come to lead that does not know of what the one before has answered for."""
     producer_id: int = -1
     epoch: int = 0
     next_sequence: int = 0
@@ -87,13 +90,13 @@ class Lane:
 
     def next(self, broker: int, now: float, *, one_by_one: bool) -> Sending | None:
         """What may be sent to that broker now. A log that has not heard of a producer takes any sequence, here as in
-        Kafka: as long as it is not known, nothing is sent to a second broker while the first has not answered.
+        Kafka: as long as it may not be known, nothing is sent to a second broker while the first has not answered.
         """
         if self.begins_anew or now < self.not_before:
             return None
         for place, sending in enumerate(self.waiting):
             if sending.under_way:
-                if not self.known and sending.broker != broker:
+                if (self.forgettable or not self.known) and sending.broker != broker:
                     return None
                 continue
             return None if place and sending.tries and one_by_one else sending
@@ -141,6 +144,7 @@ class Producer:
         pause_seconds: float,
         *,
         keyed: bool = False,
+        forgettable: bool = False,
     ) -> None:
         self._clients = clients
         self._topic = topic
@@ -152,7 +156,7 @@ class Producer:
         self._random = random.Random(clients.random.random())
         self._client = Client(clients, f"producer {number}")
         self._leaders = Leaders(clients, self._client, (topic,), self._random, self._pump)
-        self._lanes = [Lane(TopicPartition(topic, index)) for index in range(partitions)]
+        self._lanes = [Lane(TopicPartition(topic, index), forgettable) for index in range(partitions)]
         self._under_way: dict[int, int] = {}
         """Requests by broker."""
         self._made = 0
@@ -300,7 +304,7 @@ class Producer:
             raise Violation(f"{lane.where}: batch {sending.batch} is refused for good: {code}")
         if code not in SEQUENCE_FAULTS or not sending.was_first:
             return
-        if not self._clients.history.may_lose(lane.where):
+        if not (lane.forgettable or self._clients.history.may_lose(lane.where)):
             raise Violation(
                 f"{lane.where}: batch {sending.batch} with sequence {sending.sequence} is told {code}, "
                 "though all before it were acknowledged"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER
@@ -11,13 +11,14 @@ from headrace.simulator.harm import ANY, SPARE
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 
-BROKERS: Final = 3
+REPLICAS: Final = 3
 DELETIONS_SHARE: Final = 0.4
 RETENTION_SHARE: Final = 0.2
 COMPACTED_SHARE: Final = 0.2
 ADMINISTERED_SHARE: Final = 0.2
 RESTORED_SHARE: Final = 1 / 12
 QUORUM_SHARE: Final = 0.2
+MOVES_SHARE: Final = 1 / 6
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
@@ -70,8 +71,14 @@ class Scenario:
     """Whether leaders are elected by hand, and settings of topics changed."""
     quorum: bool = False
     """Whether coordination has three nodes, each with faults of its own."""
+    moves: bool = False
+    """Whether there is a fourth broker, and partitions are moved to it and back, and brokers drained."""
     restored: bool = False
     """Whether coordination is put back to an older copy."""
+
+    @property
+    def brokers(self) -> int:
+        return len(self.layouts)
 
     def overrides(self, topic: SimTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
@@ -79,6 +86,21 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
+    chance = random.Random(f"{seed} moves")
+    scenario = _draw(seed)
+    # What was moved away since the copy, and deleted, would have to come from where a restored copy has no replicas.
+    is_moved = chance.random() < MOVES_SHARE and not scenario.restored
+    return moved(scenario, chance) if is_moved else scenario
+
+
+def moved(scenario: Scenario, chance: random.Random) -> Scenario:
+    """With a fourth broker, and moves that get so many bytes a second."""
+    layouts = *scenario.layouts, chance.choice((PARTITIONED, SHARED))
+    pace = {"replica.catchup.bytes.per.second": chance.choice((5000, 20_000, 50 << 20))}
+    return replace(scenario, moves=True, layouts=layouts, settings=scenario.settings | pace)
+
+
+def _draw(seed: int) -> Scenario:
     chance = random.Random(f"{seed} scenario")
     courses = _courses(seed)
     lease_ms = chance.choice((500, 700, 1200))
@@ -114,7 +136,7 @@ def draw(seed: int) -> Scenario:
         topics.append(SimTopic(name, chance.randint(1, 2), durability, overrides))
     return Scenario(
         seed=seed,
-        layouts=tuple(chance.choice((PARTITIONED, SHARED)) for _ in range(BROKERS)),
+        layouts=tuple(chance.choice((PARTITIONED, SHARED)) for _ in range(REPLICAS)),
         topics=tuple(topics),
         settings=settings,
         sync_seconds=chance.choice(((0.0002, 0.003), (0.002, 0.02), (0.01, 0.2))),
