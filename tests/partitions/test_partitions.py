@@ -30,6 +30,7 @@ from headrace.partitions.validation import WORDED_MAX
 from headrace.records import codecs, kernel
 from headrace.records.batch import read_header
 from headrace.records.record import NewRecord
+from headrace.settings import log_settings
 from headrace.storage.folder import PARTITIONED
 from headrace.storage.log import TopicPartition
 from partitions.led import Led, Outcome, Reader, batch, values
@@ -296,6 +297,8 @@ def test_records_outside_the_times_that_a_topic_takes_are_all_named(led: Led) ->
         ((501,), [0]),
         ((0, -1001, 500, 501, None), [1, 3]),
         ((-5000, 0, -5000), [0, 2]),
+        ((0, -1001), [1]),
+        ((0, 501), [1]),
     ):
         for codec in (codecs.Codec.NONE, codecs.Codec.LZ4):
             with pytest.raises(InvalidTimestamp, match=f"record {wrong[0]} of the batch has timestamp") as refused:
@@ -306,6 +309,15 @@ def test_records_outside_the_times_that_a_topic_takes_are_all_named(led: Led) ->
     assert partition.append(sent(500), 1)[0] == 3
     stamped = led.lead("stamped", message_timestamp_after_max_ms=500, message_timestamp_type="LogAppendTime")
     assert stamped.append(sent(501), 1)[0] == 0
+    stamped.log.settings = log_settings(
+        {},
+        {
+            "message.timestamp.after.max.ms": "500",
+            "message.timestamp.type": "LogAppendTime",
+            "cleanup.policy": "compact",
+        },
+    )
+    assert stamped.append(memoryview(kernel.build([(now_ms + 501, b"key", b"v", [])])), 1)[0] == 1
 
 
 def test_of_very_many_wrong_records_all_are_named_and_some_have_words(led: Led) -> None:

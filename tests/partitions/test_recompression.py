@@ -16,12 +16,13 @@ from headrace.errors import (
 )
 from headrace.partitions import recompression
 from headrace.partitions.partition import Partition
+from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import batches, sign
 from headrace.records.codecs import Codec
 from headrace.settings import log_settings
 from partitions.held_threads import Threads
-from partitions.led import BROKER, Led
+from partitions.led import BROKER, Led, Outcome
 from proving import proves
 
 NAMES = {"uncompressed": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
@@ -251,3 +252,43 @@ def test_only_a_few_are_worked_on_at_a_time(led: Led, monkeypatch: pytest.Monkey
     assert len(threads.tasks) == 2
     threads.finish_all()
     assert [one.offset for one in sent] == [0, 1, 2, 3, 4]
+
+
+# What Headrace itself appends.
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_a_submission_is_stored_in_the_codec_of_its_topic_if_it_is_a_users(threads: Threads, acks: int) -> None:
+    led = threads.led
+    partition = led.lead(compression_type="lz4")
+
+    def sent(value: bytes, codec: Codec, *, recompress: bool) -> Outcome:
+        outcome = Outcome()
+        made = bytearray(batch(value, codec))
+        submit(led.partitions, partition, made, acks, 1000, outcome, recompress=recompress)
+        led.partitions.end_turn()
+        return outcome
+
+    ours = sent(b"ours", Codec.GZIP, recompress=False)
+    same = sent(b"same", Codec.LZ4, recompress=True)
+    assert (ours.offset, same.offset, threads.tasks) == (0, 1, [])
+    other = sent(b"other", Codec.GZIP, recompress=True)
+    assert other.waiting
+    threads.finish_all()
+    assert other.offset == 2
+    assert stored(partition) == [(Codec.GZIP, 0, b"ours"), (Codec.LZ4, 1, b"same"), (Codec.LZ4, 2, b"other")]
+    led.partitions.recompression = None
+    assert sent(b"as it comes", Codec.GZIP, recompress=True).offset == 3
+
+
+def test_a_submission_that_cannot_be_recompressed_hears_why(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    led = threads.led
+    partition, outcome = led.lead(compression_type="lz4"), Outcome()
+
+    def fail(*_: object) -> bytearray:
+        raise CorruptBatch("it does not unpack")
+
+    monkeypatch.setattr(recompression, "recode", fail)
+    submit(led.partitions, partition, bytearray(batch(b"x")), 1, 1000, outcome, recompress=True)
+    threads.finish_all()
+    assert isinstance(outcome.error, CorruptBatch)

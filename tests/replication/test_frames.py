@@ -92,14 +92,14 @@ def test_a_greeting_that_is_none_or_of_another_version_or_cut_anywhere_is_refuse
             frames.read_hello(memoryview(changed), frame)
     for end in range(frame.body, frame.end):
         with pytest.raises(ProtocolError, match=r"cut short|it has"):
-            frames.read_hello(data, frame._replace(end=end))
+            frames.read_hello(data[:end], frame._replace(end=end))
 
 
 def test_frames_that_are_cut_anywhere_are_refused() -> None:
     data, frame = head(frames.answer(Stop(1, 2, Reason.UNREADABLE, "why")))
     for end in range(frame.body, frame.end):
         with pytest.raises(ProtocolError):
-            frames.read_stop(data, frame._replace(end=end))
+            frames.read_stop(data[:end], frame._replace(end=end))
     data, frame = head(frames.positions([(1, 2, 3, 4, 5, 6)]))
     for end in range(frame.body + 1, frame.end):
         with pytest.raises(ProtocolError):

@@ -545,3 +545,59 @@ def test_what_has_to_be_checked_first_is_sent_when_it_was(is_cold: bool, monkeyp
         done()
     scene.run(0.005)
     assert peer.kinds().count(Kind.APPEND) == 1
+
+
+def test_what_the_disk_brings_for_a_look_that_nobody_waits_for_begins_no_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, peer = led()
+    asked = cold(scene, monkeypatch)
+    peer.send(mending(1, 1, 4))
+    peer.send(subscription(2, 4))
+    end = end_of(scene)
+    assert (len(asked), list(end._streams)) == (1, [2])
+    asked[0]()
+    assert list(end._streams) == [2]
+    peer.send(mending(3, 1, 4))
+    assert (len(asked), list(end._streams)) == (2, [])
+    peer.channel.abort()
+    scene.run(0.1)
+    asked[1]()
+    assert not end._streams
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_a_log_is_doubted_once_however_often_its_follower_asks(is_cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    scene, peer = led()
+    doubted: list[int] = []
+    monkeypatch.setattr(type(scene.alive[1].log()), "doubt", lambda _: doubted.append(1))
+    asked = cold(scene, monkeypatch) if is_cold else []
+    for number in (1, 2):
+        peer.send(mending(number, 1, 4))
+        while asked:
+            asked.pop()()
+        scene.run(0.01)
+    assert [stop.reason for stop in stops(peer)] == [Reason.LOOKING] * 2
+    assert len(doubted) == 1
+
+
+def test_what_has_to_be_checked_is_looked_at_when_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, peer = led()
+    log = scene.alive[1].log()
+    read, unchecked = type(log).read, log.read(1, 1000, 4).slices[0]
+    is_checked = True
+
+    def doubtful(each: Log, offset: int, most: int, limit: int, *, warm: bool = False) -> ReadResult:
+        return read(each, offset, most, limit, warm=warm) if warm and is_checked else ReadResult((), 0, unchecked)
+
+    monkeypatch.setattr(type(log), "read", doubtful)
+    assert looked_at(scene, 1, 4) == "WHOLE"
+    end_of(scene)._looked.clear()
+    is_checked = False
+    assert looked_at(scene, 1, 4) == "LOOKING read up to offset 1 of 4", "nothing was read"
+    end_of(scene)._looked.clear()
+    is_checked = True
+    peer.send(mending(1, 1, 4))
+    assert stops(peer) == []
+    assert list(end_of(scene)._streams) == [1]

@@ -76,6 +76,7 @@ def test_a_broker_that_stops_ends_all_its_links_and_takes_no_more() -> None:
     assert broker.replication._accept() is None
     late = Peer(scene, 1, broker=7)
     assert late.kinds() == []
+    broker.host.listen(broker.address, lambda: None)  # the address is free
 
 
 def test_a_broker_that_never_listened_stops_too() -> None:
@@ -180,9 +181,10 @@ def test_a_broker_that_has_stopped_and_one_that_does_not_lead_want_no_other_set(
     monkeypatch.setattr(type(led.core), "wanted_change", lambda _, *given: noted(*given))
     broker.replication._look_at(led)
     assert len(asked) == 1
-    broker.replication._look_at(broker.partitions.follow(broker.log(), 5, 9))
     broker.replication._closed = True
     broker.replication._look_at(led)
+    broker.replication._closed = False
+    broker.replication._look_at(broker.partitions.follow(broker.log(), 5, 9))
     assert len(asked) == 1
 
 
