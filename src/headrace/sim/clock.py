@@ -90,19 +90,19 @@ class VirtualClock:
     def run(self) -> bool:
         """Turn after turn until `halt`. False: nothing is left to happen."""
         soon, timers = self._soon, self._timers
+        take_soon = soon.popleft
         self._halted = False
         while not self._halted:
             if soon:
-                soon.popleft()()
-            else:
-                while timers:
-                    moment, _, timer = heappop(timers)
-                    if timer.call is not None:
-                        break
-                else:
-                    return False
+                take_soon()()
+            elif timers:
+                moment, _, timer = heappop(timers)
+                if timer.call is None:
+                    continue
                 self._now = max(self._now, moment)
                 timer.run()
+            else:
+                return False
             if self.watch is not None:
                 self.watch()
         return True

@@ -35,26 +35,31 @@ class SimFile:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
         return self._node
 
-    def _file(self, *, write: bool = False) -> FileNode:
-        node = self.node
-        if isinstance(node, FolderNode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
-        if write and not self._writable:
-            raise OSError(errno.EBADF, "not open for writing", self.path)
+    def _file(self, call: str = "", *, write: bool = False) -> FileNode:
+        """What that call is meant for, if it does not fail."""
+        if call and self._disk.trouble is not None:
+            self._disk.meet(call, self.path)
+        node = self._node
+        if type(node) is not FileNode or self._age != self._disk.age or (write and not self._writable):
+            raise self._unfit()
         return node
+
+    def _unfit(self) -> OSError:
+        if isinstance(self.node, FolderNode):
+            return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+        return OSError(errno.EBADF, "not open for writing", self.path)
 
     def fileno(self) -> int:
         return -1
 
     def size(self) -> int:
-        self._disk.meet("size", self.path)
-        return len(self._file().content)
+        return len(self._file("size").content)
 
     def pwritev(self, parts: Sequence[Buffer], position: int) -> int:
         node = self._file(write=True)
         self._disk.check_write(self.path)
         data = b"".join(parts)
-        room = self._disk.room(len(node.content), position + len(data))
+        room = self._disk.room(len(node.content), position + len(data)) if self._disk.limited else 0
         if room < 0:
             fits = max(0, len(data) + room)
             if fits:
@@ -66,19 +71,16 @@ class SimFile:
         return len(data)
 
     def pread(self, count: int, position: int) -> bytes:
-        self._disk.meet("read", self.path)
-        node = self._file()
+        node = self._file("read")
         if node.bad and node.is_bad(position, count):
             raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
         return bytes(node.content[position : position + count])
 
     def truncate(self, size: int) -> None:
-        self._disk.meet("truncate", self.path)
-        self._file(write=True).change(Resize(size))
+        self._file("truncate", write=True).change(Resize(size))
 
     def allocate(self, size: int) -> None:
-        self._disk.meet("allocate", self.path)
-        node = self._file(write=True)
+        node = self._file("allocate", write=True)
         if size > len(node.content):
             if self._disk.room(len(node.content), size) < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
@@ -91,8 +93,7 @@ class SimFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
-        self._disk.meet("map", self.path)
-        node = self._file()
+        node = self._file("map")
         if size > len(node.content) or size == 0:
             raise ValueError("mapping is larger than the file")
         node.exported = True
@@ -239,7 +240,8 @@ class SimDisk:
 
     def open(self, path: str, *, create: bool = False, writable: bool = False) -> SimFile:
         self.meet("open", path)
-        self._fail_if_told(self._failing_opens, path)
+        if self._failing_opens:
+            self._fail_if_told(self._failing_opens, path)
         parent, name = self._parent(path)
         node = parent.entries.get(name)
         if node is None:
@@ -379,8 +381,10 @@ class SimDisk:
             raise OSError(number, os.strerror(number), path)
 
     def check_write(self, path: str) -> None:
-        self.meet("write", path)
-        self._fail_if_told(self._failing_writes, path)
+        if self.trouble is not None:
+            self.meet("write", path)
+        if self._failing_writes:
+            self._fail_if_told(self._failing_writes, path)
 
     def _fail_if_told(self, failing: dict[str, int], path: str) -> None:
         number = failing.pop(path, None)

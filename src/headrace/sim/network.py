@@ -18,6 +18,7 @@ from headrace.errors import OperatorError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Address, Part, Session
+from headrace.sim.clock import VirtualClock, VirtualTimer
 from headrace.sim.process import Process
 
 WINDOW_BYTES: Final = 256 << 10
@@ -33,7 +34,7 @@ class MemoryNetwork:
     """The wires between hosts; each host's own `Network` comes from `host`."""
 
     def __init__(
-        self, clock: Clock, seed: int | None = None, delay_seconds: tuple[float, float] = (0.0001, 0.001)
+        self, clock: VirtualClock, seed: int | None = None, delay_seconds: tuple[float, float] = (0.0001, 0.001)
     ) -> None:
         self.clock = clock
         self.delay_seconds = delay_seconds
@@ -93,7 +94,7 @@ class MemoryNetwork:
     # What hosts and channels ask of their network.
 
     def pass_on(self, way: Way, call: Callable[[], None]) -> None:
-        if way in self._cuts:
+        if self._cuts and way in self._cuts:
             self._held.append((way, call))
         else:
             call()
@@ -157,16 +158,17 @@ class MemoryHost:
     def __init__(self, network: MemoryNetwork, name: str, clock: Clock | None = None) -> None:
         self._network = network
         self._clock = clock
+        self._process = clock if isinstance(clock, Process) else None
         self.name = name
         self.overheard: Overheard | None = None
         """Is told of everything that this host sends."""
 
     def hear(self, call: Callable[[], None]) -> None:
         """Something reaches this host."""
-        if self._clock is None:
+        if self._process is not None:
+            self._process.hear(call)
+        elif self._clock is None:
             call()
-        elif isinstance(self._clock, Process):
-            self._clock.hear(call)
         else:
             self._clock.call_soon(call)
 
@@ -201,6 +203,28 @@ class MemoryListener:
         self._network.unbind(self)
 
 
+class _Arrival(VirtualTimer):
+    """What one end of a connection has sent reaches the other."""
+
+    __slots__ = ("end", "way")
+    call: Callable[[], None]
+
+    def __init__(self, way: Way, end: MemoryChannel, call: Callable[[], None]) -> None:
+        self.way = way
+        self.end = end
+        self.call = call
+
+    def run(self) -> None:
+        self.end.network.pass_on(self.way, self._reach)
+
+    def _reach(self) -> None:
+        """What a dead process left behind is answered by its host."""
+        if self.end.vanished:
+            self.call()
+        else:
+            self.end.host.hear(self.call)
+
+
 class MemoryChannel:
     """One end of a connection. `_under_way` bytes have left the other end and not been read here yet."""
 
@@ -212,9 +236,9 @@ class MemoryChannel:
         self._way = (local.host, peer.host)
         self.want_bytes = 0
         self.other: MemoryChannel
-        self._network = network
+        self.network = network
         self._session = session
-        self._out: deque[memoryview | FileSlice] = deque()
+        self._out: deque[bytes | memoryview | FileSlice] = deque()
         self._out_bytes = 0
         self._under_way = 0
         self._arrived = bytearray()
@@ -224,7 +248,7 @@ class MemoryChannel:
         self._finished = False
         self._closing = False
         self._gone = False
-        self._vanished = False
+        self.vanished = False
 
     def opened(self) -> None:
         """The other host has answered our call for a connection."""
@@ -233,31 +257,24 @@ class MemoryChannel:
 
     # Receiving.
 
-    def reached(self, call: Callable[[], None]) -> None:
-        """Something comes in on this connection; what a dead process left behind is answered by its host."""
-        if self._vanished:
-            call()
-        else:
-            self.host.hear(call)
-
     def _arrive(self, data: bytes) -> None:
         if not self._gone:
             self._arrived += data
             self._read()
-        elif self._vanished and self._network.is_replaced(self.host):
+        elif self.vanished and self.network.is_replaced(self.host):
             self.transmit(partial(self.other.drop, "connection reset by peer"))
 
     def _read(self) -> None:
         """Take what has arrived; that opens the window for the other end."""
         if self._gone or not self._reading:
             return
-        count = len(self._arrived)
-        if count:
-            self._kept += self._arrived
-            self._arrived.clear()
-            self._under_way -= count
+        arrived = self._arrived
+        if arrived:
+            self._kept += arrived
+            self._under_way -= len(arrived)
+            arrived.clear()
             if self.other._out:
-                self._network.clock.call_soon(lambda: self.other.host.hear(self.other.pump))
+                self.network.clock.call_soon(lambda: self.other.host.hear(self.other.pump))
             if len(self._kept) >= self.want_bytes:
                 self._offer()
         if self._finished and not self._gone and self._reading:
@@ -283,7 +300,7 @@ class MemoryChannel:
     def resume(self) -> None:
         if not self._reading and not self._gone and not self._closing:
             self._reading = True
-            self._network.clock.call_soon(lambda: self.host.hear(self._resumed))
+            self.network.clock.call_soon(lambda: self.host.hear(self._resumed))
 
     def _resumed(self) -> None:
         if self._reading and not self._gone:
@@ -298,9 +315,10 @@ class MemoryChannel:
         if self.host.overheard is not None:
             self.host.overheard(self, parts)
         for part in parts:
-            if len(part):
-                self._out.append(part if isinstance(part, FileSlice) else memoryview(bytes(part)))
-                self._out_bytes += len(part)
+            count = len(part)
+            if count:
+                self._out.append(part if isinstance(part, FileSlice) else bytes(part))
+                self._out_bytes += count
         self.pump()
 
     def queued_bytes(self) -> int:
@@ -310,16 +328,16 @@ class MemoryChannel:
         """Put on the wire what the window takes."""
         if self._gone:
             return
-        had = self._out_bytes
-        while self._out and self.other._under_way < WINDOW_BYTES:
+        had, out, other = self._out_bytes, self._out, self.other
+        while out and other._under_way < WINDOW_BYTES:
             try:
-                data = self._take(min(self._network.draw_piece(), WINDOW_BYTES - self.other._under_way))
+                data = self._take(min(self.network.draw_piece(), WINDOW_BYTES - other._under_way))
             except OSError as error:
                 self.drop(f"sending failed: {error.strerror or error}")
                 return
-            self.other._under_way += len(data)
-            self.transmit(partial(self.other._arrive, data))
-        if self._out:
+            other._under_way += len(data)
+            self.transmit(partial(other._arrive, data))
+        if out:
             return
         if self._closing:
             self.drop("closed by us")
@@ -328,23 +346,25 @@ class MemoryChannel:
 
     def _take(self, count: int) -> bytes:
         head = self._out.popleft()
-        count = min(count, len(head))
-        self._out_bytes -= count
+        size = len(head)
         if isinstance(head, FileSlice):
-            if count < head.count:
-                self._out.appendleft(head.part(count, head.count - count))
-            return head.part(0, count).read()
-        if count < len(head):
-            self._out.appendleft(head[count:])
-        return bytes(head[:count])
+            if count < size:
+                self._out.appendleft(head.part(count, size - count))
+                head = head.part(0, count)
+            self._out_bytes -= len(head)
+            return head.read()
+        if count < size:
+            self._out.appendleft(memoryview(head)[count:])
+            self._out_bytes -= count
+            return bytes(head[:count])
+        self._out_bytes -= size
+        return bytes(head)
 
     def transmit(self, call: Callable[[], None]) -> None:
-        network = self._network
-        now = network.clock.now()
-        arrival = now + network.draw_delay(self._way)
+        network = self.network
+        arrival = network.clock.now() + network.draw_delay(self._way)
         self._last_arrival = max(self._last_arrival, arrival)
-        arrive = partial(network.pass_on, self._way, partial(self.other.reached, call))
-        network.clock.call_later(self._last_arrival - now, arrive)
+        network.clock.set(self._last_arrival, _Arrival(self._way, self.other, call))
 
     # Closing.
 
@@ -365,7 +385,7 @@ class MemoryChannel:
         self._gone = True
         self._out.clear()
         self._out_bytes = 0
-        self._network.forget(self)
+        self.network.forget(self)
         self.transmit(self.other._end)
         if self._session is not None:
             self._session.closed(reason)
@@ -374,7 +394,7 @@ class MemoryChannel:
         """The process at this end is dead: its session hears nothing of it."""
         self._session = None
         if silent:
-            self._gone = self._vanished = True
-            self._network.forget(self)
+            self._gone = self.vanished = True
+            self.network.forget(self)
         else:
             self.drop("")

@@ -24,10 +24,10 @@ class Write:
     data: bytes
 
     def apply(self, image: bytearray) -> None:
-        end = self.position + len(self.data)
-        if len(image) < end:
-            image.extend(bytes(end - len(image)))
-        image[self.position : end] = self.data
+        position, size = self.position, len(image)
+        if position > size:
+            image.extend(bytes(position - size))
+        image[position : position + len(self.data)] = self.data
 
 
 @dataclass(frozen=True, slots=True)

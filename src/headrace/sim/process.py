@@ -46,8 +46,9 @@ class Process:
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
         self.loop = loop
+        self.clock = loop.clock
         self.now = loop.clock.now
-        self.wall_offset_ms: Callable[[], int] = int
+        self.wall_offset_ms = 0
         """How far the wall clock of its machine is off."""
         self.paused = False
         self.dead = False
@@ -62,16 +63,16 @@ class Process:
     # The clock.
 
     def wall_ms(self) -> int:
-        return self.loop.clock.wall_ms() + self.wall_offset_ms()
+        return self.clock.wall_ms() + self.wall_offset_ms
 
     def call_later(self, delay_seconds: float, call: Callable[[], None]) -> VirtualTimer:
         timer = _Call(self, call)
         moment = self.now() + self.loop.draw_lateness()
-        self.loop.clock.set(moment + delay_seconds if delay_seconds > 0 else moment, timer)
+        self.clock.set(moment + delay_seconds if delay_seconds > 0 else moment, timer)
         return timer
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        self.loop.clock.call_soon(_Call(self, call).run)
+        self.clock.call_soon(_Call(self, call).run)
 
     # What is done to it.
 
@@ -104,7 +105,7 @@ class Process:
         self.running = not self.dead
         held, self._held = self._held, deque()
         for call in held:
-            self.loop.clock.call_soon(call)
+            self.clock.call_soon(call)
 
     def die(self) -> None:
         """End it here and now. Its tasks stay as they are until `bury`: collecting them would run their `finally`."""

@@ -199,7 +199,7 @@ class Faults:
                 return self.harm.stop(self.harm.some_machine(), seconds)
             case ["step", "clock"]:
                 machine = self.harm.some_machine()
-                machine.wall_offset_ms = round(self.random.uniform(-1, 1) * CLOCK_STEP_MS)
+                machine.step_clock(round(self.random.uniform(-1, 1) * CLOCK_STEP_MS))
                 return f"{machine.name} {machine.wall_offset_ms} ms"
             case ["slow", "disk"]:
                 return self.harm.slow_disk(self.harm.some_machine(), self.random.choice((0.05, 0.5, 3.0)), seconds)

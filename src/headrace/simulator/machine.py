@@ -78,7 +78,6 @@ class Machine:
         self.lives = 0
         self.sync_seconds = self.quick_sync_seconds = sync_seconds
         self.wall_offset_ms = 0
-        """How far its wall clock is off."""
         self.wanted = False
         """Whether the supervisor keeps it running."""
         self.stopping = False
@@ -96,6 +95,12 @@ class Machine:
     @property
     def boot(self) -> str:
         return f"{self.name}-boot-{self.boots}"
+
+    def step_clock(self, offset_ms: int) -> None:
+        """Its wall clock is off by so much from now on."""
+        self.wall_offset_ms = offset_ms
+        if self.process is not None:
+            self.process.wall_offset_ms = offset_ms
 
     @property
     def up(self) -> bool:
@@ -122,7 +127,7 @@ class Machine:
         self.note("starts")
         self.refuses = True
         process = self.process = Process(self.loop, self.name)
-        process.wall_offset_ms = lambda: self.wall_offset_ms
+        process.wall_offset_ms = self.wall_offset_ms
         self.disk.serve(process, lambda: self.random.uniform(*self.sync_seconds))
         self._host = self.network.host(self.name, process)
         if self.overheard is not None:
