@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.ports.disk import FileSlice
@@ -21,8 +21,9 @@ from headrace.settings import LogSettings
 TICK_SECONDS: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPartition:
+class TopicPartition(NamedTuple):
+    """A tuple: it is the key of most tables, and hashed and compared by C then."""
+
     topic: str
     partition: int
 
