@@ -83,11 +83,20 @@ class Assignment:
         """Topic's id, state and leader as they were last put into effect."""
         self._image: Image | None = None
         self._joined = False
+        self._settings: tuple[Image | None, dict[bytes, LogSettings]] = None, {}
+        """By topic's id, as an image says: every partition of a topic asks for them."""
 
     def settings_of(self, image: Image, topic: Topic) -> LogSettings:
-        settings = log_settings(self._defaults(image), topic.overrides)
-        # Nobody archives or queries our own topics: a default for all topics would let them grow without end.
-        return replace(settings, retention_archived=False, key_index=False) if topic.internal else settings
+        if self._settings[0] is not image:
+            self._settings = image, {}
+        known = self._settings[1].get(topic.id)
+        if known is None:
+            known = log_settings(self._defaults(image), topic.overrides)
+            if topic.internal:
+                # Nobody archives or queries our own topics: a default for all topics would let them grow without end.
+                known = replace(known, retention_archived=False, key_index=False)
+            self._settings[1][topic.id] = known
+        return known
 
     def expected(
         self, image: Image, there: Mapping[TopicPartition, bytes], *, named_late: bool = False
