@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from headrace.cluster.image import Endpoint
@@ -19,7 +20,7 @@ from headrace.kafka.topic_creation import OFFSETS_OVERRIDES
 from headrace.metrics import Metrics
 from headrace.ports.network import Address
 from headrace.serving import OwnedTasks
-from headrace.settings import load
+from headrace.settings import BrokerSettings, load
 from headrace.sim.network import MemoryHost
 from headrace.sim.process import Process
 from headrace.simulator.connection import KAFKA_PORT
@@ -87,18 +88,13 @@ Build = Callable[[Machine, Process, MemoryHost], Broker]
 
 
 def builder(scenario: Scenario) -> Build:
+    @cache
+    def settings_of(broker: int) -> BrokerSettings:
+        own = {"node.id": broker, "cluster.id": CLUSTER, "data": DATA, "log.layout": scenario.layouts[broker - 1]}
+        return load(None, {}, {**scenario.settings, **own})
+
     def build(machine: Machine, process: Process, host: MemoryHost) -> Broker:
-        settings = load(
-            None,
-            {},
-            {
-                **scenario.settings,
-                "node.id": machine.id,
-                "cluster.id": CLUSTER,
-                "data": DATA,
-                "log.layout": scenario.layouts[machine.id - 1],
-            },
-        )
+        settings = settings_of(machine.id)
         participant = Participant(
             machine.disk,
             process,

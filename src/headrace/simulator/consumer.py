@@ -7,6 +7,7 @@ that it is told, are noted: see `history`.
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from typing import Final
 
 from headrace.errors import Code
@@ -22,6 +23,7 @@ from headrace.wire.message import Message
 READ_BYTES: Final = 4096
 WAIT_MS: Final = 200
 BOUNDS_SHARE: Final = 0.15
+BATCHES_KNOWN: Final = 1000
 LATEST: Final = -1
 EARLIEST: Final = -2
 CONSUMER: Final = -1
@@ -70,14 +72,20 @@ def take(history: History, where: TopicPartition, offset: int, row: Message, by:
     """Note what a fetch at that offset has found; answers where to go on."""
     before = offset
     for header, view in batches(memoryview(row.records or b"")):
-        for record in kernel.records(view):
-            if record.offset >= offset:
-                history.consumed(where, record.offset, record.value or b"", by)
+        for at, content in _contents(bytes(view)):
+            if at >= offset:
+                history.consumed(where, at, content, by)
         offset = max(offset, header.next_offset)
     if offset > before:
         history.note(f"read {where} {before} to {offset} from {by}")
         history.counts["read"] += offset - before
     return offset
+
+
+@lru_cache(BATCHES_KNOWN)
+def _contents(batch: bytes) -> list[tuple[int, bytes]]:
+    """Offsets and values. Every consumer reads the same batches."""
+    return [(record.offset, record.value or b"") for record in kernel.records(batch)]
 
 
 def is_deleted(history: History, where: TopicPartition, offset: int, row: Message, by: str) -> bool:

@@ -348,6 +348,8 @@ class GroupMember:
                 gone = is_deleted(history, where, offset, row, by)
                 self._positions[where] = row.log_start_offset if gone else 0
             self._leaders.refresh()
+        if self._stopped:  # nothing is left to happen but that everything is read and committed
+            self._commit()
         self._wait(self._pause_seconds, self._fetch)
 
 
