@@ -18,7 +18,7 @@ from headrace.cluster.membership import (
 )
 from headrace.cluster.view import ClusterView
 from headrace.errors import CoordinationError, DataFolderError, OperatorError, RequestTimedOut
-from headrace.ports.coordination import Put
+from headrace.ports.coordination import Delete, Put
 from headrace.sim.clock import VirtualClock
 from proving import proves
 
@@ -48,6 +48,31 @@ async def turns(count: int = 20) -> None:
     """Let tasks that are ready run."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+@proves("G14", "J5")
+def test_a_registration_that_is_gone_though_its_lease_lives_is_written_again(tmp_path: Path) -> None:
+    """As in a copy of coordination that was made between the two."""
+
+    async def body() -> None:
+        async with opened(tmp_path) as (coordination, clock):
+            view = ClusterView(coordination, PREFIX, clock, unexpected)
+            await view.start()
+            member = Membership(coordination, PREFIX, clock, broker(1), unexpected)
+            await member.start()
+            view.listen(member.follow)
+            await asyncio.wait_for(view.wait_for(lambda image: 1 in image.brokers, 10), DEADLINE_SECONDS)
+            await coordination.transact((), [Delete(keys.broker_key(PREFIX, 1)), Delete(f"{PREFIX}election/", True)])
+            await asyncio.wait_for(view.wait_for(lambda image: 1 not in image.brokers, 10), DEADLINE_SECONDS)
+            for _ in range(10):
+                clock.advance(LEASE_SECONDS / 4)
+                await turns()
+            await asyncio.wait_for(view.wait_for(lambda image: 1 in image.brokers, 10), DEADLINE_SECONDS)
+            assert member.lease in view.image.controls.candidates
+            await member.close()
+            await view.close()
+
+    asyncio.run(body())
 
 
 @proves("L3", "G13", "J5")

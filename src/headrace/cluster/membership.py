@@ -1,6 +1,7 @@
 """This broker's place in the cluster: the cluster's id, its registration under a lease, blocks of producer ids.
 
-A registration is there as long as its lease is kept alive; a lapsed one is written again at once. Whether the lease
+A registration is there as long as its lease is kept alive; a lapsed one is written again at once, and one that is
+missing though its lease lives, as after a restore of coordination, within two lease times. Whether the lease
 still stands is judged by a local deadline, counted from before the last renewal was asked for, never by a late
 answer.
 """
@@ -105,6 +106,8 @@ class Membership:
         self._failed = failed
         self._deadline = float("-inf")
         self._revision = 0
+        self._missing_since = float("inf")
+        """Since when images have not had the registration: a restore of coordination may have kept the lease alone."""
         self._unanswered: set[int] = set()
         """Leases of registrations that may have been made: the answer did not come."""
         self._task = OwnedTask(failed)
@@ -156,6 +159,8 @@ class Membership:
     def follow(self, _old: Image, new: Image) -> None:
         """An image listener: a second process with this broker's number and data folder must not go on beside us."""
         found = new.brokers.get(self.broker.id)
+        is_there = found is not None and found.incarnation == self.broker.incarnation
+        self._missing_since = float("inf") if is_there else min(self._missing_since, self._clock.now())
         if found is not None and found.revision > self._revision > 0 and found.incarnation != self.broker.incarnation:
             at = ", ".join(f"{end.host}:{end.port}" for end in found.listeners.values())
             self._failed(
@@ -205,11 +210,12 @@ class Membership:
             await pause(self._clock, wait)
             asked = self._clock.now()
             try:
-                if await self._coordination.keep_alive(self.lease):
+                is_missing = asked - self._missing_since > self.lease_seconds
+                if not is_missing and await self._coordination.keep_alive(self.lease):
                     self._deadline = asked + self.lease_seconds
                     self._answered()
-                else:
-                    await self._register()
+                elif await self._register():
+                    self._missing_since = float("inf")
                 wait = interval
             except CoordinationError:
                 self.steady_since = float("inf")
