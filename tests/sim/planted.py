@@ -26,10 +26,12 @@ from headrace.replication import following, leader
 from headrace.replication.follower import Following
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
 from headrace.sim.disk import SimDisk
-from headrace.storage import rewritten, shortfall
+from headrace.storage import retention, rewritten, shortfall, thinning
 from headrace.storage.commit import GroupCommit
 from headrace.storage.log import Log
 from headrace.storage.replicated import ReplicatedLog
+from headrace.storage.shared import retention as shared_retention
+from headrace.storage.thinning import Thinning
 
 Plant = Callable[[ExitStack], None]
 PLANTS: dict[str, Plant] = {}
@@ -409,3 +411,33 @@ def accept_the_sets_of_older_metadata(stack: ExitStack) -> None:
         return replace(state, leader_epoch=state.leader_epoch + lineage.EPOCHS_ABOVE)
 
     swap(stack, lineage, "_open", led)
+
+
+@plant
+def retention_takes_a_segment_too_many(stack: ExitStack) -> None:
+    """A segment more goes than the topic's settings let go, of a shared log as much."""
+    unwanted, unwanted_runs = retention._unwanted, shared_retention._unwanted
+
+    def segments(log: Any, now_ms: int) -> int:
+        count = unwanted(log, now_ms)
+        return min(count + 1, len(log.segments) - 1) if count else 0
+
+    def runs(queue: Any, start_offset: int, oldest_ms: int, surplus: int, changed: Any) -> Any:
+        found = unwanted_runs(queue, start_offset, oldest_ms, surplus, changed)
+        return unwanted_runs(queue, start_offset, oldest_ms, surplus + 1024, changed) if found else found
+
+    swap(stack, retention, "_unwanted", segments)
+    swap(stack, shared_retention, "_unwanted", runs)
+
+
+@plant
+def compaction_drops_the_last_of_a_key(stack: ExitStack) -> None:
+    """Of each key's records none stays that one of the same cleaning does not follow."""
+    stays = Thinning._stays
+
+    def kept(self: Thinning, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
+        if key is not None and self._latest.get(thinning._short(key)) == offset:
+            return False
+        return stays(self, offset, key, is_tombstone)
+
+    swap(stack, Thinning, "_stays", kept)

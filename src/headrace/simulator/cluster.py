@@ -31,6 +31,7 @@ from headrace.simulator.harm import ANY
 from headrace.simulator.history import History, Record, Trace, Violation
 from headrace.simulator.load import Load
 from headrace.simulator.machine import Machine
+from headrace.simulator.retention import RetentionRule
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import Log, ReadResult, TopicPartition
 
@@ -70,6 +71,7 @@ class Cluster:
         ]
         self.faults = Faults(scenario, self, trace)
         self.load = Load(scenario, self.network, self.clock, self.machines, self.history)
+        self._retention = RetentionRule(scenario.retention, self.history)
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
         self._image: Image | None = None
@@ -186,12 +188,15 @@ class Cluster:
         for machine in self.machines:
             if machine.participant is None:
                 continue
+            wall_ms = machine.take_furthest_wall_ms()
             for where in self.history.partitions():
                 partition = machine.participant.partitions.find_replica(where.topic, where.partition)
                 if partition is None:
                     continue
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
+                    if self.scenario.retention:
+                        self._retention.look(machine, where, partition, wall_ms)
                 # A follower may begin anew for damage, and what a sick disk does not read is damage; and it may have
                 # kept a watermark above what a loss of all page caches has left to its leader.
                 spared = self.scenario.bytes_flip or self.scenario.troubles or self.history.may_lose(where)

@@ -78,6 +78,10 @@ class Watched:
     ends: Floor = field(default_factory=Floor)
     to_delete: int = 0
     """Below this a client has asked to delete, or retention may."""
+    asked: int = 0
+    """Below this a client has asked to delete."""
+    written_ms: dict[int, int] = field(default_factory=dict)
+    """When the records at these offsets were made, of all that was acknowledged."""
     key_of: KeyOf | None = None
     """Of a compacted topic: the key of a record, by its batch and place in it."""
 
@@ -118,9 +122,12 @@ class History:
 
     # While it runs.
 
-    def acknowledged(self, where: TopicPartition, batch: Batch, records: int, offset: int, epoch: int, by: str) -> None:
-        """A leader decided to answer a producer: its batch is safe at this offset."""
+    def acknowledged(
+        self, where: TopicPartition, batch: Batch, records: int, offset: int, epoch: int, by: str, at_ms: int = 0
+    ) -> None:
+        """A leader decided to answer a producer: its batch, made at `at_ms`, is safe at this offset."""
         watched = self._watched[where]
+        watched.written_ms.update(dict.fromkeys(range(offset, offset + records), at_ms))
         self.note(f"ack {where} {batch} at {offset} epoch {epoch} by {by}")
         self.counts["acknowledged"] += 1
         if epoch >= 0:
@@ -174,6 +181,13 @@ class History:
     def asks_to_delete(self, where: TopicPartition, before: int) -> None:
         watched = self._watched[where]
         watched.to_delete = max(watched.to_delete, before)
+        watched.asked = max(watched.asked, before)
+
+    def asked_to_delete(self, where: TopicPartition) -> int:
+        return self._watched[where].asked
+
+    def written_ms(self, where: TopicPartition) -> dict[int, int]:
+        return self._watched[where].written_ms
 
     def deleted(self, where: TopicPartition, before: int, start: int, epoch: int, by: str) -> None:
         """A leader decided to answer that everything below is gone."""

@@ -77,7 +77,7 @@ class Machine:
         self._ran_in_boot = 1
         self.lives = 0
         self.sync_seconds = self.quick_sync_seconds = sync_seconds
-        self.wall_offset_ms = 0
+        self.wall_offset_ms = self._furthest_offset_ms = 0
         self.wanted = False
         """Whether the supervisor keeps it running."""
         self.stopping = False
@@ -99,8 +99,14 @@ class Machine:
     def step_clock(self, offset_ms: int) -> None:
         """Its wall clock is off by so much from now on."""
         self.wall_offset_ms = offset_ms
+        self._furthest_offset_ms = max(self._furthest_offset_ms, offset_ms)
         if self.process is not None:
             self.process.wall_offset_ms = offset_ms
+
+    def take_furthest_wall_ms(self) -> int:
+        """The latest that its clock has been, as of now, since this was asked for the last time."""
+        furthest, self._furthest_offset_ms = self._furthest_offset_ms, self.wall_offset_ms
+        return self.loop.clock.wall_ms() + furthest
 
     @property
     def up(self) -> bool:

@@ -264,9 +264,9 @@ class Producer:
         for (lane, sending), row in zip(parcel, _rows(answer), strict=True):
             if not row.error_code:
                 epoch = self._clients.epoch(machine, lane.where)
-                count = len(sending.records)
+                count, at_ms = len(sending.records), sending.records[0][0]
                 self._clients.history.acknowledged(
-                    lane.where, sending.batch, count, row.base_offset, epoch, machine.life
+                    lane.where, sending.batch, count, row.base_offset, epoch, machine.life, at_ms
                 )
 
     def _answered(self, broker: int, parcel: Parcel, answer: Message | None) -> None:
