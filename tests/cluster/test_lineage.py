@@ -189,6 +189,36 @@ def test_what_was_synced_outlives_a_loss_of_all_power_in_doubt(layout: str, seed
 
 
 @layouts
+@pytest.mark.parametrize("seed", range(3, 6))
+@proves("G14", "F5")
+def test_who_is_elected_when_metadata_is_accepted_has_synced_what_it_reported(layout: str, seed: int) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout)
+        await cluster.create("synced", durability="disk", min_insync_replicas=2)
+        first = cluster.leader("synced")
+        assert first is not None
+        copy = cluster.store.snapshot()
+        first.kill()
+        await cluster.until(lambda: cluster.leader("synced") not in (None, first))
+        await first.start(**{"log.layout": layout})
+        first.disk.serve(first.process, lambda: 20.0)
+        await cluster.produce(b"of two", topic="synced")
+        cluster.store.restore(copy)
+        await cluster.until(lambda: all(machine.participant.metadata.is_held for machine in cluster.alive()))
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader("synced") is not None)
+        for machine in cluster.machines.values():
+            machine.lose_power()
+        for machine in cluster.machines.values():
+            await machine.start(**{"log.layout": layout})
+        await cluster.until(lambda: cluster.leader("synced") is not None and len(cluster.state("synced").isr) == 3)
+        for machine in cluster.machines.values():
+            assert b"of two" in machine.held("synced")
+
+    run(3, body, seed)
+
+
+@layouts
 @proves("G14")
 def test_epochs_of_logs_alone_tell_of_a_restore(layout: str) -> None:
     async def body(cluster: Cluster) -> None:

@@ -1,8 +1,8 @@
 """What this broker tells the controller of its replicas: what they hold while nobody leads, and that it cannot lead.
 
-They are the keys `ends/<topic>/<n>/<broker>`. The controller elects from them and deletes them. A report goes with the
-broker's lease and names its incarnation; its write compares the partition's key, so that none arrives late, after the
-election that it was for.
+They are the keys `ends/<topic>/<n>/<broker>`. The controller elects from them and deletes them. What is reported is
+synced first, where the topic asks for that. A report goes with the broker's lease and names its incarnation; its write
+compares the partition's key, so that none arrives late, after the election that it was for.
 
 A leader whose log is offline (its disk failed) asks for another by the key `orders/<topic>/<n>`, as long as there is
 another member of the in-sync set that could lead. So does one whose log has a damaged place, which it can only mend as
@@ -205,6 +205,9 @@ class EndReports:
         if partition is None or partition.log.topic_id != topic.id or partition.leader != NO_LEADER:
             return None
         own, held = self._membership.broker, partition.log
+        if held.settings.durability == "disk" and held.offline is None and held.durable_offset < held.written_offset:
+            held.sync_soon()  # who is elected by it has to hold it over a loss of power
+            return None
         report = ReplicaEnd(
             topic.id,
             own.incarnation,
