@@ -441,3 +441,21 @@ def compaction_drops_the_last_of_a_key(stack: ExitStack) -> None:
         return stays(self, offset, key, is_tombstone)
 
     swap(stack, Thinning, "_stays", kept)
+
+
+@plant
+def count_what_is_written_after_a_change_to_disk(stack: ExitStack) -> None:
+    """A leader whose topic comes to ask for syncs goes on counting what is written."""
+    changed = LeaderCore.durability_changed
+
+    def kept(self: LeaderCore, *, flushed_counts: bool, position: int) -> bool:
+        return False if flushed_counts else changed(self, flushed_counts=False, position=position)
+
+    position = Partition.local_position
+
+    def local(self: Partition) -> int:
+        written = self.core is not None and not self.core.flushed_counts
+        return self.log.written_offset if written else position(self)
+
+    swap(stack, LeaderCore, "durability_changed", kept)
+    swap(stack, Partition, "local_position", local)

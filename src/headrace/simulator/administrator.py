@@ -1,7 +1,8 @@
 """An operator of a simulated cluster: has preferred leaders elected, and changes settings of topics.
 
 What is changed costs nobody anything: a topic that relies on page caches may be synced for a while, and is judged as
-one that is not.
+one that is not. A synced topic may rely on page caches for a while: where these may all go, it is judged by what was
+acknowledged while it was synced.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ CHANGES: Final = {
     "min.insync.replicas": ("2", "3"),
     "flush.ms": ("20", "500"),
 }
-CHANGES_OF_CACHED: Final = {**CHANGES, "durability": ("os", "disk")}
+DURABILITIES: Final = ("os", "disk")
+DURABILITY_SECONDS: Final = 0.5
+"""Not before this is the durability of a topic changed again: it has to be seen by which an answer was given."""
 
 
 class Administrator:
-    def __init__(self, clients: Clients, topics: Sequence[SimTopic], seed: int) -> None:
+    def __init__(self, clients: Clients, topics: Sequence[SimTopic], seed: int, *, caches_go: bool) -> None:
         self._clients = clients
         self._topics = topics
         self._random = random.Random(f"{seed} administrator")
         self._client = Client(clients, "administrator")
+        self._caches_go = caches_go
+        """Whether all page caches may be lost at once."""
+        self._durability_not_before: dict[str, float] = {}
         self._stopped = False
         self._later()
 
@@ -64,9 +70,17 @@ class Administrator:
         self._client.call(self._clients.some_broker(self._random), api.ELECT_LEADERS, message, answered)
 
     def _change(self, topic: SimTopic) -> None:
-        changes = CHANGES if topic.durability == "disk" else CHANGES_OF_CACHED
+        now = self._clients.clock.now()
+        changes = dict(CHANGES)
+        if now >= self._durability_not_before.get(topic.name, 0.0):
+            changes["durability"] = DURABILITIES
         name = self._random.choice(list(changes))
         value = self._random.choice(changes[name])
+        if name == "durability":
+            self._durability_not_before[topic.name] = now + DURABILITY_SECONDS
+            if value == "os" and self._caches_go:
+                for where in topic.all_partitions():
+                    self._clients.history.weaken(where)
         self._clients.history.note(f"asks for {name} {value} of {topic.name}")
         config = Message(name=name, config_operation=SET, value=value)
         resource = Message(resource_type=TOPIC, resource_name=topic.name, configs=[config])

@@ -195,6 +195,7 @@ class Cluster:
                     continue
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
+                    self.load.clients.look(machine, where, partition)
                     if self.scenario.retention:
                         self._retention.look(machine, where, partition, wall_ms)
                 # A follower may begin anew for damage, and what a sick disk does not read is damage; and it may have

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.partitions.partition import Partition
 from headrace.ports.network import Address, Channel, Part
 from headrace.sim.clock import VirtualClock, VirtualTimer
 from headrace.sim.network import MemoryChannel, MemoryHost
@@ -85,6 +86,8 @@ class Clients:
     machines: list[Machine]
     history: History
     random: Random
+    synced_since: dict[tuple[TopicPartition, str], float] = field(default_factory=dict)
+    """By partition and process: since when a leader has been seen to count what is synced, and only that."""
     calls: dict[int, Call] = field(default_factory=dict)
     """By correlation id, which no two requests of a run share."""
 
@@ -125,6 +128,21 @@ class Clients:
         participant = machine.participant
         partition = None if participant is None else participant.partitions.find(where.topic, where.partition)
         return -1 if partition is None or not partition.leading else partition.epoch
+
+    def look(self, machine: Machine, where: TopicPartition, leader: Partition) -> None:
+        """Time and again."""
+        if leader.log.settings.durability == "disk":
+            self.synced_since.setdefault((where, machine.life), self.clock.now())
+        else:
+            self.synced_since.pop((where, machine.life), None)
+
+    def is_synced(self, machine: Machine, where: TopicPartition, sent_at: float) -> bool:
+        """Whether what was sent then, and is acknowledged now, cannot count by page caches."""
+        participant = machine.participant
+        partition = None if participant is None else participant.partitions.find(where.topic, where.partition)
+        if partition is None or partition.log.settings.durability != "disk":
+            return False
+        return sent_at > self.synced_since.get((where, machine.life), float("inf"))
 
     def known_epoch(self, machine: Machine, where: TopicPartition) -> int:
         """The last of which the machine has heard: whatever it answers, it answers in that one."""

@@ -90,7 +90,7 @@ def _contents(batch: bytes) -> list[tuple[int, bytes]]:
 
 def is_deleted(history: History, where: TopicPartition, offset: int, row: Message, by: str) -> bool:
     """A broker says that the offset is out of range: only what was deleted may be."""
-    if not history.may_lose(where) and offset >= row.log_start_offset:
+    if not history.may_lose(where, offset) and offset >= row.log_start_offset:
         raise Violation(f"{where}: {by} says that {offset} is out of range; its log begins at {row.log_start_offset}")
     return bool(offset < row.log_start_offset)
 

@@ -84,6 +84,11 @@ class Watched:
     """When the records at these offsets were made, of all that was acknowledged."""
     key_of: KeyOf | None = None
     """Of a compacted topic: the key of a record, by its batch and place in it."""
+    firm: dict[Batch, int] | None = None
+    """Once somebody has asked that page caches may count, and all of them may go: what was acknowledged as synced."""
+    firm_end: int = 0
+    """Below this everything was synced then."""
+    firm_reads: dict[int, bytes] = field(default_factory=dict)
 
 
 class History:
@@ -103,8 +108,19 @@ class History:
         """`key_of`: of a compacted topic."""
         self._watched[where] = Watched(may_lose, to_delete=NEVER if retained else 0, key_of=key_of)
 
-    def may_lose(self, where: TopicPartition) -> bool:
-        return self._watched[where].may_lose
+    def may_lose(self, where: TopicPartition, offset: int | None = None) -> bool:
+        """Whether records may be lost; or the one at that offset."""
+        watched = self._watched[where]
+        return watched.may_lose or (watched.firm is not None and (offset is None or offset >= watched.firm_end))
+
+    def weaken(self, where: TopicPartition) -> None:
+        """From now on only what is acknowledged as synced may not be lost, and all that was told before."""
+        watched = self._watched[where]
+        if watched.firm is not None or watched.may_lose:
+            return
+        ends = [offset + watched.records_of[batch] for batch, offset in watched.acknowledged.items()]
+        watched.firm, watched.firm_reads = dict(watched.acknowledged), dict(watched.consumed)
+        watched.firm_end = max([0, *ends, *(offset + 1 for offset in watched.consumed)])
 
     def spare_all(self, why: str) -> None:
         """From now on nobody promises anything of any partition, nor of what groups have committed."""
@@ -123,9 +139,19 @@ class History:
     # While it runs.
 
     def acknowledged(
-        self, where: TopicPartition, batch: Batch, records: int, offset: int, epoch: int, by: str, at_ms: int = 0
+        self,
+        where: TopicPartition,
+        batch: Batch,
+        records: int,
+        offset: int,
+        epoch: int,
+        by: str,
+        at_ms: int = 0,
+        *,
+        synced: bool = True,
     ) -> None:
-        """A leader decided to answer a producer: its batch, made at `at_ms`, is safe at this offset."""
+        """A leader decided to answer a producer: its batch, made at `at_ms`, is safe at this offset. `synced`: for
+        certain as one that page caches do not count for."""
         watched = self._watched[where]
         watched.written_ms.update(dict.fromkeys(range(offset, offset + records), at_ms))
         self.note(f"ack {where} {batch} at {offset} epoch {epoch} by {by}")
@@ -137,11 +163,26 @@ class History:
             watched.acknowledged[batch] = offset
             return
         watched.records_of[batch] = records
+        if watched.firm is not None:
+            self._acknowledged_again(where, watched, batch, offset, synced=synced)
+            return
         if known != offset:
             raise Violation(f"{where}: batch {batch} acknowledged at {known} and by {by} at {offset}")
         other = watched.batch_at.setdefault(offset, batch)
         if other != batch:
             raise Violation(f"{where}: offset {offset} acknowledged for {other} and by {by} for {batch}")
+
+    def _acknowledged_again(
+        self, where: TopicPartition, watched: Watched, batch: Batch, offset: int, *, synced: bool
+    ) -> None:
+        assert watched.firm is not None
+        watched.acknowledged[batch] = offset
+        known = watched.firm.get(batch, offset)
+        if known != offset:
+            raise Violation(f"{where}: batch {batch} was acknowledged and synced at {known}, and now at {offset}")
+        if synced:
+            watched.firm[batch] = offset
+            watched.firm_end = max(watched.firm_end, offset + watched.records_of[batch])
 
     def leads(self, where: TopicPartition, epoch: int, who: str) -> None:
         leader = self._watched[where].leaders.setdefault(epoch, who)
@@ -157,7 +198,12 @@ class History:
 
     def consumed(self, where: TopicPartition, offset: int, content: bytes, by: str) -> None:
         watched = self._watched[where]
-        known = watched.consumed.setdefault(offset, content)
+        if watched.firm is None:
+            known = watched.consumed.setdefault(offset, content)
+        elif offset < watched.firm_end:
+            known = watched.firm_reads.setdefault(offset, content)
+        else:
+            return
         if known != content and not watched.may_lose:
             raise Violation(f"{where}: offset {offset} was read as {known!r} and from {by} as {content!r}")
 
@@ -174,7 +220,7 @@ class History:
     ) -> None:
         """A leader answers where the log starts or ends; `known` was told before it was asked."""
         least = floor_of(known, epoch)
-        if value < least and not self._watched[where].may_lose:
+        if value < least and not self.may_lose(where):
             raise Violation(f"{where}: the {what} {least} was told, and then by {by} {value} in epoch {epoch}")
         floor.told(epoch, value)
 
@@ -246,6 +292,9 @@ class History:
         if watched.may_lose:
             return
         start = max(starts)
+        if watched.firm is not None:
+            self._check_firm(where, watched, records, contents, start)
+            return
         if min(starts) < watched.starts.highest:
             raise Violation(f"{where}: the start {watched.starts.highest} was told, and a log begins at {min(starts)}")
         if start > watched.to_delete:
@@ -275,6 +324,25 @@ class History:
                 raise Violation(
                     f"{where}: a consumer read {content!r} at {offset}, where the log has {contents.get(offset)!r}"
                 )
+
+    def _check_firm(
+        self, where: TopicPartition, watched: Watched, records: list[Record], contents: dict[int, bytes], start: int
+    ) -> None:
+        assert watched.firm is not None
+        found = {record.offset: (record.batch, record.nth) for record in records}
+        latest = self.latest(where, records)
+        for batch, offset in watched.firm.items():
+            for nth in range(max(0, start - offset), watched.records_of[batch]):
+                at = found.get(offset + nth)
+                is_compacted = watched.key_of is not None and latest.get(watched.key_of(batch, nth), -1) > offset + nth
+                if at != (batch, nth) and not (at is None and is_compacted):
+                    raise Violation(
+                        f"{where}: batch {batch}, acknowledged and synced at {offset}, is lost: {at} is there"
+                    )
+        for offset, content in watched.firm_reads.items():
+            there = contents.get(offset)
+            if offset >= start and there != content and not (there is None and watched.key_of is not None):
+                raise Violation(f"{where}: a consumer read {content!r} at {offset}, where the log has {there!r}")
 
     def latest(self, where: TopicPartition, records: list[Record]) -> dict[bytes, int]:
         """By key: the offset of its last record. Empty if the topic is not compacted."""

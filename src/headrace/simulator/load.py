@@ -17,6 +17,7 @@ from headrace.simulator.broker import CLUSTER
 from headrace.simulator.connection import CLIENT, Client, Clients
 from headrace.simulator.consumer import Consumer
 from headrace.simulator.group_member import GroupMember
+from headrace.simulator.harm import ANY
 from headrace.simulator.history import History
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
@@ -48,12 +49,12 @@ class Load:
     ) -> None:
         self._scenario = scenario
         self._random = random.Random(f"{scenario.seed} load")
-        self._clients = Clients(network.host(CLIENT), clock, machines, history, self._random)
+        self.clients = Clients(network.host(CLIENT), clock, machines, history, self._random)
         self._producers: list[Producer] = []
         self._consumers: dict[TopicPartition, Consumer] = {}
         self._members: list[GroupMember] = []
         for machine in machines:
-            machine.overheard = self._clients.overhear
+            machine.overheard = self.clients.overhear
 
     @property
     def waiting(self) -> int:
@@ -61,7 +62,7 @@ class Load:
         return sum(producer.waiting for producer in self._producers)
 
     def start(self) -> None:
-        scenario, clients = self._scenario, self._clients
+        scenario, clients = self._scenario, self.clients
         for topic in scenario.topics:
             for _ in range(scenario.producers):
                 self._add_producer(topic.name, topic.partitions)
@@ -78,7 +79,8 @@ class Load:
         if scenario.deletions:
             self._deleter = Deleter(clients, self._consumers)
         if scenario.administered:
-            self._administrator = Administrator(clients, scenario.topics, scenario.seed)
+            caches_go = scenario.regime == ANY
+            self._administrator = Administrator(clients, scenario.topics, scenario.seed, caches_go=caches_go)
         if scenario.moves:
             self._reassigner = Reassigner(clients, scenario.topics, self._offsets_partitions(), scenario.seed)
         if scenario.restored:
@@ -90,7 +92,7 @@ class Load:
     def _add_producer(self, topic: str, partitions: int) -> None:
         scenario = self._scenario
         producer = Producer(
-            self._clients,
+            self.clients,
             topic,
             partitions,
             len(self._producers) + 1,
@@ -107,7 +109,7 @@ class Load:
         producer.make()
         delay = self._random.expovariate(1 / pause_seconds)
         if not producer.done:
-            self._clients.clock.call_later(delay, lambda: self._make_batches(producer, pause_seconds))
+            self.clients.clock.call_later(delay, lambda: self._make_batches(producer, pause_seconds))
 
     def stop(self) -> None:
         for producer in self._producers:

@@ -65,6 +65,7 @@ class Sending:
     built: bytes = b""
     sequence: int = 0
     tries: int = 0
+    first_sent_at: float = 0.0
     under_way: bool = False
     broker: int = -1
     """That it was sent to the last time."""
@@ -242,6 +243,7 @@ class Producer:
         for lane, sending in parcel:
             sending.under_way = True
             sending.broker = broker
+            sending.first_sent_at = sending.first_sent_at or self._clients.clock.now()
             sending.tries += 1
             sending.was_first = lane.waiting[0] is sending
         rows = [Message(index=lane.where.partition, records=sending.built) for lane, sending in parcel]
@@ -265,8 +267,9 @@ class Producer:
             if not row.error_code:
                 epoch = self._clients.epoch(machine, lane.where)
                 count, at_ms = len(sending.records), sending.records[0][0]
+                synced = self._clients.is_synced(machine, lane.where, sending.first_sent_at)
                 self._clients.history.acknowledged(
-                    lane.where, sending.batch, count, row.base_offset, epoch, machine.life, at_ms
+                    lane.where, sending.batch, count, row.base_offset, epoch, machine.life, at_ms, synced=synced
                 )
 
     def _answered(self, broker: int, parcel: Parcel, answer: Message | None) -> None:
