@@ -5,9 +5,9 @@ recovery point, start offset, end offset, active segment, its bytes, wall ms of 
 wall ms], ...], truncations], ...]}. Version 1 has no truncations.
 
 It is replaced whole; a crash leaves the old or the new one. `clean` is true only between a clean stop and the next
-start. An old one costs time, never data: more is read again. Without one every log is read. What only stands here is
-a start offset inside a segment (DeleteRecords); it is written at once, and without it the segment's first offset
-counts. So a broker without one joins its in-sync sets anew (`shortfall`).
+start. An old one costs time, never data: more is read again. Without one every log is read. A start offset inside a
+segment (DeleteRecords) is written here at once; without it the folder's own word counts (`start_markers`), which may be
+missing. So a broker without one joins its in-sync sets anew (`shortfall`).
 """
 
 from __future__ import annotations

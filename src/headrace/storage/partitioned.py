@@ -9,6 +9,7 @@
                                <20-digit offset>.sum          of a compacted segment (see `sums`)
                                <20-digit offset>.gaps         of a segment with gaps between its offsets (see `segment`)
                                <20-digit offset>.<n>.cut      a truncation (see `cuts`)
+                               <20-digit offset>.start        the log's start inside a segment (see `start_markers`)
 
 `append` stages; `write` puts all that was staged into the file with one call, or takes it all back. What was written
 is in the page cache and outlives the process; what lies below `durable_offset` was synced and outlives the machine.
@@ -222,6 +223,8 @@ class PartitionedLog(SegmentedLog):
 
     def _begin_cut(self, offset: int, *, anew: bool) -> None:
         try:
+            if anew:
+                self._start_markers.forget()
             self.cuts.begin(offset, anew=anew)
         except OSError as error:
             raise self._refuse(error).again() from error
@@ -282,6 +285,10 @@ class PartitionedLog(SegmentedLog):
             self._discard(self.segments.replace(0, count, []))
             self._reader.forget()
             self.producers.moved()
+        if offset > self.segments[0].base_offset:
+            self._start_markers.note(offset)
+            self._unsynced.add(self.folder)
+            self._around.sync_soon(self)
 
     # Syncing.
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings import LogSettings
-from headrace.storage import cuts, producers, rewritten, swap, tails
+from headrace.storage import cuts, producers, rewritten, start_markers, swap, tails
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cuts import Marker
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
@@ -68,6 +68,7 @@ def open_log(
         if bases and bases[0] > point.start_offset and not was_raised:
             bases = _stand_in(around.disk, folder, bases, point.start_offset)
     found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
+    found.start_markers = _start_markers(around.disk, folder, names, point)
     found.cuts = max([found.cuts, *(marker.number for marker in untold)])
     if point is not None:
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
@@ -92,11 +93,26 @@ def open_log(
     found.began_ms = around.clock.wall_ms()
     if point is not None and point.active_base == found.segments[-1].base_offset:
         found.began_ms = point.began_ms
-    found.start_offset = max(found.start_offset, found.segments[0].base_offset, point.start_offset if point else 0)
+    known_start = point.start_offset if point is not None else _marked_start(found.start_markers, untold)
+    found.start_offset = max(found.start_offset, found.segments[0].base_offset, known_start)
     opened = PartitionedLog(around, folder, topic_partition, topic_id, settings, found)
     if found.start_offset > found.end_offset:
         opened.restart_at(found.start_offset)
     return opened
+
+
+def _start_markers(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -> list[int]:
+    """Those that may be true; one above the checkpoint's start tells of a deletion that was not kept."""
+    found = _offsets(names, start_markers.ENDING)
+    for offset in found:
+        if point is not None and offset > point.start_offset:
+            disk.remove(stem(folder, offset) + start_markers.ENDING)
+    return [offset for offset in found if point is None or offset <= point.start_offset]
+
+
+def _marked_start(markers: list[int], untold: list[Marker]) -> int:
+    """Where the folder says that the log begins, if it did not begin anew since."""
+    return 0 if any(marker.anew for marker in untold) else max(markers, default=0)
 
 
 def _untold(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -> list[Marker]:

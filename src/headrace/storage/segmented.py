@@ -22,6 +22,7 @@ from headrace.storage.replicated import ReplicatedLog
 from headrace.storage.segment import INDEX, TIME_INDEX, Segment
 from headrace.storage.segments import Segments
 from headrace.storage.snapshots import Snapshots
+from headrace.storage.start_markers import StartMarkers
 from headrace.storage.surroundings import Found, Surroundings
 from headrace.storage.turn import Turn
 from headrace.storage.unsynced import Unsynced
@@ -56,6 +57,7 @@ class SegmentedLog(ReplicatedLog):
         self.cleanings = found.cleanings
         self.began_ms = found.began_ms
         self.snapshots = Snapshots(around.disk, folder, found.snapshots)
+        self._start_markers = StartMarkers(around.disk, folder, found.start_markers)
         self.recovered = found.recovered
         self.tail = found.tail
         self._around = around

@@ -95,6 +95,7 @@ class Found:
     began_ms: int = 0
     epochs: EpochHistory | None = None
     snapshots: list[int] = field(default_factory=list)
+    start_markers: list[int] = field(default_factory=list)
     recovered: bool = False
     tail: Tail = Tail.WHOLE
     durable_offset: int | None = None
