@@ -15,6 +15,7 @@ from headrace.replication.frames import (
     Frame,
     Hello,
     Kind,
+    Producers,
     Reason,
     Reset,
     Start,
@@ -54,6 +55,8 @@ def test_every_frame_comes_back_as_it_was() -> None:
     assert list(frames.read_watermarks(*head(frames.watermarks(watermarks)))) == watermarks
     for starts in ([], [(0, 0), (3, 0), (7, BIG)], [(nth, nth) for nth in range(frames.EPOCHS_MAX)]):
         assert frames.read_epochs(*head(frames.epochs(Epochs(1, 2, starts)))) == Epochs(1, 2, starts)
+    producers = Producers(1, 2, b"snapshot")
+    assert frames.read_producers(*head(frames.producers(producers))) == producers
     assert head(frames.PING)[1].kind == Kind.PING
 
 

@@ -374,3 +374,28 @@ def test_a_snapshot_from_before_the_first_segment_says_nothing_of_now() -> None:
     log = without_snapshots(harness, bring_back)
     assert log.start_offset == 40
     assert send(harness, log, 20) == 40
+
+
+@LAYOUTS
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+def test_what_a_leader_tells_of_producers_is_remembered_by_an_empty_log_alone(layout: str, how: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log(durability="disk")
+    send(harness, log, 0, producer_id=8)
+    told = producers.ProducerState(0, (producers.SequencedBatch(0, 4, 60),), harness.clock.wall_ms())
+    log.learn_producers({7: told})
+    assert set(log.producers_before(100)) == {8}, "it holds something, and knows by itself"
+    log.restart_at(100)
+    harness.advance(1)
+    log.learn_producers({7: told, 9: told})
+    harness.advance(1)
+    if how == "stop":
+        log = harness.reopen()
+    else:
+        log = harness.kill(5 if how == "power" else None)
+    assert log.producers_before(100) == {7: told, 9: told}
+    assert log.producers_before(64) == {}
+    assert send(harness, log, 0, count=5) == 60
+    assert send(harness, log, 5) == 100
+    assert set(log.producers_before(101)) == {7, 9}
+    assert len(log.producers_before(101)[7].batches) == 2

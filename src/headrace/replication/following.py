@@ -20,8 +20,9 @@ from headrace.ports.clock import Clock
 from headrace.ports.network import Address
 from headrace.replication import frames
 from headrace.replication.follower import RETRY_SECONDS, Following, Stage
-from headrace.replication.frames import Frame, Hello, Kind, Position, Reason, Start
+from headrace.replication.frames import Frame, Hello, Kind, Position, Producers, Reason, Start
 from headrace.replication.link import Link
+from headrace.storage import producers
 from headrace.storage.producers import UnreadableProducers
 
 log = logging.getLogger(__name__)
@@ -199,6 +200,8 @@ class FollowingEnd:
                 following = self._current(epochs.subscription, epochs.epoch, Stage.COPYING)
                 if following is not None:
                     following.epoch_starts = epochs.starts
+            case Kind.PRODUCERS:
+                self._producers(frames.read_producers(data, frame))
             case Kind.START:
                 self._start(frames.read_start(data, frame))
             case Kind.TRUNCATE:
@@ -260,6 +263,18 @@ class FollowingEnd:
         self._shared.partitions.told(partition, start.watermark)
         self._follow_start(following, start.log_start)
         self._to_tell[following] = None
+
+    def _producers(self, told: Producers) -> None:
+        following = self._current(told.subscription, told.epoch, Stage.COPYING)
+        if following is None:
+            return
+        states = producers.decode(told.snapshot)
+        if states is None:
+            raise ProtocolError(f"{following.partition.topic_partition}: what is told of its producers is not whole")
+        try:
+            following.partition.log.learn_producers(states)
+        except (HeadraceError, OSError) as error:
+            self._give_up(following, error)
 
     def _mend(self, following: Following, change: Callable[[], bool]) -> None:
         """Cut or begin anew, then ask again."""

@@ -19,10 +19,12 @@ numbers are big-endian. A frame is the length of what follows (uint32), its kind
    11 PING         nothing
    12 EPOCHS       subscription, epoch, then entries of leader epoch int32, first offset int64, both rising: where the
                    epochs of the next APPEND began, since batches that would show it may have been compacted
+   13 PRODUCERS    subscription, epoch, then producers as in a snapshot (see `storage.producers`): what is known of
+                   them from before the START that this follows, where that is not 0 and the follower holds nothing
 
 The log start of a leader is where it wants the partition to begin, that of a follower where its own log does, safe on
-its disk. This is version 4: version 3 had no EPOCHS, version 2 no log start in POSITIONS either, version 1 no `held`.
-Two versions do not speak with each other.
+its disk. This is version 5: version 4 had no PRODUCERS, version 3 no EPOCHS, version 2 no log start in POSITIONS
+either, version 1 no `held`. Two versions do not speak with each other.
 
 Subscriptions are numbered by the follower, a new number each time, so that what was sent for an earlier one is told
 apart; each frame also bears the leader epoch that it was sent in. Every length is bounded before memory is spent on it:
@@ -39,7 +41,7 @@ from typing import Any, Final, NamedTuple
 from headrace.errors import ProtocolError
 
 MAGIC: Final = b"hrln"
-VERSION: Final = 4
+VERSION: Final = 5
 HEAD: Final = struct.Struct(">IB")
 HEAD_BYTES: Final = HEAD.size
 LENGTH_BYTES: Final = 4
@@ -49,6 +51,8 @@ CONTROL_MAX_BYTES: Final = 4 << 20
 ENTRIES_MAX: Final = 100_000
 EPOCHS_MAX: Final = 10_000
 """Most epochs that are told at once, the newest; for others a follower goes by its batches."""
+PRODUCERS_MAX: Final = 10_000
+"""Most producers in one frame."""
 TEXT_MAX_BYTES: Final = 1000
 
 _HELLO = struct.Struct(">4sHi")
@@ -63,6 +67,7 @@ _POSITION = struct.Struct(">Iiqqqq")
 _WATERMARK = struct.Struct(">Iiqq")
 _EPOCHS = struct.Struct(">Ii")
 _EPOCH = struct.Struct(">iq")
+_PRODUCERS = struct.Struct(">Ii")
 _APPEND_HEAD = struct.Struct(">IBIiqqq")
 APPEND_BYTES: Final = _APPEND.size
 
@@ -80,6 +85,7 @@ class Kind(IntEnum):
     WATERMARKS = 10
     PING = 11
     EPOCHS = 12
+    PRODUCERS = 13
 
 
 class Reason(IntEnum):
@@ -164,6 +170,12 @@ class Epochs(NamedTuple):
     """Leader epoch and the first offset of it."""
 
 
+class Producers(NamedTuple):
+    subscription: int
+    epoch: int
+    snapshot: bytes
+
+
 Answer = Start | Truncate | Reset | Stop
 Position = tuple[int, int, int, int, int, int]
 """Subscription, epoch, received, written, flushed, log start."""
@@ -222,6 +234,10 @@ def watermarks(entries: Iterable[Watermark]) -> bytes:
 def epochs(value: Epochs) -> bytes:
     head = _EPOCHS.pack(value.subscription, value.epoch)
     return _frame(Kind.EPOCHS, head + b"".join(_EPOCH.pack(*start) for start in value.starts))
+
+
+def producers(value: Producers) -> bytes:
+    return _frame(Kind.PRODUCERS, _PRODUCERS.pack(value.subscription, value.epoch) + value.snapshot)
 
 
 class Frame(NamedTuple):
@@ -312,6 +328,11 @@ def read_epochs(data: memoryview, frame: Frame) -> Epochs:
             raise ProtocolError(f"epoch {began} from offset {offset} on cannot follow {last_epoch} from {last_offset}")
         starts.append((began, offset))
     return Epochs(subscription, epoch, starts)
+
+
+def read_producers(data: memoryview, frame: Frame) -> Producers:
+    subscription, epoch = _unpack(_PRODUCERS, data, frame)
+    return Producers(subscription, epoch, bytes(data[frame.body + _PRODUCERS.size : frame.end]))
 
 
 def _unpack(layout: struct.Struct, data: memoryview, frame: Frame) -> tuple[Any, ...]:

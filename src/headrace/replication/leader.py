@@ -3,7 +3,8 @@
 Epochs decide where two logs part (KIP-101, KIP-279). A follower tells the epoch of its last batch and its end. If the
 leader has that epoch and it reaches as far, everything below is the same, and the copy begins there. If not, the
 follower is told the leader's nearest epoch below and where it ends; it cuts, and asks again. What the leader has
-deleted already cannot be copied: the follower then begins anew at the leader's log start.
+deleted already cannot be copied: the follower then begins anew at the leader's log start, and is told what the leader
+knows of producers from before it: a batch whose answer was lost comes again, though its records are gone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,19 @@ from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.replication.frames import EPOCHS_MAX, Answer, Reason, Reset, Start, Stop, Subscribe, Truncate
+from headrace.replication.frames import (
+    EPOCHS_MAX,
+    PRODUCERS_MAX,
+    Answer,
+    Producers,
+    Reason,
+    Reset,
+    Start,
+    Stop,
+    Subscribe,
+    Truncate,
+)
+from headrace.storage import producers
 from headrace.storage.log import Log, ReadResult
 
 READ_WHOLE_BYTES: Final = 64 << 10
@@ -78,6 +91,18 @@ def answer(asked: Subscribe, log: Log, watermark: int) -> Answer:
     if ours.epoch == asked.last_epoch and asked.end <= ours.end_offset:
         return Start(subscription, epoch, asked.end, watermark, log.start_offset)
     return Truncate(subscription, epoch, ours.epoch, ours.end_offset)
+
+
+def begins_anew(asked: Subscribe, start: Start) -> bool:
+    """Whether the follower holds nothing, though there was something."""
+    return asked.last_epoch < 0 and start.from_offset > 0
+
+
+def producers_before(start: Start, log: Log) -> list[Producers]:
+    """What the copy from there on does not tell of them."""
+    known = list(log.producers_before(start.from_offset).items())
+    parts = [dict(known[at : at + PRODUCERS_MAX]) for at in range(0, len(known), PRODUCERS_MAX)]
+    return [Producers(start.subscription, start.epoch, producers.encode(part)) for part in parts]
 
 
 class Stream:

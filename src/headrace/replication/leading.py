@@ -20,10 +20,11 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, FileSlice
 from headrace.ports.network import Part
 from headrace.replication import frames, leader
-from headrace.replication.frames import Append, Epochs, Frame, Hello, Kind, Reason, Start, Stop, Watermark
+from headrace.replication.frames import Append, Epochs, Frame, Hello, Kind, Producers, Reason, Start, Stop, Watermark
 from headrace.replication.leader import Budget, Stream
 from headrace.replication.link import Link
 from headrace.storage.log import ReadResult, TopicPartition
+from headrace.storage.producers import UnreadableProducers
 from headrace.storage.warming import are_warm
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,12 @@ class LeadingEnd:
         if isinstance(told, Start):
             self._doubt_if_asked_again(told, partition)
             told = self._readable(told, partition) or told
-        self._answers.append(frames.answer(told))
+        producers: list[Producers] = []
+        if isinstance(told, Start) and leader.begins_anew(asked, told):
+            told = self._knows_producers(told, partition) or told
+            if isinstance(told, Start):
+                producers = leader.producers_before(told, partition.log)
+        self._answers += [frames.answer(told), *map(frames.producers, producers)]
         if isinstance(told, Start):
             self._looked.pop(partition, None)
             progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
@@ -228,6 +234,18 @@ class LeadingEnd:
         self._begun[where] = start.from_offset, times
         if times == TIMES_TO_DOUBT and start.from_offset < partition.log.written_offset:
             partition.log.doubt()
+
+    def _knows_producers(self, start: Start, partition: Partition) -> Stop | None:
+        """Why nobody can say now what is known of producers."""
+        try:
+            partition.log.producers.load()
+        except UnreadableProducers as error:
+            self._say_unreadable(partition, error)
+            partition.found_damage(error.offset)
+            return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))
+        except HeadraceError as error:  # perhaps there is more to read than a turn may
+            return Stop(start.subscription, start.epoch, Reason.LOOKING, str(error))
+        return None
 
     def _readable(self, start: Start, partition: Partition) -> Stop | None:
         """Why there is nothing to copy from there."""

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
+from headrace.storage.producers import ProducerState
 
 TICK_SECONDS: Final = 0.1
 
@@ -194,6 +195,14 @@ class Log(Protocol):
     def epoch_starts(self) -> Sequence[tuple[int, int]]:
         """Each epoch of which the log has had batches, or was told, and the first offset written in it; both rise.
         An epoch of which only later batches are left may count from the end of the batch before them."""
+        ...
+
+    def producers_before(self, offset: int) -> dict[int, ProducerState]:
+        """What is known of producers from batches before the offset, which need not be there any more."""
+        ...
+
+    def learn_producers(self, states: dict[int, ProducerState]) -> None:
+        """What the leader knows of producers from before the start. A log that holds something knows it by itself."""
         ...
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:

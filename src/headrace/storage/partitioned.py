@@ -290,6 +290,10 @@ class PartitionedLog(SegmentedLog):
             self._unsynced.add(self.folder)
             self._around.sync_soon(self)
 
+    def keep_producers(self) -> None:
+        self._write_snapshot(self.written_offset)
+        self._around.sync_soon(self)
+
     # Syncing.
 
     def sync_soon(self) -> None:

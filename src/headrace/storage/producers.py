@@ -51,6 +51,10 @@ class SequencedBatch(NamedTuple):
     last: int
     base_offset: int
 
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + (self.last - self.first) % SEQUENCES + 1
+
 
 class ProducerState(NamedTuple):
     epoch: int
@@ -245,6 +249,10 @@ class ProducerTable:
             else:
                 self.states[producer_id] = old
         self._undo.clear()
+
+    def learn(self, states: dict[int, ProducerState]) -> None:
+        """Another replica knows these."""
+        self._states = {**self.states, **states}
 
     def forget(self) -> None:
         """Load again at next use."""

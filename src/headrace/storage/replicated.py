@@ -13,6 +13,7 @@ deletes at once. `safe_start_offset` is the start that a checkpoint holds, so th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from headrace.errors import HeadraceError
@@ -22,6 +23,9 @@ from headrace.storage import copied
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, TopicPartition
+from headrace.storage.producers import ProducerState, ProducerTable
+
+log = logging.getLogger(__name__)
 
 
 class ReplicatedLog:
@@ -38,6 +42,7 @@ class ReplicatedLog:
     sync_asked_offset: int
     copying: bool
     epochs: EpochHistory
+    producers: ProducerTable
 
     def __init__(self, archived_offset: Callable[[TopicPartition], int]) -> None:
         self.committed_offset = 0
@@ -68,14 +73,32 @@ class ReplicatedLog:
     def epoch_starts(self) -> Sequence[tuple[int, int]]:
         return self.epochs.entries
 
+    def producers_before(self, offset: int) -> dict[int, ProducerState]:
+        states: dict[int, ProducerState] = {}
+        for producer_id, state in self.producers.states.items():
+            batches = tuple(batch for batch in state.batches if batch.next_offset <= offset)
+            if batches:
+                states[producer_id] = state._replace(batches=batches)
+        return states
+
+    def learn_producers(self, states: dict[int, ProducerState]) -> None:
+        if self.start_offset != self.end_offset:
+            return
+        self.producers.learn(states)
+        try:
+            self.keep_producers()
+        except OSError as error:
+            log.warning("%s: its producers may be forgotten by a crash: %s", self.topic_partition, error)
+
     def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
         is_empty = self.start_offset == self.end_offset
         batches = copied.checked(self.topic_partition, data, self.end_offset, self.last_epoch(), is_empty=is_empty)
         self.copying, self._told_epochs = True, epoch_starts
         try:
             if batches and batches[0][1].base_offset < self.end_offset:
-                start_offset = self.start_offset
+                start_offset, states = self.start_offset, self.producers.states
                 self.restart_at(batches[0][1].base_offset)
+                self.learn_producers(states)
                 self.start_offset = start_offset
             for batch, header in batches:
                 self._stage(batch, header, header.base_offset, header.leader_epoch)
@@ -106,6 +129,10 @@ class ReplicatedLog:
                 done(error)
 
         return kept
+
+    def keep_producers(self) -> None:
+        """Write a snapshot of what is known of them, and have it synced soon."""
+        raise NotImplementedError
 
     def delete_before(self, offset: int, done: Done | None = None) -> None:
         raise NotImplementedError

@@ -437,15 +437,21 @@ class SharedLog(ReplicatedLog):
             self._refusal = self._refusal or refused
         try:
             if self.beside.needs_snapshot(start_offset, self.producers):
-                self.beside.write_snapshot(self.written_offset, self.producers.states)
-                self.snapshot_bytes = 0
+                self._snapshot()
         except (OSError, HeadraceError) as error:
             log.warning("%s: its producers may be forgotten by a crash: %s", self.topic_partition, error)
 
     def write_snapshot(self) -> None:
         if self.producers.loaded and self.snapshot_bytes:  # else nothing was appended since the last one
-            self.beside.write_snapshot(self.written_offset, self.producers.states)
-            self.snapshot_bytes = 0
+            self._snapshot()
+
+    def keep_producers(self) -> None:
+        self._snapshot()
+        self._around.checkpoint_soon(None)
+
+    def _snapshot(self) -> None:
+        self.beside.write_snapshot(self.written_offset, self.producers.states)
+        self.snapshot_bytes = 0
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
         return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)
