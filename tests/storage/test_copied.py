@@ -6,17 +6,21 @@ After each the log holds the leader's batches byte for byte.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 
+from headrace.errors import CorruptBatch
+from headrace.ports.disk import read_whole
 from headrace.records.batch import read_header
+from headrace.sim.disk import SimDisk
 from headrace.storage import verify
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
 from proving import proves
 from storage.folders import contents
-from storage.harness import content, sim_harness
+from storage.harness import content, read_all, sim_harness
 from storage.log_contract import placed
 
 STEPS = 60
@@ -125,3 +129,43 @@ def test_a_follower_holds_the_leaders_batches_byte_for_byte(layout: str, number:
         follower.compare()
     follower.stop()
     follower.compare()
+
+
+@proves("J1")
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.parametrize("how", ["kill", "stop", "index"])
+@pytest.mark.parametrize("byte", range(4))
+@pytest.mark.parametrize("nth", [0, 1, 3])
+def test_a_wrong_bit_in_an_offset_behind_a_gap_keeps_no_store_from_opening(
+    layout: str, how: str, byte: int, nth: int
+) -> None:
+    """A CRC does not cover it, and where offsets have gaps, any higher one could follow."""
+    harness = sim_harness(layout)
+    log = harness.log(durability="disk")
+    offsets = (10, 15, 20, 29)
+    log.append_copied(memoryview(b"".join(placed(offset, b"%d" % offset, b"", epoch=0) for offset in offsets)))
+    assert not harness.write()
+    harness.advance(1)
+    assert harness.store is not None
+    if how == "kill":
+        harness.store.abandon()
+    else:
+        harness.store.close()
+    folder, disk = "/data/@commitlog" if layout == SHARED else "/data/orders/orders-0", harness.disk
+    assert isinstance(disk, SimDisk)
+    for name in disk.list(folder):
+        if name.endswith(".log") and (at := read_whole(disk, f"{folder}/{name}").find(placed_at(offsets[nth]))) >= 0:
+            disk.flip(f"{folder}/{name}", at + byte)
+    if how == "index":
+        for name in [name for name in disk.list("/data/orders/orders-0") if name.endswith(("index", ".queue"))]:
+            disk.remove(f"/data/orders/orders-0/{name}")
+    harness.open()
+    log = harness.log()
+    assert log.end_offset <= 31
+    with suppress(CorruptBatch):
+        assert [header.base_offset for header, _ in read_all(log)] == list(offsets[:nth])
+
+
+def placed_at(offset: int) -> bytes:
+    """How a batch of that offset begins."""
+    return bytes(placed(offset, b"%d" % offset, b"", epoch=0))[:12]

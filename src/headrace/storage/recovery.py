@@ -33,7 +33,19 @@ from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.scan import Broken, Chain, is_cut_short, scan, walk
-from headrace.storage.segment import DELETED, GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, Damage, Segment, stem
+from headrace.storage.segment import (
+    DELETED,
+    GAPS,
+    INDEX,
+    LOG,
+    RELATIVE_OFFSET_MAX,
+    SNAPSHOT,
+    SUM,
+    TIME_INDEX,
+    Damage,
+    Segment,
+    stem,
+)
 from headrace.storage.segments import Segments
 from headrace.storage.surroundings import Found, Surroundings
 
@@ -343,7 +355,8 @@ class _Recovery:
         limit = segment.next_offset
         expected, epoch, position = segment.base_offset, -1, 0
         damage: list[Damage] = []
-        chain = Chain(not segment.sparse, self._told_epoch_at, segment.bases_by_position())
+        most = segment.base_offset + RELATIVE_OFFSET_MAX
+        chain = Chain(not segment.sparse, self._told_epoch_at, segment.bases_by_position(), most)
         cut_at = limit if not is_last and limit in self._cut_at else NEVER
         segment.begin_indexes()
         torn: Broken | None = None

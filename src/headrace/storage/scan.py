@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from crc32c import crc32c
@@ -67,6 +67,8 @@ class Chain:
     epoch_at: Callable[[int], int | None] | None = None
     bases: Mapping[int, int] | None = None
     """Base offset by position, from the index of a compacted segment."""
+    last_offset_max: int = (1 << 63) - 1
+    """No segment goes on beyond it."""
 
 
 Headers = Iterator[tuple[int, BatchHeader]]
@@ -237,6 +239,8 @@ def _check(window: bytes, at: int, position: int, expected_offset: int, chain: C
     base = header.base_offset
     if base != expected_offset and (chain.dense or base < expected_offset):
         return f"base offset is {base}, but {expected_offset} comes next"
+    if header.last_offset > chain.last_offset_max:
+        return f"base offset is {base}, but the segment ends at {chain.last_offset_max} at the latest"
     if chain.bases is not None and chain.bases.get(position) != base:
         return f"base offset is {base}, but the index has {chain.bases.get(position)} here"
     if header.leader_epoch < epoch:
@@ -250,7 +254,7 @@ def _check(window: bytes, at: int, position: int, expected_offset: int, chain: C
 def _search(file: File, position: int, size: int, expected_offset: int, chain: Chain, epoch: int) -> Whole | None:
     """The next whole batch behind broken bytes, with an offset that can follow."""
     after = position + 1
-    loose = Chain(False, chain.epoch_at, chain.bases)
+    loose = replace(chain, dense=False)
     while size - after >= HEADER_BYTES:
         window = file.pread(min(SCAN_WINDOW_BYTES, size - after), after)
         for at in _candidates(window, expected_offset):

@@ -198,6 +198,8 @@ class Segment:
     def index_batch(self, base_offset: int, position: int) -> None:
         """Make an entry if enough bytes have passed since the last; comes before the batch's own timestamp counts.
         A sparse segment has an entry for every batch that does not begin where it does."""
+        if base_offset - self.base_offset > RELATIVE_OFFSET_MAX:
+            raise CorruptBatch(f"{self.path} at byte {position}: offset {base_offset} is too far from where it begins")
         if self.sparse:
             if base_offset > self.base_offset:
                 self.add_entry(base_offset - self.base_offset, position)
