@@ -244,8 +244,9 @@ def test_epochs_of_logs_alone_tell_of_a_restore(layout: str) -> None:
 
 @layouts
 @pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "after a loss of power"])
 @proves("G14", "J3")
-def test_an_epoch_that_is_damage_tells_of_no_restore(layout: str, offset: int) -> None:
+def test_an_epoch_that_is_damage_tells_of_no_restore(layout: str, offset: int, power: bool) -> None:
     """The CRC of a batch does not cover its epoch."""
 
     async def body(cluster: Cluster) -> None:
@@ -256,7 +257,10 @@ def test_an_epoch_that_is_damage_tells_of_no_restore(layout: str, offset: int) -
         follower = next(each for each in cluster.alive() if each is not cluster.leader())
         log = follower.replica().log
         piece = log.read(offset, 1, 3, warm=True).slices[0]
-        follower.kill()
+        if power:
+            follower.lose_power()
+        else:
+            follower.kill()
         follower.disk.flip(piece.file.path, piece.position + EPOCH_AT + 1, 4)
         await follower.start()
         for each in range(follower.replica().log.end_offset):
