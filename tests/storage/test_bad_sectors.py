@@ -164,6 +164,22 @@ def test_compaction_tells_of_a_wrong_byte_too(both: Harness) -> None:
     assert set(told) == {4}
 
 
+def test_compaction_tells_of_damage_where_the_producers_are_read(both: Harness) -> None:
+    """It needs their last batches, and reads all that no snapshot speaks for."""
+    log = both.log(**COMPACTED)
+    for nth in range(40):
+        append(log, batch(b"%d" % nth * 50, key=b"%d" % (nth % 3), producer=(7, 0, nth)))
+        both.write()
+    _, piece = next(log.headers(38))
+    assert isinstance(both.disk, SimDisk)
+    both.disk.flip(piece.file.path, piece.position + 52)
+    log.truncate(39)
+    told: list[int] = []
+    log.on_damage = told.append
+    compact(both)
+    assert set(told) == {38}
+
+
 def test_what_a_client_sent_wrong_is_no_damage(both: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """It says that it is compressed and is not. Its CRC is right, and it is the same on all replicas."""
     log = both.log(**COMPACTED)

@@ -25,6 +25,7 @@ from headrace.storage.cleaner import Steps, wait_for_sync
 from headrace.storage.damage import look_at
 from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closing_crc
 from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.producers import UnreadableProducers
 from headrace.storage.scan import read_log
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, Segment, stem
 from headrace.storage.thinning import Batch, LatestOffsets, Thinning
@@ -70,6 +71,7 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
     segments, truncations = _cleanable(cleaned, now_ms), cleaned.truncations
     latest = LatestOffsets()
     try:
+        yield from cleaned.producers.steps()
         yield from _read_keys(latest, segments, cleaned.cleaned_to)
         segments = [segment for segment in segments if segment.next_offset <= latest.complete_to]
         for group in _groups(segments, cleaned.settings.segment_bytes):
@@ -78,7 +80,8 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
             yield from _Rewrite(cleaned, disk, group, Thinning(cleaned, latest, now_ms), truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
-        look_at(cleaned, max(cleaned.start_offset, latest.reached))
+        reached = error.offset if isinstance(error, UnreadableProducers) else latest.reached
+        look_at(cleaned, max(cleaned.start_offset, reached))
         return
     except FileNotFoundError:
         return  # a segment was deleted meanwhile; the next round begins anew

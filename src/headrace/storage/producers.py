@@ -18,7 +18,7 @@ again, and must not be overtaken. That is remembered as long as the process live
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -126,6 +126,12 @@ class ProducerTable:
         while self._states is None:
             self._read_on()
         return self._states
+
+    def steps(self) -> Iterator[None]:
+        """All of it, for whoever has time between the steps."""
+        while self._states is None:
+            self._read_on()
+            yield
 
     def load(self) -> None:
         """Raises StorageFailed if there is more to read than a turn may; it is read in the next ones."""

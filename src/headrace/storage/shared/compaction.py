@@ -25,6 +25,7 @@ from headrace.settings import FOREVER_MS
 from headrace.storage import thinning
 from headrace.storage.cleaner import Steps
 from headrace.storage.damage import look_at
+from headrace.storage.producers import UnreadableProducers
 from headrace.storage.scan import read_log, walk_checked
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.log import SharedLog
@@ -133,12 +134,14 @@ def steps(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, replacements: R
     end, before, truncations = cleanable_to(cleaned, disk, commit_log, now_ms), cleaned.size_bytes, cleaned.truncations
     latest = LatestOffsets()
     try:
+        yield from cleaned.producers.steps()
         yield from _read_keys(cleaned, commit_log, latest, end)
         if cleaned.truncations == truncations:  # else keys may be known by records that are cut
             yield from _Compaction(cleaned, commit_log, latest, replacements, now_ms, truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         log.error("%s is not compacted: %s", cleaned.topic_partition, error)
-        look_at(cleaned, max(cleaned.start_offset, latest.reached))
+        reached = error.offset if isinstance(error, UnreadableProducers) else latest.reached
+        look_at(cleaned, max(cleaned.start_offset, reached))
         return
     except OSError:
         yield from replacements.settle()
