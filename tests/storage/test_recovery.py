@@ -20,6 +20,7 @@ from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.segment import Segment
 from headrace.storage.store import PartitionedStore
 from headrace.storage.surroundings import Found
+from storage.folders import copied
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, sim_harness, values
 
 FOLDER = "/data/orders/orders-0"
@@ -748,6 +749,17 @@ def test_a_tail_that_cannot_be_noted_is_not_cut() -> None:
     with pytest.raises((HeadraceError, OSError)):
         harness.open()
     assert disk.size(path) == size
+
+
+def test_a_batch_behind_a_gap_that_is_cut_short_is_judged_as_one_that_is() -> None:
+    harness, log = filled()
+    copied(log, 50, b"value", epoch=4)
+    harness.write()
+    path, size = log.active.path, log.active.size
+    disk = killed(harness)
+    cut_file(disk, path, size - 1)
+    log = opened_again(harness)
+    assert (log.tail, log.end_offset) == (Tail.CUT_SHORT, 40)
 
 
 def test_a_torn_end_before_empty_segments_is_no_hole() -> None:

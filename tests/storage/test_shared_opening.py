@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import CorruptBatch
+from headrace.ports.disk import read_whole
 from headrace.sim.disk import SimDisk, SimFile
 from headrace.storage import folder, producers
 from headrace.storage.epochs import EpochHistory
@@ -261,9 +262,11 @@ def test_what_does_not_agree_with_the_checkpoint_is_built_from_the_commit_log(cl
         for name in disk.list(FOLDER):
             if name.endswith(".queue"):
                 put(disk, f"{FOLDER}/{name}", b"left over" * 100)
+        put(disk, f"{FOLDER}/{99:020d}.queue", b"left over")
         believe(disk, forget=lost == "point", topic_id="ff" * 16)
     log = opened(harness)
     assert is_whole(log)
+    assert not disk.exists(f"{FOLDER}/{99:020d}.queue")
     assert (list(log.queue.entries(0)), log.queue.live) == (entries, live)
     ended(harness, clean=True)
     assert is_whole(opened(harness))
@@ -385,6 +388,43 @@ def test_what_lies_beside_the_commit_log_is_doubted_unless_all_was_stopped_in_or
     harness.expected[OTHER] = (harness.topic_id(OTHER.topic), harness.expected[TOPIC][1])
     opened(harness)
     assert doubted == [OTHER], "nothing was heard of it"
+    doubted.clear()
+    put(ended(harness, clean=True), f"{COMMIT_LOG}/sync-failed")
+    opened(harness)
+    assert set(doubted) == {TOPIC, OTHER}, "a sync had failed"
+    doubted.clear()
+    disk = ended(harness, clean=True)
+    for name in disk.list(FOLDER):
+        if name.endswith(".queue"):
+            disk.remove(f"{FOLDER}/{name}")
+    opened(harness)
+    assert doubted == [TOPIC], "its queue was built anew"
+
+
+def test_a_log_without_records_that_was_not_stopped_in_order_is_doubted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = sim_harness(SHARED)
+    harness.log()
+    harness.advance(61)
+    disk = ended(harness, clean=False)
+    for path in commit_files(disk):
+        disk.remove(path)
+    believe(disk, position=0)
+    doubted: list[TopicPartition] = []
+    monkeypatch.setattr(SharedLog, "doubt_beside", lambda log: doubted.append(log.topic_partition))
+    harness.open()
+    assert doubted == [TOPIC]
+
+
+def test_a_log_that_is_built_anew_is_told_its_epochs_and_what_was_checked(finds: dict[TopicPartition, Found]) -> None:
+    harness, _ = filled()
+    disk = ended(harness, clean=True)
+    for name in disk.list(FOLDER):
+        if name.endswith(".queue"):
+            disk.remove(f"{FOLDER}/{name}")
+    opened(harness)
+    found = finds[TOPIC]
+    assert found.epochs is not None
+    assert (found.epochs.entries, found.checked_from) == (EPOCHS, 0)
 
 
 def test_the_bounds_of_a_log_of_which_nothing_was_heard_are_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,29 +445,60 @@ def test_the_bounds_of_a_log_of_which_nothing_was_heard_are_told_first(monkeypat
     assert told == [OTHER]
 
 
+def beside(disk: SimDisk) -> dict[str, bytes]:
+    """The checkpoint, and what is derived from the commit log."""
+    names = [f"{FOLDER}/{name}" for name in disk.list(FOLDER) if name.endswith(".queue") or name == "leader-epochs"]
+    return {path: read_whole(disk, path) for path in ["/data/@checkpoint", *names]}
+
+
+def put_back(disk: SimDisk, files: dict[str, bytes]) -> None:
+    """As a loss of power leaves them that took what was not synced."""
+    for name in disk.list(FOLDER):
+        if name.endswith(".queue"):
+            disk.remove(f"{FOLDER}/{name}")
+    for path, content in files.items():
+        put(disk, path, content)
+        cut_file(disk, path, len(content))
+
+
 @pytest.mark.parametrize("rebuilt", [True, False])
-def test_epochs_are_those_of_the_commit_log_behind_a_truncation(rebuilt: bool) -> None:
+def test_epochs_are_those_of_the_commit_log_behind_a_truncation(
+    rebuilt: bool, finds: dict[TopicPartition, Found]
+) -> None:
     """The file still tells of epochs that were cut."""
     harness, log = filled()
+    before = beside(disk_of(harness))
     log.truncate(20)
     for n in range(5):
         append(log, batch(b"new %d" % n), epoch=7)
         harness.write()
-    harness.settle()
     disk = ended(harness, clean=False)
-    history = EpochHistory(disk, FOLDER)
-    history.cut(2)
-    for entry in ((2, 20), (3, 30)):
-        history.begin(*entry)
-    history.save()
+    put_back(disk, before)
     if rebuilt:
         for name in disk.list(FOLDER):
             if name.endswith(".queue"):
                 disk.remove(f"{FOLDER}/{name}")
     log = opened(harness)
     assert log.end_offset == 25
-    right = [(0, 0), (1, 10), (7, 20)]
-    assert log.epoch_starts() == EpochHistory(disk, FOLDER).entries == right
+    assert finds[TOPIC].checked_from == (0 if rebuilt else 20)
+    assert log.epoch_starts() == EpochHistory(disk, FOLDER).entries == [(0, 0), (1, 10), (7, 20)]
+
+
+def test_epochs_that_change_within_one_write_are_found_in_the_commit_log() -> None:
+    harness = sim_harness(SHARED)
+    log = harness.log()
+    for epoch in (0, 1, 5):
+        append(log, batch(b"value"), epoch)
+    harness.write()
+    assert isinstance(log, SharedLog)
+    assert len(list(log.queue.entries(0))) == 1
+    harness.settle()
+    harness.advance(61)
+    disk = ended(harness, clean=False)
+    for name in disk.list(FOLDER):
+        if name.endswith(".queue") or name == "leader-epochs":
+            disk.remove(f"{FOLDER}/{name}")
+    assert opened(harness).epoch_starts() == [(0, 0), (1, 1), (5, 2)]
 
 
 def test_the_file_of_epochs_is_closed_when_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,18 +519,46 @@ def test_the_file_of_epochs_is_closed_when_it_was_written(monkeypatch: pytest.Mo
     assert f"{FOLDER}/leader-epochs" in closed
 
 
+def test_snapshots_that_are_torn_go_though_nothing_is_behind_the_checkpoint(
+    finds: dict[TopicPartition, Found],
+) -> None:
+    harness, _ = filled()
+    disk = ended(harness, clean=False)
+    put(disk, f"{FOLDER}/{13:020d}.snapshot", b"torn")
+    put(disk, f"{FOLDER}/{40:020d}.snapshot", producers.encode({}))
+    opened(harness)
+    assert [each for each in finds[TOPIC].snapshots if each >= 12] == [40]
+
+
+def test_snapshots_are_looked_at_when_their_log_is_built_anew(finds: dict[TopicPartition, Found]) -> None:
+    harness, _ = filled()
+    disk = ended(harness, clean=True)
+    put(disk, f"{FOLDER}/{13:020d}.snapshot", b"torn")
+    for name in disk.list(FOLDER):
+        if name.endswith(".queue"):
+            disk.remove(f"{FOLDER}/{name}")
+    opened(harness)
+    assert 13 not in finds[TOPIC].snapshots
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_snapshots_that_are_torn_or_speak_of_what_was_cut_go(clean: bool, finds: dict[TopicPartition, Found]) -> None:
     harness, log = filled()
+    before = beside(disk_of(harness))
     log.truncate(30)
+    for _ in range(5):
+        append(log, batch(b"new"), epoch=9)
+    harness.write()
     harness.settle()
     disk = ended(harness, clean=clean)
+    if not clean:
+        put_back(disk, before)
     for offset in (12, 30, 31, 40):
         put(disk, f"{FOLDER}/{offset:020d}.snapshot", producers.encode({}))
     put(disk, f"{FOLDER}/{13:020d}.snapshot", b"torn")
     put(disk, f"{FOLDER}/{'x' * 20}.snapshot", b"none of ours")
     opened(harness)
-    whole = [12, 13, 30, 31, 40] if clean else [12, 30]
+    whole = [12, 13, 30, 31, 35, 40] if clean else [12, 30]
     assert [each for each in finds[TOPIC].snapshots if each >= 12] == whole
     there = [int(name[:20]) for name in disk.list(FOLDER) if name.endswith(".snapshot") and name[0] == "0"]
     assert sorted(each for each in there if each >= 12) == whole
