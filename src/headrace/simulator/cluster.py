@@ -222,7 +222,7 @@ class Cluster:
             return moving
         for where in self.history.partitions():
             ends = {machine.name: _ends(machine, where) for machine in self.replicas(where)}
-            end = next(iter(ends.values()))
+            end = next(iter(ends.values()), (-1, -2))
             if len(set(ends.values())) != 1 or len(set(end)) != 1:
                 return f"{where}: end and watermark differ: {ends}"
             if (behind := self.history.behind(where, end[0])) != "":
