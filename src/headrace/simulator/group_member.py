@@ -31,6 +31,8 @@ COMMIT_SECONDS: Final = 0.3
 RESTART_SECONDS: Final = 3.0
 """On average a member is replaced by another, or stands still, after so long, as long as the load lasts."""
 STALL_SECONDS: Final = (0.5, 2.5)
+STALL_LOOK_SECONDS: Final = 0.1
+"""Nobody stands still when the load has ended."""
 PROTOCOL: Final = "range"
 NO_OFFSET: Final = -1
 
@@ -108,8 +110,8 @@ class GroupMember:
         def due() -> None:
             if turn != self._turn:
                 return
-            if clock.now() < self._stalled_until:
-                clock.call_at(self._stalled_until, due)
+            if clock.now() < self._stalled_until and not self._stopped:
+                clock.call_at(min(self._stalled_until, clock.now() + STALL_LOOK_SECONDS), due)
             else:
                 what()
 
