@@ -30,7 +30,17 @@ from headrace.storage.report import (
     SegmentReport,
 )
 from headrace.storage.scan import Broken, Chain, scan
-from headrace.storage.segment import GAPS, INDEX, LARGE_GAP, LOG, NO_TIMESTAMP, SNAPSHOT, SUM, TIME_INDEX
+from headrace.storage.segment import (
+    GAPS,
+    INDEX,
+    LARGE_GAP,
+    LOG,
+    NO_TIMESTAMP,
+    RELATIVE_OFFSET_MAX,
+    SNAPSHOT,
+    SUM,
+    TIME_INDEX,
+)
 from headrace.storage.shared import verify as shared
 from headrace.storage.shared.offline import Folder
 
@@ -184,7 +194,8 @@ class _SegmentCheck:
         index = _IndexCheck(self, compacted, size)
         batches = records = 0
         expected = self.base_offset
-        chain = Chain(not sparse, epochs.epoch_at if epochs else None, index.bases if compacted else None)
+        bases, most = index.bases if compacted else None, self.base_offset + RELATIVE_OFFSET_MAX
+        chain = Chain(not sparse, epochs.epoch_at if epochs else None, bases, most)
         for found in scan(file, size, expected, chain):
             if isinstance(found, Broken):
                 behind = "" if found.next_offset is not None else "; nothing whole follows in this segment"
