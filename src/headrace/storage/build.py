@@ -19,7 +19,7 @@ from headrace.settings import LogSettings
 from headrace.storage import beside, checkpoint, folder, sums
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.content import Chunk, Content, chunks
-from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closed_entries, closing_crc
+from headrace.storage.index import TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closed_entries, closing_crc
 from headrace.storage.scan import walk
 from headrace.storage.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, stem
 
@@ -103,7 +103,7 @@ def _write(disk: Disk, path: str, content: bytes) -> File:
     return file
 
 
-def _closed(entries: bytes, kind: type[MappedIndex], log_bytes: int) -> bytes:
+def _closed(entries: bytes, kind: type[SegmentIndex], log_bytes: int) -> bytes:
     return entries + kind.last_entry(closing_crc(entries, log_bytes))
 
 

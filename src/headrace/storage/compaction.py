@@ -23,7 +23,7 @@ from headrace.settings import FOREVER_MS
 from headrace.storage import sums, swap, thinning
 from headrace.storage.cleaner import Steps, wait_for_sync
 from headrace.storage.damage import look_at
-from headrace.storage.index import TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closing_crc
+from headrace.storage.index import TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closing_crc
 from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.producers import UnreadableProducers
 from headrace.storage.scan import read_log
@@ -246,5 +246,5 @@ class _Rewrite:
                 self._disk.remove(path)
 
 
-def _closed(entries: bytes, kind: type[MappedIndex], log_bytes: int) -> bytes:
+def _closed(entries: bytes, kind: type[SegmentIndex], log_bytes: int) -> bytes:
     return entries + kind.last_entry(closing_crc(entries, log_bytes))

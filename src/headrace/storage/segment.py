@@ -115,8 +115,9 @@ class Segment:
         self.cleaned = cleaned
         self.sparse = cleaned or sparse
         self.damage: tuple[Damage, ...] = ()
-        self.index = OffsetIndex(disk, self.stem + INDEX, index_bytes, 0 if fresh else -1)
-        self.times = TimeIndex(disk, self.stem + TIME_INDEX, index_bytes, 0 if fresh else -1)
+        count = 0 if fresh else -1
+        self.index = OffsetIndex(disk, self.stem + INDEX, index_bytes, count, self._remake_indexes)
+        self.times = TimeIndex(disk, self.stem + TIME_INDEX, index_bytes, count, self._remake_indexes)
         self.next_index_at = interval_bytes if fresh else 0
         self._greatest_ms: int | None = NO_TIMESTAMP if fresh else None
         self._checked = CheckedBytes()
@@ -178,6 +179,14 @@ class Segment:
             self.index_batch(header.base_offset, position)
             self.greatest_ms = max(self.greatest_ms, header.max_timestamp_ms)
         self.end_indexes()
+
+    def _remake_indexes(self) -> None:
+        """One of them was lost while it was in use."""
+        try:
+            self.rebuild_indexes()
+        except BaseException:
+            self.index.count = self.times.count = -1  # there may be less in them than there must be
+            raise
 
     def _agree_with_sum(self) -> None:
         """Without its index, only the sum can tell whether the offsets of a compacted segment are right."""

@@ -19,7 +19,7 @@ from headrace.storage import checkpoint, folder, producers, sums
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, read_entries
-from headrace.storage.index import LOW_HALF, TIME_ENTRY, MappedIndex, OffsetIndex, TimeIndex, closed_entries
+from headrace.storage.index import LOW_HALF, TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closed_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.report import (
     CommitFileReport,
@@ -254,7 +254,7 @@ class _IndexCheck:
             base = segment.base_offset
             self.bases = {0: base} | {entry & LOW_HALF: base + (entry >> 32) for entry in self._entries}
 
-    def _load(self, ending: str, kind: type[MappedIndex]) -> bytes:
+    def _load(self, ending: str, kind: type[SegmentIndex]) -> bytes:
         path = self._segment.stem + ending
         if not self._segment.disk.exists(path):
             if self._segment.must_be_closed and self._segment.disk.size(self._segment.stem + LOG):
