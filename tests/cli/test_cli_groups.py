@@ -116,3 +116,23 @@ def test_a_group_is_deleted(run: Run, group: tuple[str, str]) -> None:
     assert run("group", "delete", group_id).stdout == f"deleted group {group_id}\n"
     assert "there is no such group" in run("group", "describe", group_id, exit_code=1).stderr
     assert "there is no such group" in run("group", "delete", group_id, exit_code=1).stderr
+
+
+def test_settings_of_a_group_are_shown_set_and_unset(run: Run) -> None:
+    """They are kept by name, whether the group is there or not."""
+
+    def values() -> dict[str, tuple[str, str]]:
+        rows = json.loads(run("config", "describe", "group", "readers", "--json").stdout)
+        return {row["setting"]: (row["value"], row["source"]) for row in rows}
+
+    before = values()
+    assert before["consumer.session.timeout.ms"] == ("45000", "default")
+    assert run("config", "set", "group", "readers", "consumer.session.timeout.ms=20000").stdout == (
+        "changed group readers\n"
+    )
+    assert values()["consumer.session.timeout.ms"] == ("20000", "group")
+    assert "consumer.session.timeout.ms" in run("config", "describe", "group", "readers", "--changed").stdout
+    run("config", "unset", "group", "readers", "consumer.session.timeout.ms")
+    assert values() == before
+    refused = run("config", "set", "group", "readers", "retention.ms=1", exit_code=1)
+    assert "retention.ms" in refused.stderr

@@ -1,8 +1,8 @@
-"""`headrace config`: settings of topics and brokers, with where each value comes from; and those of users."""
+"""`headrace config`: settings of topics, brokers and groups, with where each value comes from; and those of users."""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import cast
 
 import click
 
@@ -10,17 +10,20 @@ from headrace.cli import kept_settings
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
 from headrace.client import admin
+from headrace.client.admin import ResourceKind
 from headrace.client.cluster import Cluster
 
 
 def _resource(command: click.decorators.FC) -> click.decorators.FC:
     command = click.argument("name")(command)
-    return click.argument("kind", type=click.Choice(["topic", "broker"]), metavar="topic|broker")(command)
+    return click.argument("kind", type=click.Choice(["topic", "broker", "group"]), metavar="topic|broker|group")(
+        command
+    )
 
 
 @click.group()
 def config() -> None:
-    """Show and change settings of topics and brokers, and names and values of your own."""
+    """Show and change settings of topics, brokers and groups, and names and values of your own."""
 
 
 config.add_command(kept_settings.cluster)
@@ -32,7 +35,7 @@ config.add_command(kept_settings.cluster)
 @json_option
 @with_cluster
 def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: bool) -> None:
-    """Show the settings of a topic (by name) or a broker (by id)."""
+    """Show the settings of a topic or a group (by name) or a broker (by id)."""
     rows = [
         {
             "setting": entry.name,
@@ -55,7 +58,7 @@ def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: boo
 @click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
 @with_cluster
 def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, ...]) -> None:
-    """Set settings of a topic or broker."""
+    """Set settings of a topic, broker or group."""
     admin.alter_configs(cluster, _kind(kind, name), name, values=pairs(assignments, "NAME=VALUE"))
     click.echo(f"changed {kind} {name}")
 
@@ -65,12 +68,12 @@ def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, .
 @click.argument("settings", nargs=-1, required=True, metavar="SETTING...")
 @with_cluster
 def unset(cluster: Cluster, kind: str, name: str, settings: tuple[str, ...]) -> None:
-    """Bring settings of a topic or broker back to their defaults."""
+    """Bring settings of a topic, broker or group back to their defaults."""
     admin.alter_configs(cluster, _kind(kind, name), name, unset=settings)
     click.echo(f"changed {kind} {name}")
 
 
-def _kind(kind: str, name: str) -> Literal["topic", "broker"]:
+def _kind(kind: str, name: str) -> ResourceKind:
     if kind == "broker" and not name.isdigit():
         raise click.BadParameter(f"{name!r} is not a broker id; `headrace cluster describe` lists them")
-    return cast(Literal["topic", "broker"], kind)
+    return cast(ResourceKind, kind)

@@ -20,8 +20,8 @@ DEFAULT_COUNT: Final = -1
 # A client waits a little longer than the broker was told to, so that the broker's own answer arrives.
 _MARGIN_MS: Final = 5_000
 
-ResourceKind = Literal["topic", "broker"]
-_RESOURCE_TYPES: Final[dict[str, int]] = {"topic": 2, "broker": 4}
+ResourceKind = Literal["topic", "broker", "group"]
+_RESOURCE_TYPES: Final[dict[str, int]] = {"topic": 2, "broker": 4, "group": 32}
 _SOURCES: Final = {
     1: "topic",
     2: "broker",
@@ -29,6 +29,7 @@ _SOURCES: Final = {
     4: "file",
     5: "default",
     6: "logger",
+    8: "group",
 }
 _SET: Final = 0
 _UNSET: Final = 1
@@ -114,7 +115,7 @@ def create_partitions(cluster: Cluster, name: str, count: int, *, timeout_ms: in
 
 
 def describe_configs(cluster: Cluster, kind: ResourceKind, name: str) -> list[Config]:
-    """All settings of a topic or broker that are in force, with where each comes from."""
+    """All settings of a topic, broker or group that are in force, with where each comes from."""
     resource = Message(resource_type=_RESOURCE_TYPES[kind], resource_name=name, configuration_keys=None)
     if kind == "topic":
         cluster.topic(name)
