@@ -6,9 +6,11 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from brokers import wait_for
 from cli.conftest import run_command
 from clusters import BrokerCluster
 from headrace.client import admin
@@ -47,6 +49,27 @@ def test_a_cluster_is_described_by_those_that_answer(wounded: BrokerCluster) -> 
     assert {number: row["answers"] for number, row in rows.items()} == {1: False, 2: False, 3: True}
     assert [rows[number]["stored_bytes"] is None for number in (1, 2, 3)] == [True, True, False]
     assert sum(row["replicas"] for row in rows.values()) == 6, "this is known of the silent ones too"
+
+
+@proves("G15")
+def test_status_and_description_tell_the_same_of_partitions(wounded: BrokerCluster) -> None:
+    def told(command: str) -> dict[str, Any]:
+        done = run_command("cluster", command, "--json", *QUICK, bootstrap=wounded.bootstrap, exit_code=1)
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    said = ("cluster_id", "controller", "partition_count", "leaderless", "behind", "below_factor", "in_doubt")
+
+    def is_same() -> bool:  # sets may shrink meanwhile
+        described, status = told("describe"), told("status")
+        assert (status["processes"], status["healthy"]) == (None, False)
+        assert described["partition_count"] == 3
+        return all(described[each] == status["cluster"][each] for each in said)
+
+    wait_for("both to say the same", is_same)
+    text = run_command("cluster", "describe", *QUICK, bootstrap=wounded.bootstrap, exit_code=1).stdout
+    assert "without a leader: " in text
+    assert "below their factor, growing as brokers come: 0 of 3 partitions" in text
 
 
 @proves("G15", "L3")

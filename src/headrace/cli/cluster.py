@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli import health
 from headrace.cli.accept_metadata import accept_metadata
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.local.commands import down, kill, start, status, up
@@ -29,7 +30,8 @@ for command in (up, status, start, kill, demo_loss, down, rebalance, accept_meta
 @json_option
 @with_reached
 def describe(cluster: ReachedCluster, as_json: bool) -> int:
-    """Show the cluster's id, its brokers, and what each leads and stores.
+    """Show the cluster's id, its brokers, what each leads and stores, and which
+    partitions are not as they should be.
 
     The exit code is 0 only if every broker has answered.
     """
@@ -52,12 +54,24 @@ def describe(cluster: ReachedCluster, as_json: bool) -> int:
         }
         for broker in described.brokers
     ]
+    found = health.ask(cluster)
     if as_json:
-        show_json({"cluster_id": described.cluster_id, "controller": described.controller_id, "brokers": rows})
+        told = {
+            "cluster_id": described.cluster_id,
+            "controller": described.controller_id,
+            "brokers": rows,
+            "partition_count": found.partition_count,
+            "leaderless": found.leaderless,
+            "behind": found.behind,
+            "below_factor": found.below_factor,
+            "in_doubt": found.in_doubt,
+        }
+        show_json(told)
     else:
         click.echo(f"cluster {described.cluster_id}")
         shown = [{**row, "stored": optional_bytes(stored.get(row["broker"]))} for row in rows]
         show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "layout", "stored"))
+        health.show(found)
     return 1 if cluster.silent else 0
 
 

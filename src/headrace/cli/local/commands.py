@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from headrace.cli import health
+from headrace.cli.cluster_reach import reach
+from headrace.cli.health import Health
 from headrace.cli.local import cluster_file, control, planning
 from headrace.cli.local.cluster_file import LocalCluster
 from headrace.cli.local.processes import State
-from headrace.cli.local.status import describe
-from headrace.cli.options import json_option, pairs
+from headrace.cli.options import json_option, pairs, with_connect
 from headrace.cli.output import show_json, show_table
-from headrace.errors import OperatorError
+from headrace.errors import HeadraceError, OperatorError
 
 DEFAULT_BASE_PORT: Final = 9092
-PLACES_SHOWN_MAX: Final = 20
 SIGNALS: Final = {
     "KILL": signal.SIGKILL,
     "TERM": signal.SIGTERM,
@@ -130,40 +132,61 @@ def _process_rows(cluster: LocalCluster) -> list[dict[str, Any]]:
 
 
 @click.command()
-@folder_option
+@click.option(
+    "--dir",
+    "folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path, resolve_path=True),
+    help="The folder of a cluster on this machine: its processes are shown too. Without it, --bootstrap is asked.",
+)
 @json_option
-def status(folder: Path, as_json: bool) -> int:
-    """Show which processes run, who is controller, who leads, what is not in sync.
+@with_connect
+def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> int:
+    """Show who is controller, who leads, what is not in sync, and which processes run.
 
-    The exit code is 0 only if every process is up and every partition has a
-    leader and all its replicas in sync.
+    The exit code is 0 only if every process is up, or every broker answers, and
+    every partition has a leader and all its replicas in sync.
     """
-    cluster = cluster_file.load(folder)
-    rows = _process_rows(cluster)
-    health = describe(cluster)
-    healthy = all(row["state"] == "up" for row in rows) and health is not None and health.is_whole
+    rows: list[dict[str, Any]] | None = None
+    found: Health | None
+    if folder is None:
+        found, all_up = _asked(connect)
+    else:
+        cluster = cluster_file.load(folder)
+        rows, found = _process_rows(cluster), _told(cluster)
+        all_up = all(row["state"] == "up" for row in rows)
+    healthy = all_up and found is not None and found.is_whole
     if as_json:
-        show_json({"processes": rows, "cluster": None if health is None else health.as_dict(), "healthy": healthy})
+        show_json({"processes": rows, "cluster": None if found is None else found.as_dict(), "healthy": healthy})
         return 0 if healthy else 1
-    show_table(rows, ("name", "state", "pid", "address", "log"))
-    click.echo()
-    if health is None:
+    if rows is not None:
+        show_table(rows, ("name", "state", "pid", "address", "log"))
+        click.echo()
+    if found is None:
         click.echo("no broker answers")
         return 1
-    click.echo(f"cluster {health.cluster_id}, controller {health.controller or 'none'}")
-    show_table(health.brokers, ("broker", "leads", "replicas", "behind"))
-    lists = {
-        "without a leader": health.leaderless,
-        "under-replicated": health.behind,
-        "below their factor, growing as brokers come": health.below_factor,
-    }
-    for title, places in lists.items():
-        click.echo(f"{title}: {len(places)} of {health.partition_count} partitions")
-        for place in places[:PLACES_SHOWN_MAX]:
-            click.echo(f"  {place}")
-    for doubt in health.in_doubt:
-        click.echo(f"the metadata is in doubt: {doubt}")
+    click.echo(f"cluster {found.cluster_id}, controller {found.controller or 'none'}")
+    show_table(found.brokers, ("broker", "leads", "replicas", "behind"))
+    health.show(found)
     return 0 if healthy else 1
+
+
+def _asked(connect: Callable[..., Any]) -> tuple[Health, bool]:
+    """What the brokers say, and whether each of them answers."""
+    with reach(connect) as cluster:
+        return health.ask(cluster), not cluster.silent
+
+
+def _told(cluster: LocalCluster) -> Health | None:
+    """The answer of the first broker that gives one; None if none does."""
+    for node in cluster.brokers:
+        if node.state() is State.UP:
+            try:
+                with control.connect(node.address) as client:
+                    return health.ask(client)
+            except HeadraceError:
+                continue
+    return None
 
 
 @click.command()

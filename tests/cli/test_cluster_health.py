@@ -1,8 +1,8 @@
-"""What `headrace cluster status` makes of what a broker says."""
+"""What `headrace cluster status` and `describe` make of what a broker says."""
 
 from __future__ import annotations
 
-from headrace.cli.local.status import read
+from headrace.cli.health import read
 from headrace.client.topology import Broker, Partition, Topic, Topology
 from headrace.ports.network import Address
 

@@ -1,4 +1,5 @@
-"""What the brokers that run say of their cluster: controller, leaders, what is not in sync."""
+"""What the brokers that run say of their cluster: controller, leaders, what is not in sync. The same for who has its
+folder and for who has an address."""
 
 from __future__ import annotations
 
@@ -6,17 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from headrace.cli.local import control
-from headrace.cli.local.cluster_file import LocalCluster
-from headrace.cli.local.processes import State
+import click
+
 from headrace.client import admin
 from headrace.client.cluster import Cluster
 from headrace.client.doubts import MetadataDoubt, metadata_doubts
+from headrace.client.refusal import BrokerUnreachable
 from headrace.client.topology import NO_LEADER, Topology
 from headrace.cluster.growth import INTERNAL_REPLICAS
-from headrace.errors import HeadraceError
+from headrace.errors import Unsupported
 
 FACTOR_SETTING: Final = "offsets.topic.replication.factor"
+PLACES_SHOWN_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +45,27 @@ class Health:
         return asdict(self)
 
 
-def describe(cluster: LocalCluster) -> Health | None:
-    """The answer of the first broker that gives one; None if none does."""
-    for node in cluster.brokers:
-        if node.state() is not State.UP:
-            continue
-        try:
-            with control.connect(node.address) as client:
-                topology = client.topology()
-                return read(topology, _internal_replicas(client, topology), metadata_doubts(client))
-        except HeadraceError:
-            continue
-    return None
+def ask(client: Cluster) -> Health:
+    topology = client.topology()
+    return read(topology, _internal_replicas(client, topology), _doubts(client))
 
 
 def _internal_replicas(client: Cluster, topology: Topology) -> int:
-    settings = admin.describe_configs(client, "broker", str(min(topology.brokers)))
-    value = next((setting.value for setting in settings if setting.name == FACTOR_SETTING), None)
-    return int(value or 0) or INTERNAL_REPLICAS
+    for broker in sorted(topology.brokers):
+        try:
+            settings = admin.describe_configs(client, "broker", str(broker))
+        except BrokerUnreachable:
+            continue  # another one knows it too
+        value = next((setting.value for setting in settings if setting.name == FACTOR_SETTING), None)
+        return int(value or 0) or INTERNAL_REPLICAS
+    return INTERNAL_REPLICAS
+
+
+def _doubts(client: Cluster) -> list[MetadataDoubt]:
+    try:
+        return metadata_doubts(client)
+    except Unsupported:
+        return []  # a broker that is not Headrace
 
 
 def read(
@@ -108,3 +113,18 @@ def read(
 
 def _listed(brokers: Sequence[int]) -> str:
     return ",".join(map(str, brokers)) or "none"
+
+
+def show(health: Health) -> None:
+    """Partitions that are not as they should be, and why."""
+    lists = {
+        "without a leader": health.leaderless,
+        "under-replicated": health.behind,
+        "below their factor, growing as brokers come": health.below_factor,
+    }
+    for title, places in lists.items():
+        click.echo(f"{title}: {len(places)} of {health.partition_count} partitions")
+        for place in places[:PLACES_SHOWN_MAX]:
+            click.echo(f"  {place}")
+    for doubt in health.in_doubt:
+        click.echo(f"the metadata is in doubt: {doubt}")
