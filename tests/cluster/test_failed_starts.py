@@ -86,3 +86,27 @@ def test_a_stop_without_a_clean_checkpoint_is_no_clean_stop(layout: str) -> None
         assert found.clean
 
     run(1, body)
+
+
+@proves("J6")
+@LAYOUTS
+def test_a_stop_that_has_not_heard_of_a_failed_sync_is_no_clean_stop(layout: str) -> None:
+    """The kernel tells of it once, and told a sync that nobody listens to any more."""
+
+    async def body(cluster: Cluster) -> None:
+        broker = await filled(cluster, layout)
+        place = f"{DATA}/@commitlog" if layout == "shared" else f"{DATA}/t/t-0"
+        broker.disk.fail_sync(f"{place}/{0:020d}.log")
+        broker.disk.answer_no_sync()
+        with pytest.raises(AssertionError, match="not acknowledged"):
+            await cluster.produce(b"not synced", tries=1)
+        await broker.stop()
+        found = read_incarnation(broker.disk, DATA)
+        assert found is not None
+        assert not found.clean
+        assert found.lost
+        await broker.start()
+        await cluster.until(lambda: cluster.leader() is broker)
+        assert broker.held()[: len(VALUES)] == VALUES
+
+    run(1, body)

@@ -102,8 +102,11 @@ def test_a_clean_stop_that_has_not_heard_of_a_failed_sync_is_none(layout: str, s
     disk.answer_no_sync()
     harness.write()
     harness.clock.advance(1.0)
-    log = harness.reopen()
     assert harness.store is not None
+    assert not harness.store.close()
+    assert isinstance(log.offline, StorageFailed)
+    harness.open()
+    log = harness.log()
     assert not harness.store.was_clean
     assert not disk.exists(f"{FOLDERS[layout]}/{MARKER}")
     assert values(log) == [b"first"]

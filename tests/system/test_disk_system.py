@@ -164,6 +164,42 @@ def test_when_the_sync_of_a_file_system_fails_each_file_is_asked(
     disk.close()
 
 
+def test_a_sync_that_is_waited_for_comes_after_those_under_way(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    """One of them may take the only word of a failure, and leaves its mark before it is done."""
+    disk = SystemDisk(loop)
+    file = disk.open(str(tmp_path / "a"), create=True, writable=True)
+    file.pwritev([b"x"], 0)
+    answers: list[OSError | None] = []
+    assert disk.helper_pid is not None
+    os.kill(disk.helper_pid, signal.SIGSTOP)
+    disk.request_sync([file], answers.append)
+    waiting = threading.Thread(target=disk.sync_now, args=([file],))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    os.kill(disk.helper_pid, signal.SIGCONT)
+    waiting.join(DEADLINE_SECONDS)
+    assert not waiting.is_alive()
+    assert answers == [], "the loop tells it"
+    wait(loop, lambda: answers == [None])
+    disk.close()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_syncs_under_way_are_done_by_a_thread_when_the_helper_is_dead(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, dies: bool
+) -> None:
+    disk = SystemDisk(loop, sync_helper=dies)
+    file = disk.open(str(tmp_path / "a"), create=True, writable=True)
+    if disk.helper_pid is not None:
+        os.kill(disk.helper_pid, signal.SIGKILL)
+    answers: list[OSError | None] = []
+    disk.request_sync([file], answers.append)
+    disk.sync_now([file])
+    wait(loop, lambda: answers == [None])
+    disk.close()
+
+
 def test_a_slice_of_a_file_keeps_it_open_and_nothing_else_does(tmp_path: Path) -> None:
     disk = SystemDisk()
     before = len(os.listdir("/proc/self/fd"))

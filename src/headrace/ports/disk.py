@@ -178,7 +178,9 @@ class Disk(Protocol):
         ...
 
     def sync_now(self, files: Sequence[File]) -> None:
-        """The same, but waiting for it, for start and stop only. Many files cost little more than one."""
+        """The same, but waiting for it, for start and stop only. Many files cost little more than one. Syncs that were
+        asked for before are done by then: of files that were in those too, the failure may be told by their mark alone.
+        """
         ...
 
     def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:

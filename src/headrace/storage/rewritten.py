@@ -13,6 +13,7 @@ it is only removed.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -35,6 +36,12 @@ def note(disk: Disk, folder: str) -> None:
 
 def is_noted(disk: Disk, folder: str) -> bool:
     return disk.exists(f"{folder}/{MARKER}")
+
+
+def refuse_if_noted(disk: Disk, folder: str) -> None:
+    """OSError if a sync of something in the folder has failed, or if nobody can tell."""
+    if is_noted(disk, folder):
+        raise OSError(errno.EIO, "a sync has failed", folder)
 
 
 def forget(disk: Disk, folders: Iterable[str]) -> None:

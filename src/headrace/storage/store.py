@@ -340,6 +340,7 @@ class PartitionedStore:
         self._cleaner.close()
         self._sync_now([each for each in self._logs.values() if self._stop_log(each)])
         for each in self._logs.values():
+            self._look_for_mark(each)
             each.stopped = each.offline is None
         clean = all(each.stopped for each in self._logs.values())
         self._checkpoints.close()
@@ -375,6 +376,14 @@ class PartitionedStore:
             stopping.fail(error)
             return False
         return True
+
+    def _look_for_mark(self, stopping: PartitionedLog) -> None:
+        """A sync that was under way may have failed: nobody listens to it any more, and it is told once only."""
+        try:
+            if stopping.offline is None:
+                rewritten.refuse_if_noted(self._disk, stopping.folder)
+        except OSError as error:
+            stopping.fail(error)
 
     def _sync_now(self, logs: list[PartitionedLog]) -> None:
         """Make everything that is written durable, many files at a time."""

@@ -253,6 +253,11 @@ class SystemDisk:
         self._send(sync_helper.DATASYNC, some, synced)
 
     def sync_now(self, files: Sequence[File]) -> None:
+        # A sync under way may take the only word of a failure: it has left its mark when it is done.
+        if self._helper:
+            self._helper.wait()
+        if self._thread:
+            self._thread.wait()
         kind, chosen = self._how_to_sync(files)
         number, failed = sync_helper.sync(kind, [file.fileno() for file in chosen])
         if number and kind == sync_helper.SYNC_FILE_SYSTEM:

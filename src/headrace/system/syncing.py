@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
@@ -94,10 +95,33 @@ class SyncProcess:
             if not packet:
                 self._end()
                 return
-            number, *outcome = sync_helper.ANSWER.unpack(packet)
-            request = self._waiting.pop(number)
-            request.done(failure(request.files, *outcome))
+            request, error = self._answered(packet)
+            request.done(error)
         self._send_waiting()
+
+    def _answered(self, packet: bytes) -> tuple[SyncRequest, OSError | None]:
+        number, *outcome = sync_helper.ANSWER.unpack(packet)
+        request = self._waiting.pop(number)
+        return request, failure(request.files, *outcome)
+
+    def wait(self) -> None:
+        """Until all syncs that were asked for are done; who asked is told by the loop, as always."""
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        while any(request.kind != sync_helper.READ_AHEAD for request in self._waiting.values()):
+            self._send_waiting()
+            readable.poll()
+            try:
+                packet = self._socket.recv(sync_helper.ANSWER.size)
+            except BlockingIOError:
+                continue
+            except OSError:
+                packet = b""
+            if not packet:
+                self._end()
+                return
+            request, error = self._answered(packet)
+            self._loop.call_soon(request.done, error)
 
     def _end(self) -> None:
         waiting = list(self._waiting.values())
@@ -124,7 +148,7 @@ class SyncThread:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._queue: queue.SimpleQueue[SyncRequest | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[SyncRequest | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sync", daemon=True)
         self._thread.start()
 
@@ -133,6 +157,9 @@ class SyncThread:
 
     def _run(self) -> None:
         while (request := self._queue.get()) is not None:
+            if isinstance(request, threading.Event):
+                request.set()
+                continue
             descriptors = [file.fileno() for file in request.files]
             error = None
             if request.kind == sync_helper.READ_AHEAD:
@@ -141,6 +168,12 @@ class SyncThread:
                 error = failure(request.files, *sync_helper.sync(request.kind, descriptors))
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
                 self._loop.call_soon_threadsafe(request.done, error)
+
+    def wait(self) -> None:
+        """Until all that was asked is done."""
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait()
 
     def close(self) -> None:
         self._queue.put(None)

@@ -405,7 +405,7 @@ class SharedStore:
                     each.stop()
             except OSError as error:
                 log.warning("%s: the next start reads more of it: %s", each.topic_partition, error)
-        self._clean = self._sync_now() and self._finish_replacing()
+        self._clean = self._sync_now() and self._finish_replacing() and self._is_unmarked()
         self._checkpoints.close()
         try:
             if self._clean:
@@ -423,6 +423,15 @@ class SharedStore:
         except OSError as error:
             log.error("no clean checkpoint, the next start reads the commit log: %s", error)
             return False
+
+    def _is_unmarked(self) -> bool:
+        """A sync that was under way may have failed: nobody listens to it any more, and it is told once only."""
+        try:
+            rewritten.refuse_if_noted(self._disk, self.commit_log.folder)
+        except OSError as error:
+            self._failed(error)
+            return False
+        return True
 
     def abandon(self) -> None:
         """Let go of the folder as a dying process does: nothing is written."""
