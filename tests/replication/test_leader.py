@@ -233,3 +233,13 @@ def test_a_batch_without_a_length_is_damage(whole_bytes: int, length: int, monke
     wrong[8:12] = length.to_bytes(4, "big", signed=True)
     with pytest.raises(CorruptBatch):
         leader.whole_batches(found([bytes(at(0)), bytes(wrong)]))
+
+
+@pytest.mark.parametrize(
+    ("last_epoch", "from_offset", "is_anew"), [(-1, 4, True), (-1, 0, False), (0, 4, False), (3, 4, False)]
+)
+def test_a_follower_that_holds_nothing_is_told_of_what_was_before_if_there_was_something(
+    last_epoch: int, from_offset: int, is_anew: bool
+) -> None:
+    asked = Subscribe(1, bytes(16), 0, 0, last_epoch, from_offset, from_offset)
+    assert leader.begins_anew(asked, Start(1, 0, from_offset, 0, 0)) is is_anew
