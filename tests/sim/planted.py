@@ -19,6 +19,7 @@ from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
 from headrace.cluster.judging import Judgement
 from headrace.cluster.lineage import MetadataWatch
 from headrace.cluster.tasks import Step
+from headrace.groups.offsets import OffsetAndMetadata
 from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -26,7 +27,7 @@ from headrace.replication import following, leader
 from headrace.replication.follower import Following
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
 from headrace.sim.disk import SimDisk
-from headrace.storage import retention, rewritten, shortfall, thinning
+from headrace.storage import folder, retention, rewritten, shortfall, thinning
 from headrace.storage.commit import GroupCommit
 from headrace.storage.log import Log
 from headrace.storage.replicated import ReplicatedLog
@@ -459,3 +460,15 @@ def count_what_is_written_after_a_change_to_disk(stack: ExitStack) -> None:
 
     swap(stack, LeaderCore, "durability_changed", kept)
     swap(stack, Partition, "local_position", local)
+
+
+@plant
+def offsets_of_an_earlier_topic_of_the_name(stack: ExitStack) -> None:
+    """What was committed for a topic is answered for the next one of its name."""
+    swap(stack, OffsetAndMetadata, "is_of", lambda *_: True)
+
+
+@plant
+def keep_what_was_deleted_while_away(stack: ExitStack) -> None:
+    """A broker that starts sets logs of deleted topics aside, as if nobody had deleted them."""
+    swap(stack, folder, "remove_deleted", lambda *_: None)

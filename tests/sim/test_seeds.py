@@ -104,6 +104,7 @@ def test_seeds_draw_both_layouts_and_levels() -> None:
     assert {layout for scenario in scenarios for layout in scenario.layouts} == {"partitioned", "shared"}
     assert {topic.durability for scenario in scenarios for topic in scenario.topics} == {"disk", "os"}
     assert {scenario.restored for scenario in scenarios} == {True, False}
+    assert {scenario.renewed for scenario in scenarios} == {True, False}
 
 
 @pytest.mark.long

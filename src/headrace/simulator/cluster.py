@@ -203,7 +203,14 @@ class Cluster:
                 spared = self.scenario.bytes_flip or self.scenario.troubles or self.history.may_lose(where)
                 if partition.leading or not spared:
                     self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
+            if self.load.renewal is not None:
+                self.load.renewal.look(machine)
         self.clock.call_later(LOOK_SECONDS, self._look)
+
+    def _judged(self) -> list[tuple[History, TopicPartition]]:
+        """Every partition, and what has been seen of it."""
+        renewed = [] if self.load.renewal is None else self.load.renewal.judged()
+        return [*((self.history, where) for where in self.history.partitions()), *renewed]
 
     def _not_up(self) -> str:
         return "not started: " + ", ".join(machine.name for machine in self.machines if machine.participant is None)
@@ -220,12 +227,14 @@ class Cluster:
             return f"brokers {sorted(doubts)} doubt the metadata"
         if self.scenario.moves and (moving := self._moving()):
             return moving
-        for where in self.history.partitions():
+        if self.load.renewal is not None and (why := self.load.renewal.unsettled(self.machines, self.image())):
+            return why
+        for history, where in self._judged():
             ends = {machine.name: _ends(machine, where) for machine in self.replicas(where)}
             end = next(iter(ends.values()), (-1, -2))
             if len(set(ends.values())) != 1 or len(set(end)) != 1:
                 return f"{where}: end and watermark differ: {ends}"
-            if (behind := self.history.behind(where, end[0])) != "":
+            if (behind := history.behind(where, end[0])) != "":
                 return behind
         return self._damage() if self.scenario.bytes_flip else ""
 
@@ -246,7 +255,7 @@ class Cluster:
 
     def _damage(self) -> str:
         """Read everything, as clients would sooner or later: what is found damaged is to be mended."""
-        for machine, where in ((machine, at) for at in self.history.partitions() for machine in self.replicas(at)):
+        for machine, where in ((machine, at) for _, at in self._judged() for machine in self.replicas(at)):
             assert machine.process is not None
             try:
                 if not machine.process.context.run(_read_through, machine, where):
@@ -270,10 +279,10 @@ class Cluster:
     # The end.
 
     def _compare(self) -> None:
-        for where in self.history.partitions():
+        for history, where in self._judged():
             logs = {machine.name: _log(machine, where) for machine in self.replicas(where)}
             starts = {log.start_offset for log in logs.values()}
-            if self.scenario.compacted:
+            if self.scenario.compacted and history is self.history:
                 self._compare_compacted(where, logs)
                 continue
             whole = {name: _bytes(log, max(starts)) for name, log in logs.items()}
@@ -281,7 +290,7 @@ class Cluster:
                 sizes = {name: len(data) for name, data in whole.items()}
                 raise Violation(f"{where}: replicas differ below the watermark: {sizes}")
             records, contents = _records(next(iter(whole.values())))
-            self.history.check(where, records, contents, starts)
+            history.check(where, records, contents, starts)
             self.history.counts["records"] += len(records)
             self.history.counts["gone"] += max(starts)
 

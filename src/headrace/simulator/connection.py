@@ -51,6 +51,8 @@ VERSIONS: Final = {
     api.ELECT_LEADERS: 1,
     api.INCREMENTAL_ALTER_CONFIGS: 0,
     api.ACCEPT_METADATA: 0,
+    api.CREATE_TOPICS: 7,
+    api.DELETE_TOPICS: 6,
     api.ALTER_PARTITION_REASSIGNMENTS: 0,
     api.LIST_PARTITION_REASSIGNMENTS: 0,
     api.PLAN_PLACEMENT: 0,
@@ -73,6 +75,7 @@ class Call:
     reply: Reply
     decided: Decided | None
     deadline: float
+    version: int
     answer: Message | None = None
     """Once the broker is overheard."""
 
@@ -152,9 +155,8 @@ class Clients:
 
 
 def _read(call: Call, frame: memoryview) -> Message:
-    version = VERSIONS[call.api_key]
-    _, body = read_response_header(call.api_key, version, frame)
-    return decode_response(call.api_key, version, frame, body)
+    _, body = read_response_header(call.api_key, call.version, frame)
+    return decode_response(call.api_key, call.version, frame, body)
 
 
 class Client:
@@ -174,15 +176,16 @@ class Client:
         *,
         decided: Decided | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
+        version: int | None = None,
     ) -> None:
         """`reply` hears the answer, or None when the connection is lost or given up."""
         clients = self._clients
         link = self._links.get(broker)
         if link is None or link.gone:
             link = self._links[broker] = Link(clients, clients.address(broker))
-        version, correlation_id = VERSIONS[api_key], len(clients.calls) + 1
+        version, correlation_id = VERSIONS[api_key] if version is None else version, len(clients.calls) + 1
         deadline = clients.clock.now() + patience_seconds
-        call = clients.calls[correlation_id] = Call(api_key, correlation_id, reply, decided, deadline)
+        call = clients.calls[correlation_id] = Call(api_key, correlation_id, reply, decided, deadline, version)
         body = encode_request(api_key, version, message)
         link.send(call, write_request(api_key, version, correlation_id, self.name, body))
 

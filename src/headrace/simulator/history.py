@@ -93,8 +93,8 @@ class Watched:
 
 class History:
     def __init__(self, trace: Trace, now: Callable[[], float]) -> None:
-        self._trace = trace
-        self._now = now
+        self.trace = trace
+        self.now = now
         self.counts: Counter[str] = Counter()
         self._watched: dict[TopicPartition, Watched] = {}
         self._commits: dict[tuple[str, TopicPartition], Register] = {}
@@ -134,7 +134,7 @@ class History:
         return list(self._watched)
 
     def note(self, text: str) -> None:
-        self._trace.note(self._now(), text)
+        self.trace.note(self.now(), text)
 
     # While it runs.
 

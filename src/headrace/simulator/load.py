@@ -1,4 +1,4 @@
-"""The load of a simulated cluster: producers, consumers with and without groups, deletions, and an operator.
+"""The load of a simulated cluster: producers, consumers with and without groups, deletions, and operators.
 
 All of them are clients of the brokers' Kafka listeners (`connection`), so what they ask for takes the way that it takes
 in a real broker: connection, handlers, partitions, and back.
@@ -23,6 +23,7 @@ from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
 from headrace.simulator.producer import JAVA, LIBRDKAFKA, Producer
 from headrace.simulator.reassigner import Reassigner
+from headrace.simulator.renewal import Renewal
 from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
@@ -53,6 +54,7 @@ class Load:
         self._producers: list[Producer] = []
         self._consumers: dict[TopicPartition, Consumer] = {}
         self._members: list[GroupMember] = []
+        self.renewal: Renewal | None = None
         for machine in machines:
             machine.overheard = self.clients.overhear
 
@@ -83,6 +85,8 @@ class Load:
             self._administrator = Administrator(clients, scenario.topics, scenario.seed, caches_go=caches_go)
         if scenario.moves:
             self._reassigner = Reassigner(clients, scenario.topics, self._offsets_partitions(), scenario.seed)
+        if scenario.renewed:
+            self.renewal = Renewal(clients, scenario.seed, self._offsets_partitions())
         if scenario.restored:
             self._restorer = Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds)
 
@@ -122,6 +126,8 @@ class Load:
             self._administrator.stop()
         if self._scenario.moves:
             self._reassigner.stop()
+        if self.renewal is not None:
+            self.renewal.stop()
         if self._scenario.restored:
             self._restorer.stop()
 

@@ -17,6 +17,7 @@ RETENTION_SHARE: Final = 0.2
 COMPACTED_SHARE: Final = 0.2
 ADMINISTERED_SHARE: Final = 0.2
 RESTORED_SHARE: Final = 1 / 12
+RENEWED_SHARE: Final = 1 / 8
 QUORUM_SHARE: Final = 0.2
 MOVES_SHARE: Final = 1 / 6
 NO_COURSE_SHARE: Final = 0.4
@@ -73,6 +74,8 @@ class Scenario:
     """Whether coordination has three nodes, each with faults of its own."""
     moves: bool = False
     """Whether there is a fourth broker, and partitions are moved to it and back, and brokers drained."""
+    renewed: bool = False
+    """Whether one topic more is deleted and made anew time and again."""
     restored: bool = False
     """Whether coordination is put back to an older copy."""
 
@@ -89,8 +92,11 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"{seed} moves")
     scenario = _draw(seed)
     # What was moved away since the copy, and deleted, would have to come from where a restored copy has no replicas.
-    is_moved = chance.random() < MOVES_SHARE and not scenario.restored
-    return moved(scenario, chance) if is_moved else scenario
+    if chance.random() < MOVES_SHARE and not scenario.restored:
+        return moved(scenario, chance)
+    # A copy may bring back a topic whose records are deleted.
+    is_renewed = random.Random(f"{seed} renewal").random() < RENEWED_SHARE and not scenario.restored
+    return replace(scenario, renewed=is_renewed)
 
 
 def moved(scenario: Scenario, chance: random.Random) -> Scenario:
