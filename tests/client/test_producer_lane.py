@@ -34,7 +34,7 @@ Content = tuple[tuple[int, ...], bool]
 """The records, as numbers, and whether the broker will not have them."""
 
 
-def _no_producers() -> Load:
+def _no_producers(_past_damage: bool) -> Load:
     yield
     return {}
 

@@ -19,7 +19,6 @@ from headrace.errors import (
 )
 from headrace.partitions.core import LeaderCore, Progress
 from headrace.partitions.partition import Partition, sequenced
-from headrace.records.batch import BatchHeader
 from headrace.storage.log import ReadResult, TopicPartition
 from headrace.storage.producers import ProducerTable, UnreadableProducers
 from partitions.led import BROKER, Led, batch
@@ -213,11 +212,11 @@ def test_a_batch_whose_producer_cannot_be_looked_up_stays_the_first(
 ) -> None:
     partition = led.lead()
 
-    def fails(_table: ProducerTable, _header: BatchHeader) -> int | None:
+    def fails(_table: ProducerTable) -> None:
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(ProducerTable, "check", fails)
+        patched.setattr(ProducerTable, "load", fails)
         with pytest.raises(StorageFailed):
             partition.append(memoryview(batch(producer=(9, 0, 0))), -1)
     assert led.partitions.damaged == ({partition: 7} if isinstance(error, UnreadableProducers) else {})

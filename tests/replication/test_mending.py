@@ -123,6 +123,37 @@ def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow(layo
     assert len(scene.alive[2].values()) == 41
 
 
+@proves("J1")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+@pytest.mark.parametrize("producer", [(7, 0, 40), (-1, -1, -1)], ids=["idempotent", "plain"])
+def test_a_leader_that_is_alone_takes_records_without_what_damage_says_of_producers(
+    layout: str, producer: tuple[int, int, int]
+) -> None:
+    scene = Scene(layout=layout, topic={"durability": "disk", "min.insync.replicas": "1"})
+    scene.elect(1, (1, 2, 3))
+    for nth in range(40):
+        scene.until_answered(scene.produce(b"%d" % nth * 50, producer=(7, 0, nth)))
+    scene.settle()
+    for number in (1, 2, 3):
+        scene.alive[number].store.close()
+        scene.kill(number)
+    disk, folder = scene.disks[2], "/data/orders/orders-0"
+    for name in disk.list(folder):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{folder}/{name}")
+    flip_header(disk, "/data/@commitlog" if layout == "shared" else folder, 52)
+    scene.start(2)
+    scene.elect(2, (2,))
+    refused = scene.produce(b"more", producer=producer)
+    assert isinstance(refused.error, StorageFailed), "its own fault, not the producer's"
+    partition = scene.alive[2].partition()
+    assert scene.alive[2].partitions.damaged == {partition: 20}
+    scene.until_answered(scene.produce(b"more", producer=producer))
+    scene.until_answered(scene.produce(b"39" * 50, producer=(7, 0, 39)))
+    assert partition.log.end_offset == 41
+    assert readable(scene.alive[2]) == set(range(41)) - {20}
+
+
 def readable(broker: Broker) -> set[int]:
     log, found = broker.partition().log, set()
     for offset in range(log.start_offset, log.end_offset):

@@ -173,17 +173,10 @@ class Partition:
             )
         if settings.checks_records:
             check_records(self.topic_partition, header, records, settings, self.wall_ms())
+        if not log.producers.loaded:
+            self._load_producers(header)
         if header.producer_id >= 0:
-            try:
-                duplicate_at = log.producers.check(header)
-            except UnreadableProducers as error:
-                # Not the producer's batch is damaged, but what our log says of its producers: another must lead.
-                self.found_damage(error.offset)
-                log.producers.refused(header)
-                raise StorageFailed(f"{self.topic_partition}: {error}") from None
-            except StorageFailed:
-                log.producers.refused(header)
-                raise
+            duplicate_at = log.producers.check(header)
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1
         append_time_ms = -1
@@ -197,6 +190,22 @@ class Partition:
             log.producers.refused(header)
             raise
         return base_offset, base_offset + header.record_count, append_time_ms
+
+    def _load_producers(self, header: BatchHeader) -> None:
+        """An append needs what the log says of its producers, which may be long or damaged."""
+        producers = self.log.producers
+        try:
+            producers.load()
+        except UnreadableProducers as error:
+            # Not the producer's batch is damaged: another must lead. If there is none, what is whole has to do.
+            self.found_damage(error.offset)
+            producers.refused(header)
+            if not self.others_hold:
+                producers.pass_damage()
+            raise StorageFailed(f"{self.topic_partition}: {error}") from None
+        except StorageFailed:
+            producers.refused(header)
+            raise
 
     def refuse(self, records: memoryview) -> None:
         """A batch is refused that can be sent again: what its producer sent behind it must not come before it."""

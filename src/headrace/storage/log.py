@@ -94,6 +94,13 @@ class ProducerStates(Protocol):
         """Read now what would be read at first use. Raises UnreadableProducers if the log is damaged there."""
         ...
 
+    def pass_damage(self) -> None:
+        """Leave out what is damaged from now on: nobody else has it."""
+        ...
+
+    @property
+    def loaded(self) -> bool: ...
+
     def refused(self, header: BatchHeader) -> None:
         """It is not taken now, for no fault of its own."""
         ...

@@ -108,11 +108,12 @@ class ProducerLoads:
 class ProducerTable:
     """Loaded at first use. Changes of a turn can be taken back until they are `settled`."""
 
-    __slots__ = ("_begin_load", "_failure", "_loading", "_loads", "_refused", "_states", "_undo")
+    __slots__ = ("_begin_load", "_failure", "_loading", "_loads", "_past_damage", "_refused", "_states", "_undo")
 
-    def __init__(self, loads: ProducerLoads, begin_load: Callable[[], Load]) -> None:
+    def __init__(self, loads: ProducerLoads, begin_load: Callable[[bool], Load]) -> None:
         self._loads = loads
         self._begin_load = begin_load
+        self._past_damage = False
         self._loading: Load | None = None
         self._failure: UnreadableProducers | None = None
         """Damage that a step found when nobody had asked."""
@@ -160,7 +161,7 @@ class ProducerTable:
 
     def _read_on(self) -> None:
         if self._loading is None:
-            self._loading = self._begin_load()
+            self._loading = self._begin_load(self._past_damage)
         try:
             next(self._loading)
         except StopIteration as ended:
@@ -172,6 +173,10 @@ class ProducerTable:
     def moved(self) -> None:
         """Batches lie elsewhere, or are gone: what is being read begins anew."""
         self._loading = self._failure = None
+
+    def pass_damage(self) -> None:
+        """Nobody else can tell what damaged batches say: they are left out."""
+        self._past_damage = True
 
     @property
     def loaded(self) -> bool:
@@ -263,6 +268,7 @@ class ProducerTable:
     def forget(self) -> None:
         """Load again at next use."""
         self._states = None
+        self._past_damage = False
         self._undo.clear()
         self.moved()
 

@@ -145,7 +145,7 @@ class SegmentedLog(ReplicatedLog):
             path = self.snapshots.write(offset, self.producers.states, self.segments.bases)
             self._unsynced.add(path, self.folder)
 
-    def _load_producers(self) -> producers.Load:
+    def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it; without one from all that are there, those below
         the start too. A snapshot from before the first segment says nothing of now."""
         with refusal.reading(self.topic_partition):
@@ -153,7 +153,8 @@ class SegmentedLog(ReplicatedLog):
             found = self.snapshots.newest(self.written_offset)
             from_offset, states = found if found is not None and found[0] >= first else (first, {})
             if from_offset < self.written_offset:
-                headers = (header for header, _ in self.segments.checked_headers(from_offset))
+                found_headers = self.segments.checked_headers(from_offset, past_damage=past_damage)
+                headers = (header for header, _ in found_headers)
                 loads = self._around.producer_loads
                 yield from producers.replay(
                     states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget

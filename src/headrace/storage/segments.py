@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import overload
 
+from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
-from headrace.storage.scan import Walk, walk, walk_checked
+from headrace.storage.scan import walk_checked
 from headrace.storage.segment import NEVER, Segment
+
+log = logging.getLogger(__name__)
 
 
 class Segments:
@@ -80,13 +84,33 @@ class Segments:
         """The same, but known damage is left out."""
         return self._headers(from_offset, NEVER)
 
-    def checked_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
-        """The same, of batches that agree with their CRCs; CorruptBatch at one that does not."""
-        return self._headers(from_offset, NEVER, walk_checked)
+    def checked_headers(self, from_offset: int, *, past_damage: bool) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        """The same, of batches that agree with their CRCs. At one that does not: CorruptBatch, or on where the index
+        has the next batch."""
+        first = max(0, bisect_right(self._bases, from_offset) - 1)
+        for segment in self._segments[first:]:
+            if segment.written == 0:
+                continue
+            segment.load_indexes()
+            relative_offset, position = segment.index.at_or_before(max(0, from_offset - segment.base_offset))
+            while position < segment.written:
+                expected = segment.base_offset + relative_offset
+                try:
+                    for found_at, header in segment.headers(position, expected, NEVER, walk_checked):
+                        position = found_at + header.size_bytes
+                        if header.next_offset > from_offset:
+                            yield header, FileSlice(segment.file, found_at, header.size_bytes)
+                    break
+                except CorruptBatch as error:
+                    if not past_damage:
+                        raise
+                    log.error("%s", error)
+                    following = segment.index.entries_below(position + 1)
+                    if following == segment.index.count:
+                        break
+                    relative_offset, position = segment.index.entry(following)
 
-    def _headers(
-        self, from_offset: int, wanted_offset: int, walk_batches: Walk = walk
-    ) -> Iterator[tuple[BatchHeader, FileSlice]]:
+    def _headers(self, from_offset: int, wanted_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         first = max(0, bisect_right(self._bases, from_offset) - 1)
         for segment in self._segments[first:]:
             if segment.written == 0:
@@ -94,6 +118,6 @@ class Segments:
             segment.load_indexes()
             relative_offset, position = segment.index.at_or_before(max(0, from_offset - segment.base_offset))
             expected = segment.base_offset + relative_offset
-            for found_at, header in segment.headers(position, expected, wanted_offset, walk_batches):
+            for found_at, header in segment.headers(position, expected, wanted_offset):
                 if header.next_offset > from_offset:
                     yield header, FileSlice(segment.file, found_at, header.size_bytes)

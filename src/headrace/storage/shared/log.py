@@ -29,7 +29,6 @@ from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory, starts_in
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.replicated import ReplicatedLog
-from headrace.storage.scan import walk_checked
 from headrace.storage.shared import frames, search
 from headrace.storage.shared.beside import Beside
 from headrace.storage.shared.frames import FRAME_BYTES
@@ -418,12 +417,13 @@ class SharedLog(ReplicatedLog):
             self._around.checkpoint_soon(None)
             self._around.emptied()
 
-    def _load_producers(self) -> producers.Load:
+    def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it."""
         with refusal.reading(self.topic_partition):
             from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
             if from_offset < self.written_offset:
-                found = search.headers(self.queue, self._around.commit_log, from_offset, NEVER, walk_checked)
+                commit_log = self._around.commit_log
+                found = search.checked_headers(self.queue, commit_log, from_offset, past_damage=past_damage)
                 headers = (header for header, _ in found)
                 loads = self._around.producer_loads
                 yield from producers.replay(

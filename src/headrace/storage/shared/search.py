@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -9,15 +10,17 @@ from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import TimedOffset
-from headrace.storage.scan import Walk, walk
+from headrace.storage.scan import Walk, walk, walk_checked
 from headrace.storage.search import in_batch
 from headrace.storage.shared.commitlog import CommitLog
 from headrace.storage.shared.queue import Queue
 from headrace.storage.shared.queuefile import DAMAGED, NO_TIMESTAMP, Entry
 
+log = logging.getLogger(__name__)
+
 
 def headers(
-    queue: Queue, commit_log: CommitLog, from_offset: int, wanted_offset: int, walk_batches: Walk = walk
+    queue: Queue, commit_log: CommitLog, from_offset: int, wanted_offset: int
 ) -> Iterator[tuple[BatchHeader, FileSlice]]:
     """Every batch from the one that holds the offset. Damage is skipped below the wanted offset, else raised."""
     for entry in queue.entries(from_offset):
@@ -26,9 +29,25 @@ def headers(
                 f"{commit_log.path(entry.number)} at byte {entry.byte}: offsets {entry.offset} to "
                 f"{entry.next_offset - 1} are damaged; `headrace log verify` says more"
             )
-        for header, piece in _in_run(commit_log, entry, walk_batches):
+        for header, piece in _in_run(commit_log, entry):
             if header.next_offset > from_offset:
                 yield header, piece
+
+
+def checked_headers(
+    queue: Queue, commit_log: CommitLog, from_offset: int, *, past_damage: bool
+) -> Iterator[tuple[BatchHeader, FileSlice]]:
+    """The same, of batches that agree with their CRCs, and known damage is left out. At one that does not agree:
+    CorruptBatch, or on with the next run."""
+    for entry in queue.entries(from_offset):
+        try:
+            for header, piece in _in_run(commit_log, entry, walk_checked):
+                if header.next_offset > from_offset:
+                    yield header, piece
+        except CorruptBatch as error:
+            if not past_damage:
+                raise
+            log.error("%s", error)
 
 
 def _in_run(commit_log: CommitLog, entry: Entry, walk_batches: Walk = walk) -> Iterator[tuple[BatchHeader, FileSlice]]:
