@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cluster.participant import Participant
 from headrace.simulator.cluster import simulate
 from headrace.simulator.faults import FLIP_BYTE, KINDS
 from headrace.simulator.scenario import draw
@@ -47,6 +48,18 @@ def no_collection() -> Iterator[None]:
 def test_no_seed_breaks_a_rule(seed: int) -> None:
     outcome = simulate(draw(seed))
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+def test_a_mistake_in_a_start_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look like a broker that does not come up."""
+
+    async def fail(_: Participant) -> None:
+        raise ValueError("by mistake")
+
+    monkeypatch.setattr(Participant, "open", fail)
+    outcome = simulate(draw(1))
+    assert "by mistake" in outcome.violation
+    assert outcome.simulated_seconds < 1
 
 
 @proves("G14", "J1")

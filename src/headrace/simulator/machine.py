@@ -6,6 +6,7 @@ starts it again when it ends by itself.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -138,7 +139,7 @@ class Machine:
         self._host = self.network.host(self.name, process)
         if self.overheard is not None:
             self._host.overheard = partial(self.overheard, self)
-        process.run(self._serve(process, self._host))
+        process.run(self._serve(process, self._host)).add_done_callback(self._done)
 
     async def _serve(self, process: Process, host: MemoryHost) -> None:
         broker = self._broker = self._build(self, process, host)
@@ -150,6 +151,11 @@ class Machine:
             return
         self.participant = broker.participant
         self.note("serves")
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A start or a stop has ended: what it raised by mistake is a finding."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(error)
 
     def failed(self, error: BaseException) -> None:
         """A part of the broker that must run has died: the process ends, as node.py has it."""
@@ -169,7 +175,7 @@ class Machine:
             return
         self.note("stops")
         self.stopping = True
-        self.process.run(self._close(self.process, self._broker))
+        self.process.run(self._close(self.process, self._broker)).add_done_callback(self._done)
 
     async def _close(self, process: Process, broker: Broker) -> None:
         try:
