@@ -14,7 +14,7 @@ from headrace.replication.following import FollowingEnd
 from headrace.replication.frames import Frame, Kind, Reason, Reset, Start, Stop, Subscribe, Truncate
 from headrace.storage import producers
 from headrace.storage.log import Log
-from headrace.storage.producers import ProducerState, UnreadableProducers
+from headrace.storage.producers import UnreadableProducers
 from replication.peer import Peer, appended, at, with_leading_peer
 from replication.scene import Scene
 
@@ -520,19 +520,6 @@ def test_an_error_that_a_log_may_keep_does_not_keep_the_receive_buffer(monkeypat
     assert error.__traceback__ is None
     assert error.__cause__ is not None
     assert error.__cause__.__traceback__ is None
-
-
-def test_producers_are_those_of_what_is_copied_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, peer, number = with_leading_peer()
-    learned: list[dict[int, ProducerState]] = []
-    monkeypatch.setattr(type(scene.alive[1].log()), "learn_producers", lambda _, states: learned.append(states))
-    told = producers.encode({})
-    for subscription, epoch in ((number - 1, 3), (number, 2), (number, 3)):
-        peer.send(frames.producers(frames.Producers(subscription, epoch, told)))
-    assert learned == [{}]
-    peer.frames.clear()
-    peer.send(frames.producers(frames.Producers(number, 3, told[:-1])))
-    assert (learned, bool(peer.reason)) == ([{}], True), "what is not whole ends the link"
 
 
 def test_producers_that_cannot_be_kept_end_their_subscription_alone(monkeypatch: pytest.MonkeyPatch) -> None:
