@@ -10,7 +10,7 @@ from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.disk import read_whole
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk, SimFile
-from headrace.storage import checkpoint, producers, recovery
+from headrace.storage import checkpoint, producers, recovery, start_markers
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cuts import Marker
 from headrace.storage.epochs import EpochHistory
@@ -93,6 +93,30 @@ def test_of_a_checkpoint_before_truncations_only_what_they_left_is_relied_on(
         start_offset=start_offset,
         cleanings=[(cleaned[0], 1), (cleaned[1], 2)],
     )
+
+
+@pytest.mark.parametrize(("point", "left"), [(None, [3, 5, 9]), (POINT, [3, 5])])
+def test_a_marked_start_above_the_checkpoints_was_never_told_and_goes(point: LogPoint | None, left: list[int]) -> None:
+    disk = new_folder()
+    for offset in (3, 5, 9):
+        put(disk, named(offset, start_markers.ENDING))
+    assert recovery._start_markers(disk, FOLDER, disk.list(FOLDER), point) == left
+    assert recovery._offsets(disk.list(FOLDER), start_markers.ENDING) == left
+
+
+@pytest.mark.parametrize(
+    ("markers", "untold", "start"),
+    [
+        ([], [], 0),
+        ([3, 5], [], 5),
+        ([3, 5], [Marker(1, 4, False)], 5),
+        ([3, 5], [Marker(1, 4, False), Marker(2, 2, True)], 0),
+    ],
+)
+def test_the_highest_marked_start_counts_unless_the_log_began_anew(
+    markers: list[int], untold: list[Marker], start: int
+) -> None:
+    assert recovery._marked_start(markers, untold) == start
 
 
 def test_the_epochs_file_is_believed_below_the_lowest_truncation() -> None:
