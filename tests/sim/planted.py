@@ -405,8 +405,15 @@ def go_on_with_older_metadata(stack: ExitStack) -> None:
 
 
 @plant
+def accept_metadata_with_its_epochs(stack: ExitStack) -> None:
+    """Elections go on from the epochs of accepted metadata, which others have used since the copy."""
+    swap(stack, lineage, "EPOCHS_ABOVE", 0)
+
+
+@plant
+@found_by("tests/cluster/test_lineage.py")
 def accept_the_sets_of_older_metadata(stack: ExitStack) -> None:
-    """Accepted metadata holds as it is: the first replica leads, whatever it holds."""
+    """Accepted metadata holds as it is: sets and leaders with it."""
 
     def led(state: PartitionState) -> PartitionState:
         return replace(state, leader_epoch=state.leader_epoch + lineage.EPOCHS_ABOVE)
