@@ -399,3 +399,40 @@ def test_what_a_leader_tells_of_producers_is_remembered_by_an_empty_log_alone(la
     assert send(harness, log, 5) == 100
     assert set(log.producers_before(101)) == {7, 9}
     assert len(log.producers_before(101)[7].batches) == 2
+
+
+@proves("J1")
+@LAYOUTS
+def test_damage_of_what_is_deleted_keeps_nobody_from_appending(layout: str) -> None:
+    """No other replica gives it back: whom it told of is unknown."""
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(12):
+        send(harness, log, sequence)
+    _, piece = next(log.headers(2))
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    log.delete_before(8)
+    harness.settle()
+    log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
+    assert log.start_offset == 8
+    assert send(harness, log, 11) == 11
+    assert send(harness, log, 12) == 12
+
+
+@LAYOUTS
+def test_who_was_told_of_only_by_what_is_deleted_and_damaged_is_unknown(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(6):
+        send(harness, log, sequence)
+    for sequence in range(3):
+        send(harness, log, sequence, producer_id=9)
+    _, piece = next(log.headers(2))
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    log.delete_before(7)
+    harness.settle()
+    log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
+    assert send(harness, log, 6) == 9
+    assert send(harness, log, 2, producer_id=9) == 8

@@ -147,18 +147,34 @@ class SegmentedLog(ReplicatedLog):
 
     def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it; without one from all that are there, those below
-        the start too. A snapshot from before the first segment says nothing of now."""
+        the start too. A snapshot from before the first segment says nothing of now. What is deleted and damaged nobody
+        copies again: then what lies before the start counts as gone, and whom it told of as unknown."""
         with refusal.reading(self.topic_partition):
             first = self.segments[0].base_offset
             found = self.snapshots.newest(self.written_offset)
             from_offset, states = found if found is not None and found[0] >= first else (first, {})
-            if from_offset < self.written_offset:
-                found_headers = self.segments.checked_headers(from_offset, past_damage=past_damage)
-                headers = (header for header, _ in found_headers)
-                loads = self._around.producer_loads
-                yield from producers.replay(
-                    states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
+            try:
+                yield from self._replay(states, from_offset, past_damage)
+            except producers.UnreadableProducers as error:
+                if error.offset >= self.start_offset:
+                    raise
+                log.warning(
+                    "%s: producers are known from offset %d on: %s", self.topic_partition, self.start_offset, error
                 )
+                states = {}
+                yield from self._replay(states, self.start_offset, past_damage)
+        return states
+
+    def _replay(
+        self, states: dict[int, producers.ProducerState], from_offset: int, past_damage: bool
+    ) -> producers.Load:
+        if from_offset < self.written_offset:
+            found = self.segments.checked_headers(from_offset, past_damage=past_damage)
+            headers = (header for header, _ in found)
+            loads = self._around.producer_loads
+            yield from producers.replay(
+                states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
+            )
         return states
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import overload
 
 from headrace.errors import CorruptBatch
@@ -85,14 +86,14 @@ class Segments:
         return self._headers(from_offset, NEVER)
 
     def checked_headers(self, from_offset: int, *, past_damage: bool) -> Iterator[tuple[BatchHeader, FileSlice]]:
-        """The same, of batches that agree with their CRCs. At one that does not: CorruptBatch, or on where the index
-        has the next batch."""
+        """The same, of batches that agree with their CRCs; those before are passed by their headers. At one that does
+        not: CorruptBatch, or on where the index has the next batch."""
         first = max(0, bisect_right(self._bases, from_offset) - 1)
         for segment in self._segments[first:]:
             if segment.written == 0:
                 continue
             segment.load_indexes()
-            relative_offset, position = segment.index.at_or_before(max(0, from_offset - segment.base_offset))
+            relative_offset, position = _place(segment, from_offset)
             while position < segment.written:
                 expected = segment.base_offset + relative_offset
                 try:
@@ -121,3 +122,15 @@ class Segments:
             for found_at, header in segment.headers(position, expected, wanted_offset):
                 if header.next_offset > from_offset:
                     yield header, FileSlice(segment.file, found_at, header.size_bytes)
+
+
+def _place(segment: Segment, from_offset: int) -> tuple[int, int]:
+    """Relative offset and position of the batch with the offset, or of one before it."""
+    relative_offset, position = segment.index.at_or_before(max(0, from_offset - segment.base_offset))
+    if segment.base_offset + relative_offset >= from_offset:
+        return relative_offset, position
+    with suppress(CorruptBatch):  # whoever checks what lies before meets it again
+        for found_at, header in segment.headers(position, segment.base_offset + relative_offset, NEVER):
+            if header.next_offset > from_offset:
+                return header.base_offset - segment.base_offset, found_at
+    return relative_offset, position
