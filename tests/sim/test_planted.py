@@ -15,7 +15,7 @@ import pytest
 from headrace.simulator.cluster import simulate
 from headrace.simulator.scenario import draw
 from proving import proves
-from sim import planted_coordination, planted_front_end, planted_moves  # noqa: F401 - more of them
+from sim import planted_coordination, planted_damage, planted_front_end, planted_moves  # noqa: F401 - more of them
 from sim.planted import FOUND_BY_TESTS, PLANTS, planted
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -60,7 +60,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 def test_a_planted_bug_is_found_by_its_test(name: str) -> None:
     program = (
         "import sys, pytest\n"
-        "from sim import planted_coordination, planted_front_end, planted_moves\n"
+        "from sim import planted_coordination, planted_damage, planted_front_end, planted_moves\n"
         "from sim.planted import planted\n"
         "with planted(sys.argv[1]):\n"
         "    sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', sys.argv[2]]))\n"

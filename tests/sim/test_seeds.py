@@ -16,7 +16,7 @@ import pytest
 
 from headrace.cluster.participant import Participant
 from headrace.simulator.cluster import simulate
-from headrace.simulator.faults import FLIP_BYTE, KINDS
+from headrace.simulator.faults import DECAY, FLIP_BYTE, KINDS
 from headrace.simulator.scenario import draw
 from proving import proves
 
@@ -30,6 +30,8 @@ QUORUM = (119, 165)
 """Runs in which coordination has several nodes."""
 MOVED = (14, 46, 838)
 """Runs with a fourth broker, in which a replica was added again unseen."""
+DECAYING = (19, 129)
+"""Runs in which bytes flip while brokers run."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -75,6 +77,14 @@ def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
 def test_no_move_breaks_a_rule(seed: int) -> None:
     outcome = simulate(draw(seed))
     assert outcome.counts["moves ordered"]
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+@proves("G14", "J1")
+@pytest.mark.parametrize("seed", DECAYING)
+def test_no_byte_that_flips_under_a_broker_breaks_a_rule(seed: int) -> None:
+    outcome = simulate(replace(draw(seed), decays=True))
+    assert outcome.faults[DECAY]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 

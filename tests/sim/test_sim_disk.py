@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from headrace.ports.disk import read_whole
+from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk
 from headrace.sim.loop import VirtualLoop
 from headrace.sim.process import Process
@@ -164,3 +165,19 @@ def test_a_flipped_byte_is_there_before_and_after_a_crash() -> None:
     assert read_whole(disk, "/log") == b"s\xe1fe"
     disk.crash(1)
     assert read_whole(disk, "/log") == b"s\xe1fe"
+
+
+def test_a_byte_that_decays_is_read_when_the_page_cache_is_dropped() -> None:
+    disk = SimDisk(VirtualClock())
+    file = disk.open("/f", create=True, writable=True)
+    file.pwritev([b"abc"], 0)
+    file.sync()
+    disk.decay("/f", 1, 0x20)
+    assert file.pread(3, 0) == b"abc"
+    file.pwritev([b"d"], 3)
+    disk.drop_caches()
+    assert file.pread(4, 0) == b"abcd"  # what is not synced yet is nowhere else
+    file.sync()
+    view = file.map(4, writable=False, populate=False)
+    disk.drop_caches()
+    assert file.pread(4, 0) == bytes(view) == b"aBcd"

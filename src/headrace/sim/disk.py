@@ -201,6 +201,22 @@ class SimDisk:
         if position < len(node.safe):
             node.safe[position] ^= mask
 
+    def decay(self, path: str, position: int, mask: int = 0x01) -> None:
+        """Damage a byte on the platter, which the page cache still has as it was."""
+        node = self._find(path)
+        assert isinstance(node, FileNode)
+        node.safe[position] ^= mask
+
+    def drop_caches(self) -> None:
+        """What is safe is read from the platter from now on."""
+        nodes: builtins.list[FileNode | FolderNode] = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, FolderNode):
+                nodes.extend(node.entries.values())
+            elif not node.changes and not node.mapped and len(node.safe) == len(node.content):
+                node.content[:] = node.safe
+
     def synced_bytes(self, path: str) -> int:
         """How many bytes at the beginning of the file are safe, and read as they are on the platter."""
         node = self._find(path)

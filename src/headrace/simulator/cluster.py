@@ -200,7 +200,8 @@ class Cluster:
                         self._retention.look(machine, where, partition, wall_ms)
                 # A follower may begin anew for damage, and what a sick disk does not read is damage; and it may have
                 # kept a watermark above what a loss of all page caches has left to its leader.
-                spared = self.scenario.bytes_flip or self.scenario.troubles or self.history.may_lose(where)
+                scenario = self.scenario
+                spared = scenario.bytes_flip or scenario.decays or scenario.troubles or self.history.may_lose(where)
                 if partition.leading or not spared:
                     self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
             if self.load.renewal is not None:
@@ -236,7 +237,7 @@ class Cluster:
                 return f"{where}: end and watermark differ: {ends}"
             if (behind := history.behind(where, end[0])) != "":
                 return behind
-        return self._damage() if self.scenario.bytes_flip else ""
+        return self._damage() if self.scenario.bytes_flip or self.scenario.decays else ""
 
     def _moving(self) -> str:
         """The first partition that is not where it is to be, or is still where it was."""

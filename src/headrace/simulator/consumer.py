@@ -10,9 +10,9 @@ import random
 from functools import lru_cache
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import Code, CorruptBatch
 from headrace.records import kernel
-from headrace.records.batch import batches
+from headrace.records.batch import batches, check
 from headrace.simulator.connection import Client, Clients
 from headrace.simulator.history import History, Violation
 from headrace.simulator.leaders import Leaders
@@ -69,10 +69,16 @@ def bounds(where: TopicPartition, epoch: int, timestamp_ms: int) -> Message:
 
 
 def take(history: History, where: TopicPartition, offset: int, row: Message, by: str) -> int:
-    """Note what a fetch at that offset has found; answers where to go on."""
+    """Note what a fetch at that offset has found; answers where to go on: before a batch whose CRC is wrong, as clients
+    do."""
     before = offset
     for header, view in batches(memoryview(row.records or b"")):
-        for at, content in _contents(bytes(view)):
+        try:
+            contents = _contents(bytes(view))
+        except CorruptBatch:
+            history.counts["rejected"] += 1
+            break
+        for at, content in contents:
             if at >= offset:
                 history.consumed(where, at, content, by)
         offset = max(offset, header.next_offset)
@@ -84,7 +90,8 @@ def take(history: History, where: TopicPartition, offset: int, row: Message, by:
 
 @lru_cache(BATCHES_KNOWN)
 def _contents(batch: bytes) -> list[tuple[int, bytes]]:
-    """Offsets and values. Every consumer reads the same batches."""
+    """Offsets and values; CorruptBatch if the CRC is wrong. Every consumer reads the same batches."""
+    check(batch)
     return [(record.offset, record.value or b"") for record in kernel.records(batch)]
 
 

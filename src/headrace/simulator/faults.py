@@ -17,6 +17,7 @@ from typing import Final
 
 from headrace.simulator.connection import CLIENT
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, Course
+from headrace.simulator.decay import Decay
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import Machine
@@ -58,13 +59,14 @@ SIMPLE: Final = (
 FAIL_SYNC: Final = "fail sync"
 FLIP_BYTE: Final = "flip byte"
 FLIPS_MAX: Final = 4
+DECAY: Final = "flip byte under broker"
 UNHEARD_SHARE: Final = 0.25
 TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full")
 """What calls of a disk can meet."""
 CALLS_LOG2: Final = 8.0
 CLOCK_STEP_MS: Final = 1_800_000
 """Less than what timestamps of producers may be ahead by."""
-KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, *TROUBLES, *NODE_FAULTS, *COURSES, *MOVE_COURSES)
+KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, DECAY, *TROUBLES, *NODE_FAULTS, *COURSES, *MOVE_COURSES)
 
 
 class Faults:
@@ -98,6 +100,9 @@ class Faults:
         # Where page caches go at any time, two replicas may have lost what a third has damaged.
         if scenario.bytes_flip and (self.regime == SPARE or not self._cached):
             self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
+        if scenario.decays and (self.regime == SPARE or not self._cached):
+            self._kinds += [DECAY] * max(2, len(self._kinds) // 2)
+        self._decay = Decay(scenario.seed, scene.machines)
         if scenario.retention:
             self._kinds.append("step clock")
         if scenario.quorum:
@@ -145,6 +150,7 @@ class Faults:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), COURSE_SECONDS_MAX)
         self.harm.heal()
+        await self._decay.restart()
         if FAIL_SYNC in self._kinds or any(kind in self._kinds for kind in TROUBLES):
             self._mend_disks()
 
@@ -207,6 +213,8 @@ class Faults:
                 return self._fail_sync(self.harm.some_machine(), seconds)
             case ["fail", "start" | "call"] | ["short", *_] | ["disk", "full"]:
                 return self._trouble(kind, self.harm.some_machine(), seconds)
+            case ["flip", "byte", *under] if under:
+                return self._decay.strike()
             case ["flip", "byte"]:
                 return self._flip_byte(self._worn, seconds)
             case ["cut" | "isolate" | "reset" | "slow", *_]:

@@ -240,20 +240,25 @@ class Machine:
         the last: nobody could tell it from a write that was torn.
         """
         assert self.process is None
-        sizes: dict[str, int] = {}
-        for path, names in self._logs().items():
-            spared = 0 if self._ran_in_boot == self.boots else PERHAPS_TORN_BYTES
-            for name in sorted(names, reverse=True):
-                size = self.disk.synced_bytes(f"{path}/{name}")
-                if size > spared:
-                    sizes[f"{path}/{name}"] = size - spared
-                spared = max(0, spared - size)
+        sizes = self.safe_bytes(0 if self._ran_in_boot == self.boots else PERHAPS_TORN_BYTES)
         if not sizes:
             return None
         path = self.random.choices(list(sizes), list(sizes.values()))[0]
         position = self.random.randrange(sizes[path])
         self.disk.flip(path, position, 1 << self.random.randrange(8))
         return f"{self.name} {path} at {position}"
+
+    def safe_bytes(self, spared_bytes: int) -> dict[str, int]:
+        """How many bytes at the beginning of each file with records are safe, but for the last of each log."""
+        sizes: dict[str, int] = {}
+        for path, names in self._logs().items():
+            spared = spared_bytes
+            for name in sorted(names, reverse=True):
+                size = self.disk.synced_bytes(f"{path}/{name}")
+                if size > spared:
+                    sizes[f"{path}/{name}"] = size - spared
+                spared = max(0, spared - size)
+        return sizes
 
     def _logs(self) -> dict[str, list[str]]:
         """The files with records, by their folders."""

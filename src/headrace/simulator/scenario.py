@@ -20,10 +20,14 @@ RESTORED_SHARE: Final = 1 / 12
 RENEWED_SHARE: Final = 1 / 8
 QUORUM_SHARE: Final = 0.2
 MOVES_SHARE: Final = 1 / 6
+DECAY_SHARE: Final = 0.25
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
 TROUBLES_OF: Final = {4: ("fail start", "short of descriptors", "disk full"), 5: ("fail start", "fail call")}
 """By the last digit of a seed to base 8."""
+
+DECAYS_OF: Final = (0, 1, 3, 6)
+"""By the same digit: where disks have no other trouble."""
 
 COMPACTION: Final = {"cleanup.policy": "compact", "segment.bytes": "1024", "min.cleanable.dirty.ratio": "0.01"}
 
@@ -58,6 +62,8 @@ class Scenario:
     courses: tuple[str, ...] = ()
     syncs_fail: bool = False
     bytes_flip: bool = False
+    decays: bool = False
+    """Whether bytes flip on two machines while brokers run there."""
     groups: int = 0
     """Consumer groups, each with two members."""
     deletions: bool = False
@@ -103,7 +109,7 @@ def moved(scenario: Scenario, chance: random.Random) -> Scenario:
     """With a fourth broker, and moves that get so many bytes a second."""
     layouts = *scenario.layouts, chance.choice((PARTITIONED, SHARED))
     pace = {"replica.catchup.bytes.per.second": chance.choice((5000, 20_000, 50 << 20))}
-    return replace(scenario, moves=True, layouts=layouts, settings=scenario.settings | pace)
+    return replace(scenario, moves=True, decays=False, layouts=layouts, settings=scenario.settings | pace)
 
 
 def _draw(seed: int) -> Scenario:
@@ -157,6 +163,7 @@ def _draw(seed: int) -> Scenario:
         courses=courses,
         syncs_fail=seed % 8 == 2,
         bytes_flip=seed % 8 == 7,
+        decays=seed % 8 in DECAYS_OF and random.Random(f"{seed} decay").random() < DECAY_SHARE,
         groups=random.Random(f"{seed} groups").choice((0, 1, 1, 2)),
         deletions=not compacted and random.Random(f"{seed} deletions").random() < DELETIONS_SHARE,
         troubles=TROUBLES_OF.get(seed % 8, ()),

@@ -1,0 +1,24 @@
+"""Bugs in how replicas deal with bytes that flip: see `planted`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from headrace.records.batch import read_header
+from headrace.replication.leading import LeadingEnd, Look
+from headrace.storage import copied
+from sim.planted import plant, swap
+
+
+@plant
+def copy_without_a_look_at_crcs(stack: ExitStack) -> None:
+    """A replica takes what its leader has as it is, and that one does not look before another drops its own."""
+    swap(stack, copied, "check", read_header)
+    swap(stack, LeadingEnd, "_look", lambda *_: Look.WHOLE)
+    swap(stack, LeadingEnd, "_doubt_if_asked_again", lambda *_: None)
+
+
+@plant
+def drop_what_the_leader_cannot_read(stack: ExitStack) -> None:
+    """A follower that mends its log drops all of it behind the damage, whatever of that its leader can read."""
+    swap(stack, LeadingEnd, "_look", lambda *_: Look.WHOLE)
