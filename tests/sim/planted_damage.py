@@ -7,17 +7,18 @@ from contextlib import ExitStack
 from headrace.records.batch import read_header
 from headrace.replication.leading import LeadingEnd, Look
 from headrace.storage import copied
-from sim.planted import plant, swap
+from sim.planted import found_by, plant, swap
 
 
+@found_by("tests/storage/test_copied.py")
 @plant
 def copy_without_a_look_at_crcs(stack: ExitStack) -> None:
     """A replica takes what its leader has as it is, and that one does not look before another drops its own."""
     swap(stack, copied, "check", read_header)
     swap(stack, LeadingEnd, "_look", lambda *_: Look.WHOLE)
-    swap(stack, LeadingEnd, "_doubt_if_asked_again", lambda *_: None)
 
 
+@found_by("tests/cluster/test_damaged_leader.py")
 @plant
 def drop_what_the_leader_cannot_read(stack: ExitStack) -> None:
     """A follower that mends its log drops all of it behind the damage, whatever of that its leader can read."""

@@ -169,3 +169,17 @@ def test_a_wrong_bit_in_an_offset_behind_a_gap_keeps_no_store_from_opening(
 def placed_at(offset: int) -> bytes:
     """How a batch of that offset begins."""
     return bytes(placed(offset, b"%d" % offset, b"", epoch=0))[:12]
+
+
+@proves("J1")
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_a_copied_batch_that_is_damaged_is_refused_with_all_that_came_with_it(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    data = bytearray().join((placed(0, b"whole", b""), placed(2, b"damaged", b"")))
+    data[-1] ^= 0x01
+    with pytest.raises(CorruptBatch, match="what was copied behind offset 1"):
+        log.append_copied(memoryview(data))
+    assert log.end_offset == 0
+    data[-1] ^= 0x01
+    assert log.append_copied(memoryview(data)) == 4
