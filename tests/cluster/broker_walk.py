@@ -63,6 +63,7 @@ class Broker:
     async def start_with_less(self) -> None:
         """What a loss of power has taken is gone: this run answers for what it began with."""
         await self.start()
+        self.machine.disk.trouble = None  # from here on it is only looked at
         self.acknowledged[LOOSE] = self.machine.held(LOOSE)
 
     async def stop(self) -> None:
