@@ -189,6 +189,11 @@ class Client:
         body = encode_request(api_key, version, message)
         link.send(call, write_request(api_key, version, correlation_id, self.name, body))
 
+    def is_connected(self, broker: int) -> bool:
+        """Whether the next call goes the way of the last."""
+        link = self._links.get(broker)
+        return link is not None and not link.gone
+
     def hang_up(self) -> None:
         """End all connections; what was under way is not answered."""
         links, self._links = self._links, {}

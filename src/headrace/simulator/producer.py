@@ -89,15 +89,16 @@ class Lane:
     begins_anew: bool = False
     not_before: float = 0.0
 
-    def next(self, broker: int, now: float, *, one_by_one: bool) -> Sending | None:
+    def next(self, broker: int, now: float, *, one_by_one: bool, connected: bool) -> Sending | None:
         """What may be sent to that broker now. A log that has not heard of a producer takes any sequence, here as in
-        Kafka: as long as it may not be known, nothing is sent to a second broker while the first has not answered.
+        Kafka: as long as it may not be known, nothing is sent to a second broker while the first has not answered, nor
+        on a second connection while what was lost with the first is not told.
         """
         if self.begins_anew or now < self.not_before:
             return None
         for place, sending in enumerate(self.waiting):
             if sending.under_way:
-                if (self.forgettable or not self.known) and sending.broker != broker:
+                if (self.forgettable or not self.known) and (sending.broker != broker or not connected):
                     return None
                 continue
             return None if place and sending.tries and one_by_one else sending
@@ -232,7 +233,8 @@ class Producer:
         one_by_one = self._kind == JAVA
         for broker, lanes in by_broker.items():
             while self._under_way.get(broker, 0) < self._in_flight:
-                found = ((lane, lane.next(broker, now, one_by_one=one_by_one)) for lane in lanes)
+                connected = self._client.is_connected(broker)
+                found = ((lane, lane.next(broker, now, one_by_one=one_by_one, connected=connected)) for lane in lanes)
                 parcel = [(lane, sending) for lane, sending in found if sending is not None]
                 if not parcel:
                     break
