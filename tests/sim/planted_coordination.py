@@ -62,18 +62,6 @@ def read_what_one_node_knows(stack: ExitStack) -> None:
     swap(stack, QuorumClient, "get", get_at)
 
 
-@plant
-def take_any_answer_to_a_renewal_for_a_lease(stack: ExitStack) -> None:
-    """A node has answered, so the lease holds."""
-    keep_alive = QuorumClient.keep_alive
-
-    async def holds(self: QuorumClient, lease: int) -> bool:
-        await keep_alive(self, lease)
-        return True
-
-    swap(stack, QuorumClient, "keep_alive", holds)
-
-
 @found_by("tests/cluster/test_insync.py")
 @plant
 def judge_a_lost_answer_by_the_view(stack: ExitStack) -> None:
