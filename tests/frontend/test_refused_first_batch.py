@@ -23,7 +23,7 @@ from headrace.records import kernel
 from headrace.records.record import NewRecord
 from headrace.settings import load, log_settings
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.producers import ProducerState, ProducerTable
+from headrace.storage.producers import Load, ProducerTable
 from headrace.wire import api as apis
 from headrace.wire.codec import decode_response, encode_request
 from headrace.wire.header import read_response_header, write_request
@@ -144,14 +144,14 @@ def test_refused_while_the_producers_of_the_log_cannot_be_read(front: Front) -> 
     log = front.log()
     front.lead(log)
     assert isinstance(log.producers, ProducerTable)
-    load = log.producers._load
+    begin_load = log.producers._begin_load
 
-    def fails() -> dict[int, ProducerState]:
+    def fails(past_damage: bool) -> Load:
         raise StorageFailed("too many open files")
 
-    log.producers._load = fails
+    log.producers._begin_load = fails
     assert front.produce(0) == Code.STORAGE_ERROR
-    log.producers._load = load
+    log.producers._begin_load = begin_load
     comes_first(front)
 
 
