@@ -117,6 +117,7 @@ def test_a_leader_alone_commits_what_it_has_written() -> None:
     assert core.high_watermark == 15
     assert not core.moved(15)
     assert not core.moved(12)
+    assert core.position == 15
     assert core.high_watermark == 15
 
 
