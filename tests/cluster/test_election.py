@@ -14,7 +14,7 @@ from headrace.cluster.image import Broker, Image, Previous
 from headrace.cluster.membership import LEASE_SECONDS, Membership
 from headrace.cluster.view import ClusterView
 from headrace.errors import OperatorError
-from headrace.ports.coordination import Put
+from headrace.ports.coordination import Delete, Put
 from headrace.sim.clock import VirtualClock
 from proving import proves
 
@@ -132,6 +132,22 @@ def test_a_controller_whose_lease_lapsed_stands_again_at_the_end_of_the_line(tmp
         assert winners[0].won().epoch == 2
 
     cluster(tmp_path, brokers(2), body)
+
+
+@proves("G3")
+def test_a_term_ends_when_its_key_is_another_though_of_no_higher_epoch(tmp_path: Path) -> None:
+    async def body(coordination: EmbeddedCoordination, clock: VirtualClock, first: Peer) -> None:
+        key = keys.controller_key(PREFIX)
+        assert await first.election.claim() is not None
+        for change in (Put(key, keys.encode({"broker": 2, "epoch": 1})), Delete(key)):
+            await coordination.transact((), [change])
+            await turns()
+            assert first.election.term is None
+            assert first.election.is_due
+            assert await first.election.claim() is not None
+            assert (await coordination.transact(first.won().fence, [Put(PREFIX + "anything", b"{}")])).succeeded
+
+    cluster(tmp_path, brokers(1), body)
 
 
 @proves("G13")

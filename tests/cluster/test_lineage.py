@@ -6,13 +6,14 @@ import asyncio
 import errno
 import itertools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from cluster.participants import DATA, Cluster, run
-from headrace.cluster.controls import Controls, Difference, Doubt, Lineage, decode_doubt, encode_doubt
+from headrace.cluster import keys
+from headrace.cluster.controls import Controller, Controls, Difference, Doubt, Lineage, decode_doubt, encode_doubt
 from headrace.cluster.image import Image
 from headrace.cluster.lineage import (
     EPOCHS_ABOVE,
@@ -27,7 +28,7 @@ from headrace.cluster.lineage import (
 from headrace.cluster.membership import allocate_producer_ids
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
-from headrace.ports.coordination import Put
+from headrace.ports.coordination import Compare, Delete, Put, TransactionResult
 from headrace.ports.disk import write_atomically
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk, SimFile
@@ -54,6 +55,12 @@ async def accept(cluster: Cluster) -> None:
 
 def doubters(cluster: Cluster) -> set[int]:
     return set(cluster.image().controls.doubts)
+
+
+def controller(cluster: Cluster) -> Controller:
+    found = cluster.image().controls.controller
+    assert found is not None
+    return found
 
 
 @layouts
@@ -317,6 +324,55 @@ def test_a_new_broker_holds_too_while_another_doubts() -> None:
         assert cluster[3].participant.metadata.is_held
         assert cluster[3].participant.controlling is not None
         assert cluster[3].participant.controlling.election.term is None
+
+    run(3, body)
+
+
+@proves("G3", "G14")
+def test_a_term_is_won_again_after_a_restore_that_others_made_up_for() -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster)
+        await asyncio.sleep(2)
+        copy = cluster.store.snapshot()
+        assert copy.revision >= controller(cluster).revision
+        await cluster[1].stop()  # the controller; the copy knows nothing of the next one's term
+        await cluster.until(lambda: controller(cluster).broker == 2)
+        await cluster[1].start()
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        await cluster.produce(b"new")
+        newest = cluster.store.revision
+        cluster.store.restore(copy)
+        while cluster.store.revision < newest:
+            cluster.store.transact((), (Put("/made-up-for", b""),))
+        await cluster.until(lambda: doubters(cluster) == {1, 2, 3})
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader() is not None)
+        await cluster.produce(b"newer")
+        assert cluster[1].held() == [b"old", b"new", b"newer"]
+
+    run(3, body)
+
+
+@proves("G3", "G14")
+def test_a_term_that_coordination_forgot_before_anybody_saw_it_is_won_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster)
+        store, transact = cluster.store, cluster.store.transact
+
+        def forgetful(compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
+            copy = store.snapshot()
+            result = transact(compares, actions)
+            if any(action.key == keys.controller_key(cluster.image().prefix) for action in actions):
+                monkeypatch.undo()
+                store.restore(copy)
+            return result
+
+        monkeypatch.setattr(store, "transact", forgetful)
+        cluster[1].kill()
+        await cluster.until(lambda: store.restores == 1)
+        await cluster.until(lambda: controller(cluster).broker == 2)
+        await cluster.until(lambda: cluster.leader() is not None)
+        await cluster.produce(b"new")
 
     run(3, body)
 

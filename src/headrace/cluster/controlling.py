@@ -206,6 +206,8 @@ class Controlling:
         result = await self._coordination.transact(batch.step.compares, batch.step.actions)
         if result.succeeded:
             _tell(batch.decisions)
+        elif result.revision < term.revision:
+            self.election.forget()  # put back to a copy from before the term, and no image has told it
         return result.succeeded, result.revision
 
     async def _seen(self, revision: int) -> None:

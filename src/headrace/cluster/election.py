@@ -6,7 +6,8 @@ view that lags can make us wait, not elect two.
 
 Winning raises the epoch in the key `controller` in one transaction that also finds our candidacy still there. Its
 revision fences every later write: once somebody else has won, none of ours is taken. A controller that was paused does
-not even try, by the local deadline of its lease.
+not even try, by the local deadline of its lease. A view that has come to the revision of our win and shows another
+`controller` ends the term, even of a lower epoch: coordination may have been put back to a copy from before it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.cluster import keys
+from headrace.cluster.controls import Controller
 from headrace.cluster.image import Image
 from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import unchanged
@@ -58,8 +60,11 @@ class Election:
         term = self._term
         if term is None or term.lease != self._membership.lease or not self._membership.standing:
             return None
-        newest = self._view.image.controls.controller
-        return term if newest is None or newest.epoch <= term.epoch else None
+        image = self._view.image
+        if image.revision < term.revision:
+            return term  # the view lags
+        won = Controller(self._membership.broker.id, term.epoch, term.revision)
+        return term if image.controls.controller == won else None
 
     def forget(self) -> None:
         """The store that the term was won in was put back to a time before it."""
