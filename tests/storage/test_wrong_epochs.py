@@ -9,12 +9,13 @@ from headrace.records.batch import batches
 from headrace.sim.disk import SimDisk
 from headrace.storage.checkpoint import seal
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.log import Log, Tail
+from headrace.storage.log import Log, Tail, TopicPartition
 from headrace.storage.shared.frames import EPOCH, FRAME_BYTES
 from headrace.storage.shared.log import SharedLog
 from proving import proves
 from storage.harness import Harness, append, batch, content, sim_harness
 from storage.test_compaction import COMPACTED, compact
+from storage.test_rewriting import rest, store_of
 
 LAYOUTS = pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 EPOCH_AT = 12
@@ -223,3 +224,62 @@ def test_a_folder_from_before_there_were_epoch_frames_is_read_as_it_is(
         log = open_again(sim, same_boot)
         assert sound_offsets(log) == list(range(BATCHES + 3))
         assert log.epoch_starts() == [*STARTS, (4, BATCHES)]
+
+
+@pytest.mark.parametrize("lost", [(".queue",), (".queue", "leader-epochs")], ids=["queue", "epochs too"])
+@pytest.mark.parametrize("same_boot", [True, False])
+def test_epochs_that_a_removed_file_told_are_believed_of_what_was_moved_from_it(
+    lost: tuple[str, ...], same_boot: bool
+) -> None:
+    """The files before it and behind it are there, and tell of other epochs."""
+    sim = sim_harness(SHARED)
+    kept = sim.log(durability="disk", retention_ms=-1, file_delete_delay_ms=0)
+    passing = sim.log(TopicPartition("passing", 0), durability="disk", file_delete_delay_ms=0)
+    commit_log = store_of(sim).commit_log
+
+    def fill(log: Log, epoch: int, file: int) -> None:
+        while commit_log.number == file:
+            append(log, batch(b"." * 500), epoch=epoch)
+            assert not sim.write()
+            sim.settle()
+
+    fill(kept, 2, 0)
+    for epoch in (3, 4):
+        append(kept, batch(b"%d" % epoch), epoch=epoch)
+        assert not sim.write()
+        sim.settle()
+    starts = list(kept.epoch_starts())
+    fill(passing, 0, 1)
+    fill(kept, 4, 2)
+    assert [epoch for epoch, _ in starts] == [2, 3, 4]
+    passing.delete_before(passing.written_offset)
+    for _ in range(10):
+        sim.advance(61)
+        rest(sim)
+    assert sorted(commit_log.sizes)[:2] == [0, 2]
+    remove(sim, *lost)
+    log = open_again(sim, same_boot)
+    assert sound_offsets(log) == list(range(log.end_offset))
+    assert log.epoch_starts() == starts
+
+
+def test_an_epoch_that_broken_bytes_told_is_believed_of_what_compaction_wrote() -> None:
+    sim = sim_harness(SHARED)
+    log = sim.log(**COMPACTED)
+    for n in range(40):
+        epoch = 2 if n < 20 else 3 if n == 20 else 4
+        append(log, batch(*[b"%d" % n * 50] * 2, key=b"%d" % min(n, 30)), epoch=epoch)  # one of the two will go
+        assert not sim.write()
+        if n == 20:
+            _, piece = next(log.headers(40))
+    starts = list(log.epoch_starts())
+    compact(sim)
+    left = [header.base_offset for header, _ in log.headers(0)]
+    assert 40 in left
+    assert isinstance(sim.disk, SimDisk)
+    for at in (piece.position - 2 * FRAME_BYTES, piece.position - FRAME_BYTES):
+        sim.disk.flip(piece.file.path, at)
+    assert piece.file.path in [f"/data/@commitlog/{each}" for each in sim.disk.list("/data/@commitlog")]
+    remove(sim, ".queue")
+    log = open_again(sim, same_boot=False)
+    assert (sound_offsets(log), log.epoch_starts()) == (left, starts)

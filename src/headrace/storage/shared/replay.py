@@ -13,8 +13,8 @@ partition is damaged, and nothing is cut.
 A CRC does not cover the epoch of a batch. It is told by a frame before the first batch of its epoch, and a batch that
 differs is damaged. What was written before there were such frames is compared with the file of epochs: that is written
 before the batches, but synced by checkpoints alone, so it knows every epoch as long as the kernel runs. After a loss of
-power it may not know the last ones; and where bytes are broken a frame may be missing. Then batches are believed as
-long as their epochs do not fall.
+power it may not know the last ones; and where bytes are broken, or a file was removed, a frame may be missing. Then
+batches are believed as long as their epochs do not fall.
 """
 
 from __future__ import annotations
@@ -228,8 +228,11 @@ class Replay:
         number, end = frame.next_offset >> 32, frame.next_offset & frames.BYTE_MASK
         size = self._commit_log.sizes.get(number)
         if size is None:
-            torn = self._is_torn(number, end - 1)
-            return BrokenBytes(frame.number, 0, 0, "the file before it is missing") if torn else None
+            if self._is_torn(number, end - 1):
+                return BrokenBytes(frame.number, 0, 0, "the file before it is missing")
+            for state in self._states.values():
+                state.framed = []  # it may have told of epochs whose batches were moved from it
+            return None
         if size >= end:
             return None
         lost = BrokenBytes(number, size, size, "the end of the file is missing")
@@ -248,11 +251,11 @@ class Replay:
         broken = self._broken
         if broken is not None and frames.position(broken.number, broken.byte) < state.seen:
             broken = None  # the partition went on behind it
+        if broken is not None and frames.position(broken.number, broken.byte) > state.framed_at:
+            state.framed = []  # a frame that told an epoch may have been there
         if frame.kind == EPOCH:
             state.told_epoch(frame, position)
             return None
-        if broken is not None and frames.position(broken.number, broken.byte) > state.framed_at:
-            state.framed = []  # a frame that told an epoch may have been there
         state.seen = position
         if frame.kind == BOUNDS:
             state.apply(frame, None, broken)
