@@ -1,9 +1,10 @@
 """Bytes that flip on the platters of two machines while brokers run there.
 
 A flip hits a batch that is synced, in what its CRC covers. The page cache has it as it was, until it is dropped: at
-once, when the machine loses its power, or at the end. No record is hit on both machines, so that one of three replicas
-has it whole at all times. A broker trusts what it wrote itself, so it need not notice before its next start; but nobody
-accepts a batch whose CRC is wrong.
+once, when the machine loses its power, or at the end. No record is hit on both machines, nor where no other has it yet,
+so that another replica has it whole at all times: where nobody else has a damaged record, a partition waits for an
+operator. A broker trusts what it wrote itself, so it need not notice before its next start; but nobody accepts a batch
+whose CRC is wrong.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Hit(NamedTuple):
 class Decay:
     def __init__(self, seed: int, machines: Sequence[Machine]) -> None:
         self._random = random.Random(f"{seed} decay of bytes")
+        self._machines = machines
         self._worn = self._random.sample(list(machines), WORN)
         self._hits: list[Hit] = []
 
@@ -51,6 +53,8 @@ class Decay:
             return None
         batch = self._random.choice(found)
         header = batch.header
+        if all(_lacks(each, batch) for each in self._machines if each is not machine):
+            return None
         position = batch.position + self._random.randrange(ATTRIBUTES_AT, header.size_bytes)
         machine.disk.decay(batch.path, position, 1 << self._random.randrange(8))
         self._hits.append(Hit(machine, batch.topic_partition, header.base_offset, header.next_offset))
@@ -79,6 +83,15 @@ class Decay:
             and hit.first < header.next_offset
             for hit in self._hits
         )
+
+
+def _lacks(machine: Machine, batch: DumpedBatch) -> bool:
+    """Whether the broker there is known not to have come as far."""
+    if machine.participant is None:
+        return False
+    where = batch.topic_partition
+    found = machine.participant.partitions.find_replica(where.topic, where.partition)
+    return found is None or found.log.written_offset <= batch.header.base_offset
 
 
 def _batches(machine: Machine) -> list[DumpedBatch]:
