@@ -179,6 +179,19 @@ class TestSegments:
         assert real.store.was_clean
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
 
+    def test_a_search_for_a_time_leaves_no_files_open_of_segments_that_it_passes(self, real: Harness) -> None:
+        log = partitioned(real, **SMALL)
+        fill(real, log, 60, b"x" * 600)
+        assert len(log.segments) > 15
+        assert real.store is not None
+        real.store.close()
+        real.open()
+        log = partitioned(real)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert log.offset_for_time(1 << 62) is None
+        assert log.greatest_timestamp() is not None
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3
+
 
 class TestRetention:
     @proves("J6")

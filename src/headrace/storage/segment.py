@@ -239,6 +239,9 @@ class Segment:
         if self._greatest_ms is None:
             self.load_indexes()
             self._greatest_ms = self.times.entry(self.times.count - 1)[0] if self.times.count else NO_TIMESTAMP
+            if self._file is None and not self.index.writable:  # no open segment, so nobody would let go of them
+                self.index.drop()
+                self.times.drop()
         return self._greatest_ms
 
     @greatest_ms.setter
