@@ -6,6 +6,7 @@ import asyncio
 import collections
 import functools
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from etcd_nodes import EtcdNodes, etcd_nodes
 from headrace.cluster.etcd import EtcdCoordination
 from headrace.cluster.etcd_link import EtcdAccess
 from headrace.errors import CoordinationError
-from headrace.ports.coordination import Compare, OutcomeUnknown, Put
+from headrace.ports.coordination import Behind, Compare, OutcomeUnknown, Put
 from proving import proves
 
 PREFIX = "/faults/"
@@ -254,6 +255,40 @@ def test_a_watch_that_hears_of_no_change_does_not_fall_behind_compaction(tmp_pat
         await proxy.close()
 
     with etcd_nodes(tmp_path, flags=flags) as etcd:
+        asyncio.run(body(etcd))
+
+
+@proves("G14")
+def test_a_watch_notices_a_restored_etcd_that_has_come_as_far_by_other_changes(tmp_path: Path) -> None:
+    async def body(etcd: EtcdNodes) -> None:
+        data, copy, other_course = etcd.nodes[0].data, tmp_path / "copy", tmp_path / "other course"
+        subject, other = client(etcd), client(etcd, "2")
+        start = await other.put("/restored/a", b"")
+        etcd.stop(0)
+        shutil.copytree(data, copy)
+        etcd.start(0)
+        for _ in range(3):
+            await other.put("/restored/x", b"")
+        etcd.stop(0)
+        data.rename(other_course)
+        copy.rename(data)
+        etcd.start(0)
+        watch = subject.watch("/restored/", start)
+        assert (await anext(watch)).revision == start
+        waiting = asyncio.ensure_future(anext(watch))
+        assert await other.put("/restored/b", b"") == start + 1
+        assert (await asyncio.wait_for(waiting, DEADLINE_SECONDS)).revision == start + 1
+        waiting = asyncio.ensure_future(anext(watch))
+        etcd.stop(0)
+        data.rename(copy)
+        other_course.rename(data)
+        etcd.start(0)
+        with pytest.raises(Behind, match=f"does not have /restored/b as it was seen at revision {start + 1}"):
+            await asyncio.wait_for(waiting, DEADLINE_SECONDS)
+        for one in (subject, other):
+            await one.close()
+
+    with etcd_nodes(tmp_path) as etcd:
         asyncio.run(body(etcd))
 
 

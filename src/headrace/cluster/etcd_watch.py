@@ -6,14 +6,15 @@ delivered is passed over: a watch that begins exactly at the compacted revision 
 begins before it is told. Large answers come in fragments, which may end within a revision: they are put together
 before anything is delivered. An answer without events says how far the watch has seen, so that a quiet one does not
 fall behind compaction. A node that does not know the revision before the one asked for is either late, or was restored
-from a copy: who watches has to look.
+from a copy: who watches has to look. It has to as well where the last value that the watch has seen is not there at its
+revision, to which a restored etcd may have come by other changes. A value whose revision is compacted tells nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
 
 import grpc
@@ -37,18 +38,21 @@ class _Denied(Exception):
 
 async def watch(link: EtcdLink, prefix: str, from_revision: int) -> AsyncIterator[WatchResponse]:
     following, pause_seconds, broken, denied = from_revision, PAUSE_SECONDS_FIRST, False, False
+    last_put: Event | None = None
     while not link.closed:
         node = link.node()
         stream = _Stream(link, node, prefix, following)
         try:
             await stream.open()
+            if last_put is not None:
+                await stream.look_for(last_put)
             if broken:
                 log.info("watch of %s goes on at etcd %s from revision %d", prefix, node.address, following)
             broken = denied = False
             while True:
                 revision, events = await stream.read()
                 pause_seconds = PAUSE_SECONDS_FIRST
-                following = max(following, revision + 1)
+                following, last_put = max(following, revision + 1), stream.last_put or last_put
                 if events:
                     yield WatchResponse(revision, events)
         except _Denied as error:
@@ -79,6 +83,8 @@ class _Stream:
         self._node = node
         self._prefix = prefix
         self._following = following
+        self.last_put: Event | None = None
+        """The last one that came, also if it was passed over."""
         self._call: Any = None
         self.metadata: Metadata = ()
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,6 +109,19 @@ class _Stream:
         if newest < self._following - 1:
             raise Behind(f"revision {self._following} is asked for, and etcd {self._node.address} knows {newest}")
 
+    async def look_for(self, put: Event) -> None:
+        """Raises Behind if the node does not have it at its revision: another history has come as far."""
+        seconds, at = self._link.attempt_seconds, put.mod_revision
+        request = rpc.RangeRequest(key=put.key.encode(), revision=at, serializable=True)
+        try:
+            answer = await self._own(self._node.kv.Range(request, timeout=seconds, metadata=self.metadata))
+        except grpc.aio.AioRpcError as error:
+            if "has been compacted" not in str(error.details()):
+                raise
+            return
+        if [(found.mod_revision, found.value) for found in answer.kvs] != [(at, put.value)]:
+            raise Behind(f"etcd {self._node.address} does not have {put.key} as it was seen at revision {at}")
+
     async def read(self) -> tuple[int, tuple[Event, ...]]:
         """The next whole answer: the revision up to which everything has now been seen, and what is new."""
         response = await self._receive()
@@ -112,7 +131,9 @@ class _Stream:
             parts.extend(response.events)
         if not parts:
             return response.header.revision, ()
-        events = tuple(event_of(part) for part in parts if part.kv.mod_revision >= self._following)
+        came = [event_of(part) for part in parts]
+        self.last_put = next((event for event in reversed(came) if event.kind == "put"), self.last_put)
+        events = tuple(event for event in came if event.mod_revision >= self._following)
         # The header may name a newer revision, of which the events are still to come.
         return parts[-1].kv.mod_revision, events
 
@@ -133,7 +154,7 @@ class _Stream:
             raise NoAnswer(response.cancel_reason or "the watch was called off by etcd")
         return response
 
-    async def _own(self, awaited: Coroutine[Any, Any, Any]) -> Any:
+    async def _own(self, awaited: Awaitable[Any]) -> Any:
         """Await it until we leave. gRPC raises CancelledError for a stream that was called off, which only a cancelled
         task may see.
         """
