@@ -283,3 +283,37 @@ def test_an_epoch_that_broken_bytes_told_is_believed_of_what_compaction_wrote() 
     remove(sim, ".queue")
     log = open_again(sim, same_boot=False)
     assert (sound_offsets(log), log.epoch_starts()) == (left, starts)
+
+
+@pytest.mark.parametrize("lost", [(".queue",), (".queue", "leader-epochs")], ids=["queue", "epochs too"])
+def test_epochs_that_were_cut_stay_away_though_the_file_that_told_it_is_removed(lost: tuple[str, ...]) -> None:
+    sim = sim_harness(SHARED)
+    log = sim.log(durability="disk", retention_ms=-1, file_delete_delay_ms=0)
+    other, passing = (
+        sim.log(TopicPartition(name, 0), durability="disk", file_delete_delay_ms=0) for name in ("other", "passing")
+    )
+    commit_log = store_of(sim).commit_log
+
+    def write(to: Log, value: bytes, epoch: int) -> None:
+        append(to, batch(value), epoch=epoch)
+        assert not sim.write()
+        sim.settle()
+
+    for epoch in (2, 3, 4):
+        write(log, b"%d" % epoch, epoch)
+    while commit_log.number == 0:
+        write(other, b"." * 500, 0)
+    log.truncate(1)
+    sim.commit()
+    for epoch in (6, 6, 6, 7):
+        write(log, b"%d" % epoch, epoch)
+    while commit_log.number == 1:
+        write(passing, b"." * 500, 0)
+    passing.delete_before(passing.written_offset)
+    for _ in range(10):
+        sim.advance(61)
+        rest(sim)
+    assert sorted(commit_log.sizes)[:2] == [0, 2]
+    remove(sim, *lost)
+    log = open_again(sim, same_boot=False)
+    assert (sound_offsets(log), log.epoch_starts()) == ([0, 1, 2, 3, 4], [(2, 0), (6, 1), (7, 4)])

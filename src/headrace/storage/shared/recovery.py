@@ -250,7 +250,7 @@ class Opening:
         before = 0 if state.rebuilt else min(state.lowest_end, state.queue.end_offset)
         kept = [entry for entry in history.entries if entry[1] < before]
         known = kept[-1][0] if kept else -1
-        seen = [(epoch, *begins) for epoch, begins in sorted(state.epochs.items()) if epoch > known]
+        seen = _rising([(epoch, *begins) for epoch, begins in sorted(state.epochs.items()) if epoch > known])
         if state.rebuilt:
             seen = self._least_starts(state, seen)
         kept += reconciled([entry for entry in history.entries if entry[0] > known], seen)
@@ -293,3 +293,12 @@ class Opening:
             else:
                 self._disk.remove(file)
         return whole
+
+
+def _rising(seen: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Epochs without those that were cut, of which only a removed file told: a later one has batches before them."""
+    kept: list[tuple[int, int, int]] = []
+    for each in reversed(seen):
+        if not kept or each[2] < kept[-1][2]:
+            kept.append(each)
+    return kept[::-1]
