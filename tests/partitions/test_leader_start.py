@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange, StorageFailed
 from headrace.partitions.core import START_SECONDS_MAX, UNKNOWN, LagLimits, LeaderCore, Progress, SetChange
+from headrace.storage.checkpointing import Done
 from partitions.led import Deletion, Led
 from proving import proves
 
@@ -230,6 +231,28 @@ def test_a_start_that_is_not_safe_says_so_and_is_tried_again(led: Led) -> None:
     assert isinstance(deletion.error, StorageFailed)
     assert partition.start_offset == 0
     led.clock.advance(6)
+    assert partition.start_offset == 5
+
+
+def test_a_start_that_cannot_rise_says_so_and_retention_may_want_it_again(
+    led: Led, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = led.lead()
+    for _ in range(9):
+        led.produce(partition)
+    led.clock.run_soon()
+
+    def fails(_offset: int, _done: Done) -> None:
+        raise OSError(errno.ENOSPC, "no room for a snapshot")
+
+    deletion = Deletion()
+    with monkeypatch.context() as patched:
+        patched.setattr(partition.log, "delete_before", fails)
+        led.partitions.delete_before(partition, 5, deletion)
+    assert isinstance(deletion.error, StorageFailed)
+    assert (partition.log.start_offset, partition.log.retiring_to) == (0, 0)
+    partition.log.retire(5)
+    led.clock.run_soon()
     assert partition.start_offset == 5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from headrace.errors import (
     InvalidProducerEpoch,
     OutOfOrderSequence,
     StorageFailed,
+    StorageFull,
 )
 from headrace.ports.disk import read_whole
 from headrace.records.batch import BatchHeader, read_header
@@ -21,6 +23,7 @@ from headrace.storage import producers
 from headrace.storage.checked import TURN_BATCHES
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
+from headrace.storage.partitioned import PartitionedLog
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 
@@ -436,3 +439,200 @@ def test_who_was_told_of_only_by_what_is_deleted_and_damaged_is_unknown(layout: 
     log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
     assert send(harness, log, 6) == 9
     assert send(harness, log, 2, producer_id=9) == 8
+
+
+def killed(harness: Harness) -> Log:
+    """The log after the death of the process; the kernel ran on."""
+    assert harness.store is not None
+    harness.store.abandon()
+    harness.store = harness.new_store()
+    harness.store.open(harness.expected, same_boot=True)
+    harness.commit()
+    return harness.log()
+
+
+def roll(log: Log) -> None:
+    if isinstance(log, PartitionedLog):
+        log.roll()
+
+
+def snapshot(harness: Harness, offset: int) -> str:
+    return f"{harness.data}/orders/orders-0/{offset:020d}.snapshot"
+
+
+@LAYOUTS
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("start", [3, 6])
+def test_a_raised_start_forgets_nobody_whatever_the_checkpoint_says(
+    layout: str, is_checkpointed: bool, start: int
+) -> None:
+    """The commit log tells of a start at once, the checkpoint of an end from before."""
+    harness = sim_harness(layout)
+    harness.log()
+    log = harness.reopen()  # there is a checkpoint, which says that it is empty
+    for sequence in range(6):
+        send(harness, log, sequence)
+        roll(log)
+    log.delete_before(start)
+    if is_checkpointed:
+        harness.settle()
+    log = harness.kill()
+    assert log.end_offset == 6
+    assert [send(harness, log, sequence) for sequence in range(1, 7)] == [1, 2, 3, 4, 5, 6]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("power_seed", [None, *range(5)])
+@pytest.mark.parametrize("start", [2, 5, 6])
+def test_a_start_raised_above_a_cut_forgets_nobody(layout: str, power_seed: int | None, start: int) -> None:
+    """The segment that a truncation begins has no other before it then."""
+    harness = sim_harness(layout)
+    log = harness.log(durability="disk")
+    for sequence in range(6):
+        send(harness, log, sequence)
+    log.truncate(2)
+    for sequence in range(2, 6):
+        send(harness, log, sequence)
+    log.delete_before(start)
+    harness.settle()
+    log = harness.kill(power_seed)
+    assert (log.start_offset, log.end_offset) == (start, 6)
+    assert [send(harness, log, sequence) for sequence in range(1, 7)] == [1, 2, 3, 4, 5, 6]
+
+
+@LAYOUTS
+def test_a_cut_behind_the_checkpoint_hides_no_snapshot_from_a_kill(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(6):
+        send(harness, log, sequence)
+    log.truncate(2)
+    for sequence in range(2, 6):
+        send(harness, log, sequence)
+    log.delete_before(5)
+    log = killed(harness)
+    assert [send(harness, log, sequence) for sequence in range(1, 7)] == [1, 2, 3, 4, 5, 6]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("restart", [Harness.reopen, Harness.kill], ids=["stopped", "killed"])
+@pytest.mark.parametrize("rolls", [False, True])
+def test_a_cut_above_a_raised_start_forgets_nobody(layout: str, restart: Callable[[Harness], Log], rolls: bool) -> None:
+    """What is cut takes its snapshots along, not those that alone tell of what was deleted."""
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(5):
+        send(harness, log, sequence)
+        if rolls:
+            roll(log)
+    log.delete_before(3)
+    harness.settle()
+    log.truncate(4)
+    assert send(harness, log, 1) == 1
+    log = restart(harness)
+    assert (log.start_offset, log.end_offset) == (3, 4)
+    assert [send(harness, log, sequence) for sequence in range(5)] == [0, 1, 2, 3, 4]
+
+
+@LAYOUTS
+def test_a_start_at_a_cut_with_nothing_behind_it_forgets_nobody(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(5):
+        send(harness, log, sequence)
+    log.truncate(3)
+    log.delete_before(3)
+    harness.settle()
+    log = harness.kill()
+    assert (log.start_offset, log.end_offset) == (3, 3)
+    assert [send(harness, log, sequence) for sequence in range(4)] == [0, 1, 2, 3]
+
+
+@LAYOUTS
+def test_a_start_does_not_rise_while_its_producers_cannot_be_kept(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(5):
+        send(harness, log, sequence)
+    log.truncate(3)
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    for call in (disk.fail_open, disk.fail_write):
+        call(snapshot(harness, 3), errno.ENOSPC)
+        with pytest.raises(OSError, match="No space left"):
+            log.delete_before(3)
+        assert (log.start_offset, log.end_offset) == (0, 3)
+    log.delete_before(3)
+    harness.settle()
+    log = harness.kill()
+    assert (log.start_offset, log.end_offset) == (3, 3)
+    assert send(harness, log, 2) == 2
+
+
+@LAYOUTS
+def test_retention_leaves_what_it_cannot_keep_the_producers_of(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log(retention_ms=10_000)
+    for sequence in range(4):
+        send(harness, log, sequence)
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    disk.fail_open(snapshot(harness, 4), errno.ENOSPC)
+    harness.advance(12)
+    assert log.start_offset == 0
+    harness.advance(12)
+    assert log.start_offset == 4
+    assert send(harness, harness.kill(), 3) == 3
+
+
+@LAYOUTS
+def test_what_a_leader_tells_of_producers_is_refused_while_it_cannot_be_kept(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    log.restart_at(100)
+    told = producers.ProducerState(0, (producers.SequencedBatch(0, 4, 60),), harness.clock.wall_ms())
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    disk.fail_write(snapshot(harness, 100), errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        log.learn_producers({7: told})
+    log.learn_producers({7: told})
+    assert harness.kill().producers_before(100) == {7: told}
+
+
+def test_a_segment_takes_nothing_before_its_producers_are_kept() -> None:
+    harness = sim_harness(PARTITIONED)
+    log = harness.log()
+    for sequence in range(5):
+        send(harness, log, sequence)
+    log.truncate(3)
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    disk.fail_open(snapshot(harness, 3), errno.ENOSPC)
+    with pytest.raises(StorageFull):
+        send(harness, log, 3)
+    assert send(harness, log, 3) == 3
+    assert disk.exists(snapshot(harness, 3))
+
+
+def test_a_snapshot_of_what_was_cut_is_not_believed_when_a_loss_of_power_brings_it_back() -> None:
+    """It would answer batches that are not there as duplicates."""
+    harness = sim_harness(SHARED)
+    log = harness.log()
+    for sequence in range(6):
+        send(harness, log, sequence)
+    log.delete_before(6)
+    old = read_whole(harness.disk, snapshot(harness, 6))
+    log.restart_at(2)
+    for sequence in range(4):
+        send(harness, log, sequence, producer_id=9)
+    log.delete_before(6)
+    assert harness.store is not None
+    harness.store.abandon()
+    file = harness.disk.open(snapshot(harness, 6), writable=True)
+    file.truncate(0)
+    file.pwritev([old], 0)
+    harness.open()
+    log = harness.log()
+    assert log.start_offset == 6
+    assert send(harness, log, 5) == 6

@@ -396,6 +396,7 @@ class Partition:
         if error is None:
             self._settle_start(self.core)
             return
+        self.log.retiring_to = 0  # retention may want it again
         waiting, self._waiting_starts = self._waiting_starts, []
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)

@@ -102,6 +102,8 @@ class PartitionedLog(SegmentedLog):
                 file.reserve(self.settings.segment_bytes)
             segment.load_indexes()
             self.producers.load()
+            if segment.size == 0:  # one that a truncation began has no snapshot yet
+                self._remember_producers(segment.base_offset)
             turn = Turn.begin(self.end_offset, segment, self.epochs)
         except OSError as error:
             raise self._refuse(error).again() from error
@@ -277,10 +279,12 @@ class PartitionedLog(SegmentedLog):
         self._around.checkpoint_soon(self.start_kept(done))
 
     def _raise_start(self, offset: int) -> None:
-        self.start_offset = offset
         count = 0
         while count < len(self.segments) - 1 and self.segments[count].next_offset <= offset:
             count += 1
+        if count:
+            self._remember_producers(self.segments[count].base_offset)
+        self.start_offset = offset
         if count:
             self._discard(self.segments.replace(0, count, []))
             self._reader.forget()
@@ -290,8 +294,7 @@ class PartitionedLog(SegmentedLog):
             self._unsynced.add(self.folder)
             self._around.sync_soon(self)
 
-    def keep_producers(self) -> None:
-        self._write_snapshot(self.written_offset)
+    def _sync_snapshot_soon(self) -> None:
         self._around.sync_soon(self)
 
     # Syncing.

@@ -1,7 +1,8 @@
 """What a log knows of its idempotent producers: epoch, and sequence and offset of their last five batches.
 
 A snapshot `<20-digit offset>.snapshot` stands beside the segments and holds the state of everything before its offset.
-It is written when a segment is closed and on a clean stop, big-endian:
+It is written when a segment begins and on a clean stop; in the layout `shared` from time to time, and where the log
+begins when its start rises, because nothing else tells of what lies below. Big-endian:
 
     version uint16, count uint32, then per producer: id int64, epoch int16, last use in wall ms int64, batches uint8,
     then per batch: first sequence int32, last sequence int32, base offset int64; at the end CRC-32C of all uint32
@@ -303,6 +304,16 @@ def replay(
     except CorruptBatch as error:
         raise UnreadableProducers(str(error), reached) from None
     return states
+
+
+def before(states: dict[int, ProducerState], offset: int) -> dict[int, ProducerState]:
+    """What is known of them from batches before the offset."""
+    known: dict[int, ProducerState] = {}
+    for producer_id, state in states.items():
+        batches = tuple(batch for batch in state.batches if batch.next_offset <= offset)
+        if batches or not state.batches:
+            known[producer_id] = state._replace(batches=batches)
+    return known
 
 
 def _older(header: BatchHeader, state: ProducerState) -> DuplicateSequence | OutOfOrderSequence:

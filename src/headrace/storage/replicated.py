@@ -16,10 +16,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from headrace.errors import HeadraceError
+from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
-from headrace.storage import copied
+from headrace.storage import copied, producers
 from headrace.storage.checkpointing import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, TopicPartition
@@ -37,6 +37,7 @@ class ReplicatedLog:
     retire: Callable[[int], None]
     on_damage: Callable[[int], None]
     end_offset: int
+    written_offset: int
     committed_offset: int
     truncations: int
     sync_asked_offset: int
@@ -74,21 +75,28 @@ class ReplicatedLog:
         return self.epochs.entries
 
     def producers_before(self, offset: int) -> dict[int, ProducerState]:
-        states: dict[int, ProducerState] = {}
-        for producer_id, state in self.producers.states.items():
-            batches = tuple(batch for batch in state.batches if batch.next_offset <= offset)
-            if batches:
-                states[producer_id] = state._replace(batches=batches)
-        return states
+        return producers.before(self.producers.states, offset)
 
     def learn_producers(self, states: dict[int, ProducerState]) -> None:
         if self.start_offset != self.end_offset:
             return
         self.producers.learn(states)
+        self._write_snapshot_at(self.written_offset, self.producers.states)
+        self._sync_snapshot_soon()
+
+    def _remember_producers(self, offset: int) -> None:
+        """Have a snapshot at the offset, before what lies below it goes: nothing else tells of it then, and one further
+        on may be cut. The last batches of a producer are enough: it has no older ones on their way. OSError and
+        HeadraceError: nothing may go. What is damaged nobody can keep."""
+        if self._has_snapshot_at(offset):
+            return
         try:
-            self.keep_producers()
-        except OSError as error:
-            log.warning("%s: its producers may be forgotten by a crash: %s", self.topic_partition, error)
+            known = self.producers_before(offset)
+        except CorruptBatch as error:
+            log.warning("%s: what lies below offset %d tells of no producers: %s", self.topic_partition, offset, error)
+            return
+        if known:
+            self._write_snapshot_at(offset, known)
 
     def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
         is_empty = self.start_offset == self.end_offset
@@ -130,8 +138,14 @@ class ReplicatedLog:
 
         return kept
 
-    def keep_producers(self) -> None:
-        """Write a snapshot of what is known of them, and have it synced soon."""
+    def _has_snapshot_at(self, offset: int) -> bool:
+        raise NotImplementedError
+
+    def _write_snapshot_at(self, offset: int, states: dict[int, ProducerState]) -> None:
+        """What is known of producers before the offset; it is to be synced."""
+        raise NotImplementedError
+
+    def _sync_snapshot_soon(self) -> None:
         raise NotImplementedError
 
     def delete_before(self, offset: int, done: Done | None = None) -> None:

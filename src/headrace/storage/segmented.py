@@ -142,8 +142,13 @@ class SegmentedLog(ReplicatedLog):
 
     def _write_snapshot(self, offset: int) -> None:
         if self.producers.loaded:  # else nothing was appended since the last one
-            path = self.snapshots.write(offset, self.producers.states, self.segments.bases)
-            self._unsynced.add(path, self.folder)
+            self._write_snapshot_at(offset, self.producers.states)
+
+    def _has_snapshot_at(self, offset: int) -> bool:
+        return offset in self.snapshots
+
+    def _write_snapshot_at(self, offset: int, states: dict[int, producers.ProducerState]) -> None:
+        self._unsynced.add(self.snapshots.write(offset, states, self.segments.bases), self.folder)
 
     def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it; without one from all that are there, those below

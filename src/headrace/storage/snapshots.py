@@ -1,10 +1,10 @@
-"""The snapshot files of one partition (format: `producers`): written when a segment ends, read when a log is first
-used."""
+"""The snapshot files of one partition (format: `producers`): written when a segment begins or a start rises, read when
+a log is first used."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from headrace.ports.disk import Disk, read_derived
 from headrace.storage import producers
@@ -23,16 +23,21 @@ class Snapshots:
     def path(self, offset: int) -> str:
         return stem(self._folder, offset) + SNAPSHOT
 
-    def write(self, offset: int, states: dict[int, ProducerState], bases: Sequence[int]) -> str:
-        """State before the offset; older ones stay only where a segment begins. Answers the path, to be synced."""
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._offsets
+
+    def write(self, offset: int, states: dict[int, ProducerState], kept: Iterable[int]) -> str:
+        """State before the offset; of the others only those stay. Answers the path, to be synced. OSError: the others
+        all stay."""
         path = self.path(offset)
+        self._offsets.discard(offset)  # until it is whole
         file = self._disk.open(path, create=True, writable=True)
         try:
             file.truncate(0)
             file.pwritev([producers.encode(states)], 0)
         finally:
             file.close()
-        self._keep({*bases, offset} & self._offsets | {offset})
+        self._keep(self._offsets.intersection(kept) | {offset})
         return path
 
     @property

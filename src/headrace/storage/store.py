@@ -284,7 +284,7 @@ class PartitionedStore:
             retention.apply(checked, now_ms, self.roll)
         except CorruptBatch as error:
             log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
-        except OSError as error:
+        except (OSError, HeadraceError) as error:
             log.error("%s: %s", checked.topic_partition, error)
         else:
             self._dirty.look(checked)

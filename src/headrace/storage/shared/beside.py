@@ -13,7 +13,7 @@ from headrace.ports.disk import Disk, File
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
-from headrace.storage.producers import ProducerState, ProducerTable
+from headrace.storage.producers import ProducerState
 from headrace.storage.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -40,15 +40,11 @@ class Beside:
         # What came between an older one and the start is gone, so it says nothing of now.
         return found if found is not None and found[0] >= start_offset else (start_offset, {})
 
-    def needs_snapshot(self, start_offset: int, producers: ProducerTable) -> bool:
-        """Whether no snapshot speaks for what lies below the offset, and there is something to say."""
+    def write_snapshot(self, offset: int, states: dict[int, ProducerState], starts: Iterable[int]) -> None:
+        """Those at the starts stay, because nothing else tells of what lies below them; and the newest one, for a
+        truncation that takes this one."""
         newest = self.snapshots.newest_offset
-        return (newest is None or newest < start_offset) and (newest is not None or bool(producers.states))
-
-    def write_snapshot(self, offset: int, states: dict[int, ProducerState]) -> None:
-        """The one before it stays, for a truncation that takes this one."""
-        newest = self.snapshots.newest_offset
-        path = self.snapshots.write(offset, states, [] if newest is None else [newest])
+        path = self.snapshots.write(offset, states, [*starts] if newest is None else [*starts, newest])
         self._unsynced |= {path: None, self._folder: None}
 
     def remove_snapshots_above(self, offset: int) -> None:

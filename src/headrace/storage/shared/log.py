@@ -383,6 +383,8 @@ class SharedLog(ReplicatedLog):
             raise self.offline.again()
         offset = min(offset, self.written_offset)
         if offset > self.start_offset:
+            if self._turn.batches and (refused := self._around.write_now(self)) is not None:
+                self._refusal = self._refusal or refused
             self._remember_producers(offset)
             self.producers.moved()
             self.start_offset = offset
@@ -431,27 +433,20 @@ class SharedLog(ReplicatedLog):
                 )
         return states
 
-    def _remember_producers(self, start_offset: int) -> None:
-        """Have a snapshot that speaks for everything below a new start."""
-        if self._turn.batches and (refused := self._around.write_now(self)) is not None:
-            self._refusal = self._refusal or refused
-        try:
-            if self.beside.needs_snapshot(start_offset, self.producers):
-                self._snapshot()
-        except (OSError, HeadraceError) as error:
-            log.warning("%s: its producers may be forgotten by a crash: %s", self.topic_partition, error)
-
     def write_snapshot(self) -> None:
         if self.producers.loaded and self.snapshot_bytes:  # else nothing was appended since the last one
-            self._snapshot()
+            self._write_snapshot_at(self.written_offset, self.producers.states)
+            self.snapshot_bytes = 0
 
-    def keep_producers(self) -> None:
-        self._snapshot()
+    def _has_snapshot_at(self, offset: int) -> bool:
+        return offset in self.beside.snapshots
+
+    def _write_snapshot_at(self, offset: int, states: dict[int, producers.ProducerState]) -> None:
+        starts = self.beside.snapshots.offsets if self.bounds_untold else (self.safe_start_offset, self.start_offset)
+        self.beside.write_snapshot(offset, states, starts)
+
+    def _sync_snapshot_soon(self) -> None:
         self._around.checkpoint_soon(None)
-
-    def _snapshot(self) -> None:
-        self.beside.write_snapshot(self.written_offset, self.producers.states)
-        self.snapshot_bytes = 0
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
         return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)

@@ -129,6 +129,7 @@ class Opening:
         path = self._folder(where)
         state = State(where, self._around.new_queue(path), settings.index_interval_bytes)
         state.told = EpochHistory(self._disk, path)
+        state.checkpoint_position = self._checkpoint.position
         point = self._checkpoint.logs.get(where)
         if point is not None and point.topic_id != topic_id.hex():
             point = None  # of a topic that had the same name
@@ -171,7 +172,7 @@ class Opening:
         queue.clear_files()
         self._states[where] = state
         state.queue, state.from_position, state.known = queue, 0, False
-        state.start_offset, state.lowest_end, state.checked_from = 0, 1 << 62, 0
+        state.start_offset, state.lowest_end, state.checked_from, state.cut_to = 0, 1 << 62, 0, 1 << 62
         state.epochs, state.last_epoch, state.seen = {}, -1, -1
         state.framed, state.framed_at = [], -1
         state.missing = []
@@ -279,7 +280,9 @@ class Opening:
         return starts
 
     def _snapshots(self, path: str, state: State) -> list[int]:
-        """Those that are torn, or speak of what was cut, go."""
+        """Those that are torn, or speak of what was cut, go. A cut removes the latter before it tells of itself, so a
+        kill brings none back; a loss of power may, until a checkpoint has synced that. Nothing else can tell what the
+        one at the start does."""
         names = self._disk.list(path)
         offsets = sorted(int(name[:DIGITS]) for name in names if name.endswith(SNAPSHOT) and name[:DIGITS].isdigit())
         if self._clean and not state.touched:
@@ -287,8 +290,12 @@ class Opening:
         whole: list[int] = []
         for offset in offsets:
             file = stem(path, offset) + SNAPSHOT
-            known = offset <= min(state.lowest_end, state.queue.end_offset)
-            if known and producers.decode(read_whole(self._disk, file)) is not None:
+            known = offset <= state.lowest_end or offset == state.start_offset <= state.cut_to or self._same_boot
+            if (
+                known
+                and offset <= state.queue.end_offset
+                and producers.decode(read_whole(self._disk, file)) is not None
+            ):
                 whole.append(offset)
             else:
                 self._disk.remove(file)

@@ -74,6 +74,9 @@ class State:
     last_epoch: int = -1
     lowest_end: int = 1 << 62
     """Nothing that was known of higher offsets before counts."""
+    checkpoint_position: int = 0
+    cut_to: int = 1 << 62
+    """The lowest end that a cut behind the checkpoint's position left."""
     checked_from: int = 1 << 62
     seen: int = -1
     """Position of the last frame."""
@@ -153,6 +156,8 @@ class State:
             self._miss(end, offset, frame, broken)
         self.queue.end_offset = offset
         self.lowest_end = min(self.lowest_end, offset)
+        if frames.position(frame.number, frame.byte) > self.checkpoint_position:
+            self.cut_to = min(self.cut_to, offset)
         self.checked_from = min(self.checked_from, offset)
         self.epochs = {epoch: begins for epoch, begins in self.epochs.items() if begins[1] < offset}
         self.last_epoch = max(self.epochs, default=-1)

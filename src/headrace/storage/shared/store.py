@@ -301,7 +301,7 @@ class SharedStore:
                 self._checking.append(checked)
         except CorruptBatch as error:
             log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
-        except OSError as error:
+        except (OSError, HeadraceError) as error:
             log.error("%s: %s", checked.topic_partition, error)
         else:
             self._dirty.look(checked)
