@@ -381,6 +381,19 @@ class TestFailures:
         sim.store.close()
         assert [n for n, log in enumerate(opened) if log.offline is not None] == [1, 2]
 
+    @pytest.mark.parametrize("end", [0, 4])
+    def test_what_a_cut_has_removed_before_it_failed_is_not_read(self, sim: Harness, end: int) -> None:
+        assert isinstance(sim.disk, SimDisk)
+        log = partitioned(sim)
+        fill(sim, log, 6)
+        sim.disk.fail_open(f"{log.folder}/{end:020}.log", errno.EIO)
+        with pytest.raises(StorageFailed, match="offline"):
+            log.truncate(end)
+        for offset in range(end, 6):
+            with pytest.raises(StorageFailed, match="offline"):
+                log.read(offset, 1, 6)
+        assert [log.read(offset, 1, 6).slices != () for offset in range(end)] == [True] * end
+
     def test_a_write_error_takes_its_log_offline_and_a_restart_brings_it_back(self, sim: Harness) -> None:
         assert isinstance(sim.disk, SimDisk)
         log = partitioned(sim)

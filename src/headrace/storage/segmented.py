@@ -230,6 +230,8 @@ class SegmentedLog(ReplicatedLog):
             )
         if offset >= limit:
             return NOTHING
+        if self.offline is not None and (not self.segments or offset >= self.segments[-1].next_offset):
+            raise self.offline.again()  # it failed while it was cut
         try:
             return self._reader.read(offset, max_bytes, limit, self.written_offset, warm=warm)
         except CorruptBatch:
