@@ -338,6 +338,27 @@ def test_what_an_election_outside_the_set_lost_is_in_the_key() -> None:
     assert decision.after.lost == Lost(5, 95, -1)
 
 
+@proves("F6")
+def test_who_is_elected_by_reports_hears_of_a_deletion_that_it_missed() -> None:
+    """Replica 1 was alone in the set when a deletion below 30 was answered; 2 holds a tail that nobody committed."""
+    brokers = [broker(1, 2, boot="c"), broker(2, 2), broker(3, 2)]
+    deleted = replace(end(1, 4, 90), start=30)
+    ahead = replace(end(2, 4, 95), start=20)
+    unled = led(NO_LEADER, 4, (1,), least_start=25)
+
+    def least_start(first: ReplicaEnd, brokers: Sequence[Broker] = brokers) -> int:
+        ends = {1: first, 2: ahead, 3: end(3, 3, 99)}
+        decision = decided(Case(unled, brokers, 2, 5, (2,), ends=ends))
+        assert decision is not None
+        assert decision.after.leader == 2
+        return decision.after.least_start
+
+    assert least_start(deleted) == 30
+    assert least_start(replace(deleted, start=20)) == 0, "it knows all deletions itself"
+    assert least_start(replace(deleted, last_epoch=3)) == 0, "another history"
+    assert least_start(deleted, [having_lost(brokers[0], 0), *brokers[1:]]) == 0, "its front may only be lost"
+
+
 def test_reports_and_orders_are_cleared_when_they_have_served() -> None:
     served = decided(CASES["unclean by the operator's order"])
     assert served is not None

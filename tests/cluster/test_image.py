@@ -176,7 +176,16 @@ def test_a_registration_and_a_partition_come_back_as_they_were_written() -> None
         state="leaving",
     )
     state = PartitionState(
-        0, 2, 4, (2, 3), (3, 2, 5), 9, incarnations={2: "i2", 3: "x"}, controller=6, lost=Lost(3, 10, 12)
+        0,
+        2,
+        4,
+        (2, 3),
+        (3, 2, 5),
+        9,
+        incarnations={2: "i2", 3: "x"},
+        controller=6,
+        lost=Lost(3, 10, 12),
+        least_start=7,
     )
     image = after(
         empty(PREFIX),

@@ -33,6 +33,7 @@ from headrace.ports.disk import write_atomically
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk, SimFile
 from headrace.storage.damage import look_at
+from partitions.led import Deletion
 from proving import proves
 
 layouts = pytest.mark.parametrize("layout", ["partitioned", "shared"])
@@ -223,6 +224,42 @@ def test_who_is_elected_when_metadata_is_accepted_has_synced_what_it_reported(la
             assert b"of two" in machine.held("synced")
 
     run(3, body, seed)
+
+
+@layouts
+@proves("G14", "F6")
+def test_who_is_elected_when_metadata_is_accepted_brings_back_nothing_that_was_deleted(layout: str) -> None:
+    """It holds most by a tail that nobody has acknowledged, and was cut off when the others deleted."""
+
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout)
+        await cluster.produce(b"kept")
+        first = cluster.leader()
+        assert first is not None
+        await cluster.until(lambda: all(len(machine.held()) == 2 for machine in cluster.machines.values()))
+        copy = cluster.store.snapshot()
+        cluster.isolate(first)
+        cluster.store.cut(first.host)
+        await cluster.produce(b"tail", acks=1)
+        await cluster.until(lambda: cluster.leader() not in (None, first))
+        second = cluster.leader()
+        assert second is not None
+        deletion = Deletion()
+        second.process.context.run(second.participant.partitions.delete_before, second.replica(), 1, deletion)
+        await cluster.until(lambda: deletion.answered)
+        assert (deletion.error, second.replica().log.start_offset, first.replica().log.start_offset) == (None, 1, 0)
+        cluster.store.restore(copy)
+        cluster.store.heal(first.host)
+        cluster.rejoin(first)
+        await cluster.until(lambda: all(machine.participant.metadata.is_held for machine in cluster.alive()))
+        await accept(cluster)
+        await cluster.until(lambda: cluster.leader() is not None)
+        assert cluster.leader() is first
+        await cluster.until(lambda: len(cluster.state().isr) == 3)
+        for machine in cluster.machines.values():
+            assert machine.replica().log.start_offset == 1
+
+    run(3, body)
 
 
 @layouts

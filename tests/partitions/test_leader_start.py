@@ -219,6 +219,31 @@ def test_a_start_is_told_when_it_is_safe_on_disk(led: Led) -> None:
         led.partitions.delete_before(partition, 10)
 
 
+@proves("F6")
+def test_a_leader_elected_by_reports_begins_where_others_had_deleted_and_tells_nothing_before(led: Led) -> None:
+    """Its set is itself alone, and its watermark an old one: what others deleted was committed all the same."""
+    log = led.lead(durability="disk").log
+    partition = led.partitions.lead(log, 1, {1: "", 2: "b"}, (1, 2), 1)
+    for nth in range(9):
+        led.produce(partition, b"%d" % nth)
+    led.clock.run_soon()
+    assert partition.high_watermark == 0
+    led.partitions.follow(log, 2, -1)
+    led.disk.hold_syncs()
+    partition = led.partitions.lead(log, 3, {1: "", 2: "b"}, (1, 2), 2, least_start=5)
+    assert (partition.core and partition.core.wanted_start, partition.high_watermark) == (5, 5)
+    assert (partition.start_offset, log.start_offset) == (UNKNOWN, 0), "the other member has told nothing yet"
+    partition = led.partitions.lead(log, 4, {1: ""}, (1, 2), 3, least_start=5)
+    assert (partition.start_offset, log.start_offset) == (UNKNOWN, 5)
+    with pytest.raises(OffsetNotAvailable):
+        partition.first_offset()
+    led.disk.release_syncs()
+    led.clock.run_soon()
+    assert partition.first_offset() == 5
+    partition = led.partitions.lead(log, 5, {1: ""}, (1, 2), 4, least_start=5)
+    assert partition.first_offset() == 5, "told before"
+
+
 def test_a_start_that_is_not_safe_says_so_and_is_tried_again(led: Led) -> None:
     partition = led.lead()
     for _ in range(9):

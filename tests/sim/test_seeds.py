@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 26)
 FLIPPING = (31, 47)
 """Runs in which bytes flip."""
-RESTORED = (18, 270, 332, 345, 409)
+RESTORED = (18, 270, 332, 345, 409, 1248)
 """Runs in which coordination is put back to an older copy."""
 QUORUM = (119, 165)
 """Runs in which coordination has several nodes."""

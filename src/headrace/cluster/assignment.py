@@ -255,7 +255,13 @@ class Assignment:
         before = self._partitions.find_replica(topic.name, state.index)
         if leader == self._broker:
             partition = self._partitions.lead(
-                opened, state.leader_epoch, state.incarnations, state.replicas, state.revision, state.adding
+                opened,
+                state.leader_epoch,
+                state.incarnations,
+                state.replicas,
+                state.revision,
+                state.adding,
+                state.least_start,
             )
             self._partitions.replicas_changed(partition, state.replicas, state.adding)
         else:

@@ -209,7 +209,7 @@ def _has_lost(broker: Broker, topic: Topic, state: PartitionState) -> bool:
 
 def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: Set[int]) -> PartitionState:
     """Led by the replica that holds most; if others hold as much by one that has lost nothing before its end, and knows
-    the last deletion."""
+    the last deletion. One that holds more may have missed a deletion that was answered: it hears of it by the key."""
 
     def merit(broker: int) -> tuple[tuple[int, int], bool, int]:
         return _held(reports.get(broker)), broker not in doubted, reports[broker].start if broker in reports else 0
@@ -224,8 +224,22 @@ def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: 
     elif known > chosen.end:
         lost = Lost(epoch, chosen.end, known)
     return replace(
-        state, leader=best, leader_epoch=epoch, isr=(best,), incarnations={best: chosen.incarnation}, lost=lost
+        state,
+        leader=best,
+        leader_epoch=epoch,
+        isr=(best,),
+        incarnations={best: chosen.incarnation},
+        lost=lost,
+        least_start=_least_start(chosen, [report for broker, report in reports.items() if broker not in doubted]),
     )
+
+
+def _least_start(chosen: ReplicaEnd, reports: Iterable[ReplicaEnd]) -> int:
+    """Where others begin whose logs are of the same history, if that is behind where the chosen one begins; else 0. Of
+    another last epoch the offsets may be other records, and a log that has lost its front may only seem to begin there.
+    """
+    start = max((report.start for report in reports if report.last_epoch == chosen.last_epoch), default=0)
+    return start if start > chosen.start else 0
 
 
 def _held(report: ReplicaEnd | None) -> tuple[int, int]:

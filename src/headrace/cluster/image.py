@@ -97,6 +97,8 @@ class PartitionState:
     """Where the replicas are being moved to; empty when no move is under way (cluster.moves)."""
     adding: tuple[int, ...] = ()
     """Those of `replicas` that are there for the move only; cancelling it takes them away."""
+    least_start: int = 0
+    """No leader lets the partition begin below: the last election by reports found a replica that begins there."""
 
     @property
     def is_missing(self) -> bool:
@@ -507,6 +509,7 @@ def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
             "lost": None if lost is None else [lost.epoch, lost.start, lost.end],
             **({"target": partition.target} if partition.target else {}),
             **({"adding": partition.adding} if partition.adding else {}),
+            **({"least_start": partition.least_start} if partition.least_start else {}),
         }
     )
 
@@ -525,6 +528,7 @@ def _decode_partition(index: int, value: Mapping[str, Any], revision: int) -> tu
         lost=None if lost is None else Lost(*lost),
         target=tuple(value.get("target", ())),
         adding=tuple(value.get("adding", ())),
+        least_start=value.get("least_start", 0),
     )
     return bytes.fromhex(value["id"]), state
 

@@ -9,7 +9,7 @@ topics/<name>             {"id": hex, "partitions": count, "overrides": {name: t
 partitions/<topic>/<n>    {"id": hex of the topic, "leader", "leader_epoch", "isr": [ids], "replicas": [ids],
                               "incarnations": {id: incarnation} of isr, "controller": epoch of its last writer,
                               "lost": [epoch, from, to] | null}; while replicas move also "target": [ids] and
-                              "adding": [ids]
+                              "adding": [ids]; if one was elected that had not heard of a deletion "least_start"
 ends/<topic>/<n>/<id>     {"id": hex of the topic, "incarnation", "last_epoch", "start", "end", "watermark"}: what a
                               replica holds while its partition has no leader; gone with its broker's lease
 orders/<topic>/<n>        {"kind": "preferred" | "unclean"}: an election that an operator asks for; or {"kind":

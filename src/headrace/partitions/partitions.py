@@ -136,15 +136,19 @@ class Partitions:
         replicas: Sequence[int] = (),
         revision: int = 0,
         adding: Sequence[int] = (),
+        least_start: int = 0,
     ) -> Partition:
         """Serve a log as its leader in this epoch, with the in-sync set of its key's revision. What a leader alone
-        holds counts as committed. Led already in this epoch: only the set is taken over."""
+        holds counts as committed, and so does what lies below `least_start`: others have deleted it, and it goes here
+        too before any start is told. Led already in this epoch: only the set is taken over."""
         current = self._by_log.get(log)
         if current is not None and current.core is not None and current.epoch == epoch:
             self.confirmed(current, members, revision)
             return current
         told_start = max(0, current.start_offset) if current is not None and current.core is not None else 0
         watermark = self._end_role(log)
+        least_start = min(least_start, log.written_offset)
+        watermark = max(watermark, least_start)
         core = LeaderCore(
             self.broker,
             epoch,
@@ -157,7 +161,7 @@ class Partitions:
             flushed_counts=log.settings.durability == "disk",
             revision=revision,
             now=self.clock.now(),
-            own_start=log.start_offset,
+            own_start=max(log.start_offset, least_start),
             told_start=told_start,
         )
         partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core, self.racks, self.damaged)
