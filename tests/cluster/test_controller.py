@@ -63,6 +63,7 @@ class Case:
     awaited: frozenset[int] = frozenset()
     ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     order: str = ""
+    resigns: int = 1
     overdue: bool = False
     relies_on: frozenset[int] = frozenset()
 
@@ -73,11 +74,12 @@ def image_of(
     ends: Mapping[int, ReplicaEnd] | None = None,
     order: str = "",
     draining: frozenset[int] = frozenset(),
+    resigns: int = 1,
 ) -> Image:
     topic = Topic("t", TOPIC_ID, tuple(states))
     controls = Controls(
         ends={("t", 0): ends} if ends else {},
-        orders={("t", 0): Order(order, 9, broker=1)} if order else {},
+        orders={("t", 0): Order(order, 9, broker=resigns)} if order else {},
         draining=draining,
     )
     return Image(
@@ -91,7 +93,7 @@ def image_of(
 
 def decided(case: Case) -> Decision | None:
     context = Context(8, lambda number: number not in case.awaited, lambda _: case.rules, lambda _: case.overdue)
-    decisions = decide(image_of([case.before], case.brokers, case.ends, case.order), context)
+    decisions = decide(image_of([case.before], case.brokers, case.ends, case.order, resigns=case.resigns), context)
     assert len(decisions) <= 1
     return decisions[0] if decisions else None
 
@@ -274,6 +276,15 @@ CASES = {
     ),
     "a leader resigns: another leads, and the set is without it": Case(
         led(1, 4, (1, 2, 3)), [ONE, TWO, THREE], 2, 5, (2, 3), order=RESIGN
+    ),
+    "a leader resigns: the next behind it leads, not the first": Case(
+        led(2, 4, (1, 2, 3)), [ONE, TWO, THREE], 3, 5, (1, 3), order=RESIGN, resigns=2
+    ),
+    "the last in the assignment resigns: the first leads": Case(
+        led(3, 4, (1, 2, 3)), [ONE, TWO, THREE], 1, 5, (1, 2), order=RESIGN, resigns=3
+    ),
+    "a leader resigns, and the next behind it is not in sync": Case(
+        led(2, 4, (1, 2)), [ONE, TWO, THREE], 1, 5, (1,), order=RESIGN, resigns=2
     ),
     "a leader resigns and nobody else is in sync": Case(led(1, 4, (1,)), [ONE, TWO, THREE], 1, 4, (1,), order=RESIGN),
     "a leader resigned that leads no more": Case(led(2, 4, (1, 2)), [ONE, TWO], 2, 4, (1, 2), order=RESIGN),

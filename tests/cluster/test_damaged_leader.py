@@ -19,13 +19,14 @@ RECORDS, BAD = 40, 20
 VALUES = [(b"%d." % nth * 1000)[:1000] for nth in range(RECORDS)]
 
 
-def go_bad(machine: Machine, layout: str, nth: int = BAD) -> None:
-    """A sector in the record with offset 20, or another, cannot be read any more."""
+def go_bad(machine: Machine, layout: str, *offsets: int) -> None:
+    """A sector in the record with offset 20, or in others, cannot be read any more."""
     folder = f"{DATA}/@commitlog" if layout == "shared" else f"{DATA}/t/t-0"
     for path in [f"{folder}/{name}" for name in machine.disk.list(folder) if name.endswith(".log")]:
-        position = read_whole(machine.disk, path).find(VALUES[nth])
-        if position >= 0:
-            machine.disk.go_bad(path, position + 500)
+        data = read_whole(machine.disk, path)
+        for position in [data.find(VALUES[offset]) for offset in offsets or (BAD,)]:
+            if position >= 0:
+                machine.disk.go_bad(path, position + 500)
 
 
 def consume(machine: Machine) -> set[int]:
@@ -225,3 +226,37 @@ def test_two_that_are_damaged_in_different_places_mend_each_other(layout: str) -
         assert consume(first) == consume(second) == set(range(RECORDS))
 
     run(2, body)
+
+
+async def assigned(cluster: Cluster, layout: str) -> list[Machine]:
+    """Machines with a partition that is filled, in the order of its assignment; the first leads."""
+    first, *_ = await filled(cluster, layout)
+    machines = [cluster[number] for number in cluster.state().replicas]
+    assert machines[0] is first
+    return machines
+
+
+def go_bad_in_turn(first: Machine, second: Machine, layout: str) -> None:
+    """Neither can read all that lies behind the other's first damaged place, so neither mends the other."""
+    go_bad(first, layout, 5, 25)
+    go_bad(second, layout, 10, 30)
+    for _ in range(2):
+        consume(first)
+
+
+def all_whole(*machines: Machine) -> bool:
+    return not any(each.participant.partitions.damaged for each in machines)
+
+
+@proves("J1")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_two_that_are_damaged_do_not_keep_it_from_one_that_is_whole(layout: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        first, second, third = await assigned(cluster, layout)
+        go_bad_in_turn(first, second, layout)
+        await cluster.until(lambda: cluster.leader() is third, RESIGN_AGAIN_SECONDS / 2)
+        await cluster.until(lambda: all_whole(first, second) and in_sync(cluster, first, second, third))
+        assert first.held() == second.held() == third.held() == VALUES
+        assert consume(first) == consume(second) == set(range(RECORDS))
+
+    run(3, body)

@@ -6,7 +6,7 @@ context lasts. The simulator has to find each of them, or a test that is named w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -115,8 +115,8 @@ def elect_outside_the_set(stack: ExitStack) -> None:
         images[:] = [image]
         return decide(image, *args)
 
-    def elected(state: PartitionState, judged: Judgement) -> PartitionState:
-        after = led(state, judged)
+    def elected(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
+        after = led(state, judged, successors)
         brokers = images[0].brokers
         if state.leader in brokers and state.leader in after.isr:
             return after
@@ -250,8 +250,8 @@ def keep_the_epoch_of_a_returned_leader(stack: ExitStack) -> None:
     """A leader that restarted goes on in the epoch that it had."""
     led = controller._led
 
-    def same_epoch(state: PartitionState, judged: Judgement) -> PartitionState:
-        after = led(state, judged)
+    def same_epoch(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
+        after = led(state, judged, successors)
         if after.leader == state.leader:
             return replace(after, leader_epoch=state.leader_epoch)
         return after

@@ -11,7 +11,8 @@ Rules, in this order, for each partition:
   fall. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
   to say what they hold, those that have said it. What was lost is in the key;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
-  resign if another member can lead; planned moves begin: away from draining brokers, and of internal topics to more
+  resign if another member can lead: the next behind it in the assignment leads, because two that are damaged would keep
+  the partition from one that is whole; planned moves begin: away from draining brokers, and of internal topics to more
   replicas.
 
 A decision holds only for the image that it was made on: `in_transactions` makes each write compare the revision of the
@@ -139,9 +140,11 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
     judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone, rules.durability_altered_at)
     where = topic.name, state.index
     order = image.controls.orders.get(where)
+    successors = state.replicas
     if order is not None and order.kind == RESIGN and order.broker == state.leader and order.broker in judged.present:
         judged = replace(judged, leaving=judged.leaving | {order.broker})
-    after = _led(state, judged)
+        successors = _from_behind(order.broker, state.replicas)
+    after = _led(state, judged, successors)
     clears: list[str] = []
     if after.leader == NO_LEADER and not judged.present:
         reports = _reports(image, topic, state)
@@ -176,7 +179,13 @@ def _asks(order: Order | None, kind: str) -> bool:
     return order is not None and order.kind == kind
 
 
-def _led(state: PartitionState, judged: Judgement) -> PartitionState:
+def _from_behind(broker: int, replicas: tuple[int, ...]) -> tuple[int, ...]:
+    """The same round, begun behind the broker."""
+    place = replicas.index(broker) + 1 if broker in replicas else 0
+    return replicas[place:] + replicas[:place]
+
+
+def _led(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
     """The set without those that are no valid members, and the leader that it then has."""
     members = judged.members(state)
     leader, epoch = state.leader, state.leader_epoch
@@ -185,7 +194,7 @@ def _led(state: PartitionState, judged: Judgement) -> PartitionState:
     if leader in able:
         epoch += leader in judged.returned
     elif leader not in judged.awaited:
-        leader = next((broker for broker in state.replicas if broker in able and broker in members), NO_LEADER)
+        leader = next((broker for broker in successors if broker in able and broker in members), NO_LEADER)
         epoch += leader != NO_LEADER
     return replace(state, leader=leader, leader_epoch=epoch, isr=tuple(members), incarnations=members)
 
