@@ -260,3 +260,22 @@ def test_two_that_are_damaged_do_not_keep_it_from_one_that_is_whole(layout: str)
         assert consume(first) == consume(second) == set(range(RECORDS))
 
     run(3, body)
+
+
+@proves("F7")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_one_that_is_whole_and_comes_back_leads_though_two_have_just_resigned(layout: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        first, second, third = await assigned(cluster, layout)
+        third.kill()
+        await cluster.until(lambda: in_sync(cluster, first, second))
+        epoch = cluster.state().leader_epoch
+        go_bad_in_turn(first, second, layout)
+        await cluster.until(lambda: cluster.state().leader_epoch == epoch + 2 and in_sync(cluster, first, second))
+        assert cluster.leader() is first
+        await third.start(**{"log.layout": layout})
+        await cluster.until(lambda: cluster.leader() is third, RESIGN_AGAIN_SECONDS / 2)
+        await cluster.until(lambda: all_whole(first, second) and in_sync(cluster, first, second, third))
+        assert first.held() == second.held() == third.held() == VALUES
+
+    run(3, body)

@@ -6,8 +6,9 @@ compares the partition's key, so that none arrives late, after the election that
 
 A leader whose log is offline (its disk failed) asks for another by the key `orders/<topic>/<n>`, as long as there is
 another member of the in-sync set that could lead. So does one whose log has a damaged place, which it can only mend as
-a follower; but in another epoch not at once, or two that are damaged would hand the partition to and fro. While it is
-alone in the set it goes on, says what would help, and resigns as soon as another is in sync.
+a follower; but in another epoch not at once, or those that are damaged would hand the partition round and round, unless
+one can lead that could not whenever it was asked for. While it is alone in the set it goes on, says what would help,
+and resigns as soon as another is in sync.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ not be written."""
 RESIGN_AGAIN_SECONDS: Final = 60.0
 RESIGN_AGAIN_MAX_SECONDS: Final = 3600.0
 """A leader that resigned for damage and leads again, in another epoch and still damaged, asks again only after the one,
-and then after ever longer pauses, up to the other."""
+and then after ever longer pauses, up to the other. Or at once, when one can lead that never could before."""
 
 
 class Resigned(NamedTuple):
@@ -52,13 +53,16 @@ class Resigned(NamedTuple):
     epoch: int
     at: float
     pause_seconds: float = RESIGN_AGAIN_SECONDS
+    successors: frozenset[int] = frozenset()
+    """Who could lead then, or when it was asked before."""
 
-    def may_ask(self, epoch: int, now: float) -> bool:
-        return epoch == self.epoch or now - self.at >= self.pause_seconds
+    def may_ask(self, epoch: int, successors: frozenset[int], now: float) -> bool:
+        return epoch == self.epoch or not successors <= self.successors or now - self.at >= self.pause_seconds
 
-    def asked(self, epoch: int, now: float) -> Resigned:
-        pause_seconds = self.pause_seconds if epoch == self.epoch else 2 * self.pause_seconds
-        return Resigned(epoch, now, min(pause_seconds, RESIGN_AGAIN_MAX_SECONDS))
+    def asked(self, epoch: int, successors: frozenset[int], now: float) -> Resigned:
+        is_first = epoch == self.epoch or not successors <= self.successors
+        pause_seconds = self.pause_seconds if is_first else min(2 * self.pause_seconds, RESIGN_AGAIN_MAX_SECONDS)
+        return Resigned(epoch, now, pause_seconds, self.successors | successors)
 
 
 class EndReports:
@@ -169,17 +173,18 @@ class EndReports:
             unable = partition.log.offline is not None or partition in self._partitions.unable
             if not partition.leading or not (unable or partition in damaged):
                 continue
-            before = self._resigned.get(partition.log, Resigned(partition.epoch, now))
-            if not unable and not before.may_ask(partition.epoch, now):
-                continue
             state = image.partition(where.topic, where.partition)
             if state is None or state.leader != own or (where.topic, where.partition) in image.controls.orders:
                 continue
-            if live_members(state, image.brokers) - {own}:
+            successors = live_members(state, image.brokers) - {own}
+            before = self._resigned.get(partition.log, Resigned(partition.epoch, now))
+            if not unable and not before.may_ask(partition.epoch, successors, now):
+                continue
+            if successors:
                 key = keys.order_key(image.prefix, where.topic, where.partition)
                 same = unchanged(keys.partition_key(image.prefix, where.topic, where.partition), state.revision)
                 orders.append((same, Put(key, keys.encode({"kind": RESIGN, "broker": own}))))
-                self._resigned[partition.log] = before.asked(partition.epoch, now)
+                self._resigned[partition.log] = before.asked(partition.epoch, successors, now)
                 self._alone.pop(partition.log, None)
             elif partition in damaged:
                 self._say_alone(partition, damaged[partition])
