@@ -11,6 +11,7 @@ import pytest
 
 from chosen_layout import new_store
 from headrace.cluster import keys
+from headrace.cluster.controls import Doubt, encode_doubt
 from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import (
     LEAVING,
@@ -312,6 +313,66 @@ def test_while_changes_are_held_none_is_proposed_and_none_is_sent(tmp_path: Path
         assert (leader.fateful.sizes, sets_of(led[0])) == ([1, 1], ({1: "1a"}, None))
 
     run(tmp_path, body, count=2)
+
+
+@proves("G14")
+@pytest.mark.parametrize("doubter", [1, 2, 3])
+def test_no_set_changes_while_a_replica_doubts_the_metadata_though_the_view_is_behind(
+    tmp_path: Path, doubter: int
+) -> None:
+    """A restored copy may have a leader lead again that others have replaced: alone in its set it would acknowledge."""
+
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        doubt = encode_doubt(Doubt(doubter, 0, 16, 11, 5))
+        leader.fateful.before_next = lambda: leader.coordination.put(keys.doubt_key(PREFIX, doubter), doubt)
+        for partition in led:
+            leader.want(partition, "1a")
+        await leader.turns()
+        assert [sets_of(partition) for partition in led] == [(BOTH, None)] * 2
+        assert (leader.key(0), leader.key(1)) == (BOTH, BOTH)
+
+    run(tmp_path, body, count=2)
+
+
+def test_a_doubt_that_was_answered_holds_up_no_change(tmp_path: Path) -> None:
+    async def body(leader: Leader, led: list[Partition]) -> None:
+        await leader.coordination.put(keys.lineage_key(PREFIX), keys.encode({"number": 1, "id": "ab"}))
+        await leader.coordination.put(keys.doubt_key(PREFIX, 2), encode_doubt(Doubt(2, 0, 16, 11, 5)))
+        await leader.turns()
+        leader.want(led[0], "1a")
+        await leader.turns()
+        assert sets_of(led[0]) == ({1: "1a"}, None)
+
+    run(tmp_path, body)
+
+
+def test_changes_of_partitions_on_many_brokers_go_in_as_many_transactions_as_their_compares_need(
+    tmp_path: Path,
+) -> None:
+    """Each compares its key and what it relies on: that no replica doubts the metadata."""
+
+    async def body(leader: Leader, _: list[Partition]) -> None:
+        sent: list[int] = []
+        real = leader.fateful.transact
+
+        async def counted(compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
+            sent.append(len(compares))
+            return await real(compares, actions)
+
+        leader.fateful.transact = counted  # type: ignore[method-assign]
+        members = {1: "1a", 2: "2a"}
+        for index in range(80):
+            replicas = (1, 2, 100 + 2 * index, 101 + 2 * index)
+            state = PartitionState(index, 1, 4, (1, 2), replicas, incarnations=members)
+            await leader.coordination.put(keys.partition_key(PREFIX, "t", index), encode_partition(TOPIC_ID, state))
+        await leader.turns(400)
+        for index in range(80):
+            leader.want(leader.partitions.get("t", index), "1a")
+        await leader.turns(400)
+        assert all(leader.key(index) == {1: "1a"} for index in range(80))
+        assert (leader.fateful.sizes, sent) == ([41, 39], [125, 119])
+
+    run(tmp_path, body, count=80)
 
 
 def test_an_answer_tells_the_leader_though_the_view_is_behind(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 The leader's core counts both sets from the proposal until its outcome is known (partitions.core). A transaction
 compares the key's revision and the registration of every broker that it adds, so that a broker that was restarted in
-the meantime does not come in by what its earlier process had told (KIP-903). Many changes go in one transaction; after
-a conflict each goes alone.
+the meantime does not come in by what its earlier process had told (KIP-903), and that no replica doubts the metadata: a
+leader whose view is behind may be one of a history that has gone on without it. Many changes go in one transaction;
+after a conflict each goes alone.
 
 When an answer is lost, nobody knows whether the change was made, or will still be. The same change is sent again:
 either it is made now, or the key has changed, and then the first one was made or never will be; the view shows which.
@@ -13,7 +14,7 @@ Without a lease that holds for certain nothing is sent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,11 +29,13 @@ from headrace.partitions.core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
-from headrace.ports.coordination import Compare, Coordination, Put
+from headrace.ports.coordination import ACTIONS_MAX, Compare, Coordination, Put
 
 log = logging.getLogger(__name__)
 
 CHANGES_A_STEP: Final = 60
+COMPARES_A_STEP: Final = ACTIONS_MAX - 1
+"""One is left for a receipt (cluster.etcd)."""
 RETRY_SECONDS: Final = 0.2
 
 
@@ -44,7 +47,7 @@ class Proposal:
     before: PartitionState
     key: str
     put: Put
-    registrations: tuple[Compare, ...]
+    relied_on: tuple[Compare, ...]
 
 
 class InSyncSets:
@@ -97,7 +100,8 @@ class InSyncSets:
         after = replace(state, isr=tuple(members), incarnations=members)
         key = keys.partition_key(image.prefix, where.topic, where.partition)
         put = Put(key, encode_partition(partition.log.topic_id, after))
-        return Proposal(partition, members, change.reason, state, key, put, registrations)
+        relied_on = (*registrations, *_no_doubts(image, state))
+        return Proposal(partition, members, change.reason, state, key, put, relied_on)
 
     def _is_led(self, image: Image, state: PartitionState, partition: Partition) -> bool:
         """Whether the key is still the one that the leader's set was read from."""
@@ -139,8 +143,7 @@ class InSyncSets:
         if not self._membership.standing or self._is_held():
             await pause(self._clock, RETRY_SECONDS)
             return
-        for first in range(0, len(proposals), CHANGES_A_STEP):
-            part = proposals[first : first + CHANGES_A_STEP]
+        for part in _parts(proposals):
             if await self._transact(part) or len(part) == 1:
                 continue
             for proposal in part:
@@ -148,7 +151,7 @@ class InSyncSets:
 
     async def _transact(self, proposals: Sequence[Proposal]) -> bool:
         compares = [unchanged(proposal.key, proposal.before.revision) for proposal in proposals]
-        compares.extend(dict.fromkeys(each for proposal in proposals for each in proposal.registrations))
+        compares.extend(dict.fromkeys(each for proposal in proposals for each in proposal.relied_on))
         result = await self._coordination.transact(compares, [proposal.put for proposal in proposals])
         if result.succeeded:
             for proposal in proposals:
@@ -167,7 +170,7 @@ class InSyncSets:
 
     def _refused(self, proposal: Proposal) -> None:
         """The transaction was not made. A change of the key has told the leader by the image; here the key is the
-        same, and a registration has changed.
+        same, and a registration has changed, or a replica has come to doubt the metadata.
         """
         self._proposals()
         if self._take(proposal):
@@ -181,6 +184,28 @@ class InSyncSets:
         if awaited:
             del self._pending[proposal.partition]
         return awaited
+
+
+def _parts(proposals: Sequence[Proposal]) -> Iterator[Sequence[Proposal]]:
+    """One transaction each."""
+    part: list[Proposal] = []
+    relied_on: set[Compare] = set()
+    for proposal in proposals:
+        more = relied_on.union(proposal.relied_on)
+        if part and (len(part) == CHANGES_A_STEP or len(part) + 1 + len(more) > COMPARES_A_STEP):
+            yield part
+            part, more = [], set(proposal.relied_on)
+        part.append(proposal)
+        relied_on = more
+    if part:
+        yield part
+
+
+def _no_doubts(image: Image, state: PartitionState) -> Iterator[Compare]:
+    """That no replica doubts the metadata, as far as the image shows none; a doubt in it that counts holds all up."""
+    for number in state.replicas:
+        if number not in image.controls.told_doubts:
+            yield unchanged(keys.doubt_key(image.prefix, number), 0)
 
 
 def _registrations(image: Image, change: SetChange) -> tuple[Compare, ...] | None:
