@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterable
 
 import pytest
@@ -148,6 +149,69 @@ def test_a_topic_made_anew_after_its_keys_were_lost_leaves_the_old_logs_to_a_per
         assert await cluster.produce(b"new") == 0
         await asyncio.sleep(LONGER_THAN_FILES_ARE_KEPT)
         assert folders(cluster[1]) == ["t-0", "t-0.stray-0"]
+
+    run(1, body)
+
+
+def tell_deleted(cluster: Cluster, topic_id: bytes, *brokers: int) -> None:
+    prefix = cluster[1].participant.view.image.prefix
+    told = encode_deletion(Deletion("t", brokers, cluster[1].process.wall_ms()))
+    cluster.store.transact([], [Put(keys.deleted_key(prefix, topic_id), told)])
+
+
+@layouts
+@pytest.mark.parametrize("named", [1, 2])
+@pytest.mark.parametrize("restarts", [False, True])
+@proves("J6", "G8")
+def test_a_folder_that_was_set_aside_goes_when_its_topic_is_deleted(layout: str, named: int, restarts: bool) -> None:
+    """Whether the deletion names this broker or not: one that a replica was moved from while it was away is not named.
+    That of another topic stays."""
+
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout, 1, partitions=1)
+        ids = [cluster.image().topics["t"].id]
+        for _ in range(2):
+            take_keys(cluster, "partitions/t/", "topics/t")
+            await cluster.until(lambda: aside(cluster[1]) == ["t-0"])
+            await cluster.create(partitions=1, replicas=1)
+            assert await cluster.produce(b"new") == 0
+            ids.append(cluster.image().topics["t"].id)
+        assert folders(cluster[1]) == ["t-0", "t-0.stray-0", "t-0.stray-1"]
+        if restarts:
+            cluster[1].kill()
+        tell_deleted(cluster, ids[1], named)
+        if restarts:
+            await cluster[1].start(**{"log.layout": layout})
+        await cluster.until(lambda: folders(cluster[1]) == ["t-0", "t-0.stray-0"])
+        tell_deleted(cluster, ids[0], named)
+        await cluster.until(lambda: folders(cluster[1]) == ["t-0"])
+        await cluster.until(lambda: not cluster.image().deleted or named != 1)
+        await cluster.until(lambda: cluster.leader() is not None)
+        assert await cluster.produce(b"more") == 1
+
+    run(1, body)
+
+
+@layouts
+@pytest.mark.parametrize("renewed", [False, True])
+@proves("J6", "G8")
+def test_a_folder_whose_deletion_failed_goes_later(layout: str, renewed: bool) -> None:
+    """Its log is gone by then; if the topic is made anew, its folder is in the way."""
+
+    async def body(cluster: Cluster) -> None:
+        await begin(cluster, layout, 1, partitions=1)
+        topic_id = cluster.image().topics["t"].id
+        cluster[1].disk.trouble = lambda call, _: errno.EACCES if call == "rename" else 0
+        await cluster[1].process.run(cluster[1].participant.topics.delete("t"))
+        await asyncio.sleep(LONGER_THAN_FILES_ARE_KEPT)
+        assert folders(cluster[1]) == ["t-0"]
+        assert list(cluster.image().deleted) == [topic_id]
+        cluster[1].disk.trouble = None
+        if renewed:
+            await cluster.create(partitions=1, replicas=1)
+            assert await cluster.produce(b"new") == 0
+        await cluster.until(lambda: not cluster.image().deleted)
+        await cluster.until(lambda: folders(cluster[1]) == (["t-0"] if renewed else []))
 
     run(1, body)
 

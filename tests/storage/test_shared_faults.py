@@ -16,7 +16,7 @@ from headrace.storage.log import Log, TopicPartition
 from headrace.storage.shared.log import SharedLog
 from headrace.storage.shared.store import SharedStore
 from proving import proves
-from storage.harness import TOPIC, Harness, append, batch, content, values
+from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, content, values
 
 
 def store_of(harness: Harness) -> SharedStore:
@@ -187,6 +187,26 @@ def test_a_start_without_metadata_keeps_the_commit_log_and_says_how_to_have_it_a
     shared.expected |= expected
     shared.open()
     assert values(shared.log()) == kept
+
+
+def test_commit_files_go_again_when_the_last_folder_that_is_set_aside_is_deleted(shared: Harness) -> None:
+    shared.file_bytes = 3000
+    put(shared, shared.log(file_delete_delay_ms=0), *[b"x" * 100] * 40)
+    put(shared, shared.log(TopicPartition("a.stray-1", 0), file_delete_delay_ms=0), b"this name sets nothing aside")
+    commit_files = set(shared.disk.list("/data/@commitlog"))
+    store_of(shared).close()
+    del shared.expected[TOPIC]
+    store = shared.open()
+    for _ in range(4):
+        shared.advance(61)
+    assert commit_files <= set(shared.disk.list("/data/@commitlog"))
+    store.delete_left("orders", b"another".ljust(16))
+    assert shared.disk.list("/data/orders") == ["orders-0.stray-0"]
+    store.delete_left("orders", TOPIC_ID)
+    for _ in range(4):
+        shared.advance(61)
+    assert shared.disk.list("/data/orders") == []
+    assert commit_files - set(shared.disk.list("/data/@commitlog"))
 
 
 OTHER = TopicPartition("payments", 0)

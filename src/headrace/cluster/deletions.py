@@ -1,7 +1,8 @@
 """What a broker does about deleted topics once its logs of them are gone: it takes itself off `deleted/<topic id>`.
 
 The key is written by whoever deletes a topic, in the transaction that deletes its keys, and names the brokers that had
-replicas. Assignment deletes the logs when it sees the key, a start those that it finds. A broker is taken off when no
+replicas. Assignment deletes the logs when it sees the key, a start those that it finds. Folders in which no log is open
+go here, on every broker: those that were set aside, and those whose deletion failed. A broker is taken off when no
 folder of the topic is left under a partition's name and that is synced; with the last one the key goes. What is there
 for a broker that does not come is removed by the controller after `KEPT_MS`. A broker that was away for longer finds
 logs without a key: it sets them aside, and deletes nothing.
@@ -21,11 +22,12 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, Step, unchanged
 from headrace.cluster.view import ClusterView
 from headrace.cluster.waiting import Bell, OwnedTask, pause
-from headrace.errors import CoordinationError, RequestTimedOut
+from headrace.errors import CoordinationError, DataFolderError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete, Put
 from headrace.ports.disk import Disk
 from headrace.storage import folder
+from headrace.storage.log import LogStore
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def overdue(image: Image, now_ms: int) -> dict[bytes, Deletion]:
 
 
 class Deletions:
-    """One task; looks at every image with deletions that name this broker."""
+    """One task; looks at every image with deletions."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Deletions:
         clock: Clock,
         disk: Disk,
         data: str,
+        store: LogStore,
         failed: Callable[[BaseException], None],
         is_held: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -70,6 +73,9 @@ class Deletions:
         self._clock = clock
         self._disk = disk
         self._data = data
+        self._store = store
+        self._settled: set[bytes] = set()
+        """Deletions that do not name this broker, and of which it has nothing."""
         self._is_held = is_held
         self._bell = Bell()
         self._task = OwnedTask(failed)
@@ -90,24 +96,31 @@ class Deletions:
         while True:
             await self._bell.rung()
             try:
-                done = [await self._finish(topic_id, found) for topic_id, found in self._own().items()]
-            except (CoordinationError, RequestTimedOut, OSError) as error:
+                done = [await self._finish(topic_id, found) for topic_id, found in self._open().items()]
+            except (CoordinationError, RequestTimedOut, DataFolderError, OSError) as error:
                 log.info("that logs of deleted topics are gone is told again: %s", error)
                 done = [False]
             if not all(done):
                 await pause(self._clock, RETRY_SECONDS)
                 self._bell.ring()
 
-    def _own(self) -> dict[bytes, Deletion]:
-        own = self._membership.broker.id
+    def _open(self) -> dict[bytes, Deletion]:
         if self._is_held():
             return {}
-        return {topic_id: found for topic_id, found in self._view.image.deleted.items() if own in found.brokers}
+        deleted = self._view.image.deleted
+        self._settled.intersection_update(deleted)
+        return {topic_id: found for topic_id, found in deleted.items() if topic_id not in self._settled}
 
     async def _finish(self, topic_id: bytes, deletion: Deletion) -> bool:
         """Whether this broker has nothing more to do for the topic."""
-        if not self._membership.standing or self._is_there(deletion.topic, topic_id):
+        if not self._membership.standing:
             return False
+        self._store.delete_left(deletion.topic, topic_id)
+        if self._is_there(deletion.topic, topic_id):
+            return False
+        if self._membership.broker.id not in deletion.brokers:
+            self._settled.add(topic_id)
+            return True
         await self._synced(deletion.topic)
         step = taken_off(self._view.image, topic_id, self._membership.broker.id)
         if step is None:

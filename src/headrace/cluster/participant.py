@@ -326,16 +326,26 @@ class Participant:
             lambda: internal_replicas(self.effective_settings()),
             self._is_held,
         )
-        deletions = Deletions(
-            self.coordination, self.view, member, self.clock, self.disk, self.folder, self._failed, self._is_held
-        )
-        for part in (self.in_sync, self.reports, self.controlling, deletions):
+        for part in (self.in_sync, self.reports, self.controlling, self._deletions(member)):
             part.start()
             self._built.push_async_callback(part.close)
         try:
             await self.view.wait_for(self._is_settled, JOIN_SECONDS)
         except RequestTimedOut:
             log.warning("no controller has said in %g s what this broker leads; going on without", JOIN_SECONDS)
+
+    def _deletions(self, member: Membership) -> Deletions:
+        return Deletions(
+            self.coordination,
+            self.view,
+            member,
+            self.clock,
+            self.disk,
+            self.folder,
+            self.store,
+            self._failed,
+            self._is_held,
+        )
 
     def _is_held(self) -> bool:
         return self.metadata.is_held

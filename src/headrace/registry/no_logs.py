@@ -25,6 +25,9 @@ class NoLogs:
     def set_aside(self, topic_partition: TopicPartition) -> str:
         raise Unsupported(f"a registry holds no partitions: {topic_partition} cannot be set aside here")
 
+    def delete_left(self, topic: str, topic_id: bytes) -> None:
+        return
+
     def write_staged(self) -> list[tuple[Log, HeadraceError]]:
         return []
 

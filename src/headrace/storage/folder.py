@@ -10,7 +10,8 @@
     ....stray-<k>                      a partition folder that is not served: another topic's id, or no topic's
     ....deleted-<k>                    a partition folder about to be removed
 
-`@` cannot be in a topic's name. A folder is set aside by renaming and never removed: a person decides about it.
+`@` cannot be in a topic's name. A folder is set aside by renaming, and removed when its topic is known to be deleted;
+else a person decides about it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -40,6 +41,7 @@ DELETED: Final = ".deleted-"
 ASIDE_MAX: Final = 10_000
 
 _DELETED = re.compile(r"\d+\.deleted-\d+")
+_STRAY = re.compile(r"(\d+)\.stray-\d+")
 _CONTENT = re.compile(rb"headrace (\d+) ([0-9a-f]{32})(?: (\d+))?\n")
 
 
@@ -119,12 +121,13 @@ def partition_folder(data: str, topic_partition: TopicPartition) -> str:
     return f"{data}/{topic_partition.topic}/{topic_partition}"
 
 
-def remove_deleted(disk: Disk, data: str, deleted: Container[bytes]) -> None:
-    """At a start: the partition folders of topics with these ids, and those that were about to be removed."""
-    for _, path in list(partitions(disk, data)):
-        if read_topic_id(disk, path) in deleted:
-            set_aside(disk, path, DELETED)
+def remove_deleted(disk: Disk, data: str, deleted: Collection[bytes]) -> None:
+    """At a start: the partition folders of topics with these ids, set aside or not, and those that were about to be
+    removed."""
     for topic in topic_folders(disk, data):
+        for where, path in folders_of(disk, data, topic) if deleted else ():
+            if read_topic_id(disk, path) in deleted:
+                set_aside(disk, partition_folder(data, where), DELETED, path)
         gone = [name for name in disk.list(f"{data}/{topic}") if _DELETED.fullmatch(name.removeprefix(f"{topic}-"))]
         if gone:
             disk.sync_folder(f"{data}/{topic}")
@@ -154,6 +157,19 @@ def partitions_of(disk: Disk, data: str, topic: str) -> Iterator[tuple[TopicPart
         number = name.removeprefix(topic + "-")
         if number != name and number.isdigit():
             yield TopicPartition(topic, int(number)), f"{data}/{topic}/{name}"
+
+
+def strays_of(disk: Disk, data: str, topic: str) -> Iterator[tuple[TopicPartition, str]]:
+    """Its partition folders that are set aside, in order."""
+    for name in sorted(disk.list(f"{data}/{topic}")):
+        match = _STRAY.fullmatch(name.removeprefix(topic + "-"))
+        if match is not None and name.startswith(topic + "-"):
+            yield TopicPartition(topic, int(match[1])), f"{data}/{topic}/{name}"
+
+
+def folders_of(disk: Disk, data: str, topic: str) -> list[tuple[TopicPartition, str]]:
+    """Both."""
+    return [*partitions_of(disk, data, topic), *strays_of(disk, data, topic)]
 
 
 def topic_folders(disk: Disk, data: str) -> Iterator[str]:
@@ -224,11 +240,21 @@ class NewFolders:
         self._unfinished.discard(path)
 
 
-def set_aside(disk: Disk, folder: str, ending: str) -> str:
-    """Rename a partition folder so that it is not a partition's any more; answers the new path."""
+def discard_left(disk: Disk, data: str, topic: str, topic_id: bytes, opened: Collection[str]) -> Iterator[str]:
+    """Rename the partition folders of a deleted topic that are not opened, to be removed; answers the new paths."""
+    if not disk.exists(f"{data}/{topic}"):
+        return
+    for where, path in folders_of(disk, data, topic):
+        if path not in opened and read_topic_id(disk, path) == topic_id:
+            yield set_aside(disk, partition_folder(data, where), DELETED, path)
+
+
+def set_aside(disk: Disk, folder: str, ending: str, path: str | None = None) -> str:
+    """Rename a partition folder, which is at `path` if it was set aside before, so that it is not a partition's any
+    more; answers the new path."""
     for number in range(ASIDE_MAX):
         target = f"{folder}{ending}{number}"
         if not disk.exists(target):
-            disk.rename(folder, target)
+            disk.rename(path or folder, target)
             return target
     raise DataFolderError(f"{folder}: {ASIDE_MAX} folders are set aside beside it: remove those not needed any more")

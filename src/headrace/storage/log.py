@@ -242,7 +242,13 @@ class LogStore(Protocol):
     def delete(self, topic_partition: TopicPartition) -> None: ...
 
     def set_aside(self, topic_partition: TopicPartition) -> str:
-        """Let go of a log and give its folder another name, which is answered: a person decides about it."""
+        """Let go of a log and give its folder another name, which is answered: it goes with the deletion of its topic,
+        or a person decides about it."""
+        ...
+
+    def delete_left(self, topic: str, topic_id: bytes) -> None:
+        """Delete the folders of a deleted topic in which no log is open: those that are set aside, and those whose
+        deletion failed. OSError: some are there still."""
         ...
 
     def write_staged(self) -> list[tuple[Log, HeadraceError]]:

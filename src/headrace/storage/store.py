@@ -192,6 +192,11 @@ class PartitionedStore:
     def set_aside(self, topic_partition: TopicPartition) -> str:
         return self._let_go_of(self._logs[topic_partition], folder.STRAY)
 
+    def delete_left(self, topic: str, topic_id: bytes) -> None:
+        opened = {each.folder for each in self._logs.values() if each.topic_partition.topic == topic}
+        for path in folder.discard_left(self._disk, self.data, topic, topic_id, opened):
+            self._discard_later([path], 0)
+
     def _let_go_of(self, gone: PartitionedLog, ending: str) -> str:
         del self._logs[gone.topic_partition]
         self._staged.pop(gone, None)

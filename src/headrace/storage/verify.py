@@ -55,10 +55,9 @@ def inspect_folder(disk: Disk, data: str) -> FolderReport:
     elif checkpoint.read(disk, data) is None:
         problems.append(Problem(f"{data}/{checkpoint.FILE_NAME}", None, None, "checkpoint is damaged"))
     strays = [
-        f"{data}/{topic}/{name}"
+        path
         for topic in sorted({topic_partition.topic for topic_partition, _ in folder.partitions(disk, data)})
-        for name in sorted(disk.list(f"{data}/{topic}"))
-        if folder.STRAY in name
+        for _, path in folder.strays_of(disk, data, topic)
     ]
     return FolderReport(layout, folder.holder(disk, data), tuple(strays), tuple(problems))
 

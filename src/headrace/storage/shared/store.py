@@ -206,6 +206,18 @@ class SharedStore:
         log.warning("%s", strays.advice(self.data, [aside]))
         return aside
 
+    def delete_left(self, topic: str, topic_id: bytes) -> None:
+        opened = {each.folder for each in self._logs.values() if each.topic_partition.topic == topic}
+        gone = False
+        try:
+            for path in folder.discard_left(self._disk, self.data, topic, topic_id, opened):
+                self._trash.later([path], 0)
+                gone = True
+        finally:
+            if gone and self._keeps_files:
+                self._keeps_files = bool(strays.with_topics(self._disk, self.data))
+                self._perhaps_empty = True
+
     def _let_go_of(self, gone: SharedLog, ending: str) -> str:
         del self._logs[gone.topic_partition]
         self._staged.pop(gone, None)

@@ -1,7 +1,8 @@
 """Partition folders that were set aside: in this layout they hold queues only, their batches lie in the commit log.
 
 While there is one whose topic is known, no commit file is emptied or removed: a broker that has lost its metadata would
-else remove everything. A person decides about them, as about those of the other layout.
+else remove everything. They go with the deletion of their topic; else a person decides about them, as about those of
+the other layout.
 """
 
 from __future__ import annotations
@@ -14,17 +15,8 @@ NAMED_MAX = 10
 
 def with_topics(disk: Disk, data: str) -> list[str]:
     """Those that say which topic they belong to."""
-    found: list[str] = []
-    for topic in sorted(disk.list(data)):
-        if topic.startswith("@"):
-            continue
-        try:
-            names = disk.list(f"{data}/{topic}")
-        except NotADirectoryError:
-            continue
-        paths = [f"{data}/{topic}/{name}" for name in sorted(names) if folder.STRAY in name]
-        found += [path for path in paths if isinstance(folder.read_topic_id(disk, path), bytes)]
-    return found
+    found = [path for topic in folder.topic_folders(disk, data) for _, path in folder.strays_of(disk, data, topic)]
+    return [path for path in found if isinstance(folder.read_topic_id(disk, path), bytes)]
 
 
 def advice(data: str, found: list[str]) -> str:
