@@ -12,6 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.disk import Disk
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches, read_header
+from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
 from headrace.settings import LogSettings, log_settings
 from headrace.sim.clock import VirtualClock
@@ -38,10 +39,13 @@ def batch(
     key: bytes | None = None,
     timestamp_ms: int = 1_750_000_000_000,
     producer: tuple[int, int, int] = (-1, -1, -1),
+    codec: Codec = Codec.NONE,
 ) -> memoryview:
     records: list[NewRecord] = [(timestamp_ms + i, key, value, []) for i, value in enumerate(values or (b"value",))]
     producer_id, producer_epoch, base_sequence = producer
-    built = kernel.build(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
+    built = kernel.build(
+        records, codec, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
+    )
     return memoryview(built)
 
 

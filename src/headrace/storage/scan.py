@@ -33,8 +33,10 @@ WALK_LARGE_BATCH_BYTES: Final = 1 << 13
 FIND_WINDOW_BYTES: Final = 1 << 13
 SCAN_WINDOW_BYTES: Final = 1 << 20
 SEARCH_TAIL_BYTES: Final = HEADER_BYTES
+RECORD_LENGTH_BYTES_MAX: Final = 5
 
 _PLACE_FIELDS = struct.Struct(">qi4xb6xi").unpack_from
+_FOLLOWING_FIELDS = struct.Struct(">qii").unpack_from
 _CHECKED_FIELDS = struct.Struct(">qiibI2xi30xi").unpack_from
 _LENGTH = struct.Struct(">i")
 _PLACE = re.compile(r"batch at byte \d+")
@@ -206,16 +208,25 @@ def scan(
 
 
 def is_cut_short(file: File, position: int, size: int, expected_offset: int, *, dense: bool) -> bool:
-    """Whether the batch at that place is right as far as it goes, but the file ends before it does. A wrong length can
-    look like that; then the batch agrees with its CRC if it ends where another begins, or with the file.
+    """Whether the batch at that place is right as far as it goes, but the file ends before it does.
+
+    A wrong length can look like that. Then all its records are there, unless they are compressed; or the batch agrees
+    with its CRC if it ends where another begins, or with the file. More than its length may be wrong: so it is no cut
+    either where a batch seems to begin that could be the next one.
     """
     head = file.pread(min(HEADER_BYTES, size - position), position)
     if len(head) < HEADER_BYTES:
         return True
-    base, length, _, magic, crc, _, _ = _CHECKED_FIELDS(head, 0)
-    if magic != MAGIC or base < expected_offset or (dense and base != expected_offset):
+    try:
+        header = read_header(head)
+    except (CorruptBatch, InvalidRecord):
         return False
-    if position + length + LENGTH_END <= size:
+    base = header.base_offset
+    if base < expected_offset or (dense and base != expected_offset) or position + header.size_bytes <= size:
+        return False
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        return False
+    if not header.codec and not _lacks_records(file, position + HEADER_BYTES, size, header.record_count):
         return False
     at, checked = position + ATTRIBUTES_AT, 0
     while at < size:
@@ -223,12 +234,40 @@ def is_cut_short(file: File, position: int, size: int, expected_offset: int, *, 
         view, upto = memoryview(window), 0
         for end in _candidates(window, expected_offset):
             checked, upto = crc32c(view[upto:end], checked), end
-            if checked == crc:
+            if checked == header.crc or _could_follow(window, end, header, dense):
                 return False
         rest = len(window) if at + len(window) == size else max(upto, len(window) - SEARCH_TAIL_BYTES)
         checked = crc32c(view[upto:rest], checked)
         at += rest
-    return bool(checked != crc)
+    return bool(checked != header.crc)
+
+
+def _lacks_records(file: File, position: int, size: int, count: int) -> bool:
+    """Whether the file ends before so many records do, which begin at that position."""
+    window, window_at = b"", position
+    for _ in range(count):
+        at = position - window_at
+        if at + RECORD_LENGTH_BYTES_MAX > len(window):
+            window, window_at, at = file.pread(min(WALK_WINDOW_BYTES, max(0, size - position)), position), position, 0
+        raw = 0
+        for nth, byte in enumerate(window[at : at + RECORD_LENGTH_BYTES_MAX]):
+            raw |= (byte & 0x7F) << 7 * nth
+            if byte < 0x80:
+                break
+        else:
+            return len(window) - at < RECORD_LENGTH_BYTES_MAX
+        if raw & 1:  # by zigzag a negative length: no record begins so
+            return False
+        position += nth + 1 + (raw >> 1)
+    return position > size
+
+
+def _could_follow(window: bytes, at: int, before: BatchHeader, dense: bool) -> bool:
+    """Whether what a candidate says is what the batch behind this one would. A value may say the same by chance."""
+    base, length, epoch = _FOLLOWING_FIELDS(window, at)
+    if epoch < before.leader_epoch or length < HEADER_BYTES - LENGTH_END:
+        return False
+    return bool(base == before.next_offset if dense else base >= before.next_offset)
 
 
 def _check(window: bytes, at: int, position: int, expected_offset: int, chain: Chain, epoch: int) -> BatchHeader | str:
