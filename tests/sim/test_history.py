@@ -141,6 +141,28 @@ def test_what_was_deleted_is_gone_and_nothing_else() -> None:
 # Groups
 
 
+def test_a_batch_is_there_twice_only_where_something_is_damaged_and_deleted() -> None:
+    noted = history()
+    acknowledged(noted, ONE, 0)
+    acknowledged(noted, TWO, 2)
+    twice = log(ONE, TWO, ONE)
+    for deleted in (1, 2):
+        assert not noted.may_repeat(WHERE)
+        with pytest.raises(Violation, match="acknowledged at 0 and by"):
+            acknowledged(noted, ONE, 4)
+        with pytest.raises(Violation, match="follows"):
+            noted.check(WHERE, *twice)
+        noted.damaged(WHERE, 1)
+        noted.asks_to_delete(WHERE, deleted)
+    assert noted.may_repeat(WHERE)
+    acknowledged(noted, ONE, 4)
+    noted.check(WHERE, *twice)
+    with pytest.raises(Violation, match="is lost"):
+        noted.check(WHERE, *log(ONE))
+    with pytest.raises(Violation, match="acknowledged at 4, is at 0"):
+        noted.check(WHERE, *log(ONE, TWO))
+
+
 def test_a_partition_has_one_owner_in_a_generation() -> None:
     noted = history()
     noted.assigned("readers", 1, WHERE, "one")

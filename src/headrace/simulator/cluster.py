@@ -69,7 +69,7 @@ class Cluster:
             Machine(id, self.loop, self.network, self.store, trace, seed * 16 + id, scenario.sync_seconds, build)
             for id in range(1, scenario.brokers + 1)
         ]
-        self.faults = Faults(scenario, self, trace)
+        self.faults = Faults(scenario, self, self.history)
         self.load = Load(scenario, self.network, self.clock, self.machines, self.history)
         self._retention = RetentionRule(scenario.retention, self.history)
         self.failure: BaseException | None = None

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.records.batch import ATTRIBUTES_AT
+from headrace.simulator.history import History
 from headrace.simulator.machine import DATA, PERHAPS_TORN_BYTES, Machine
 from headrace.storage import verify
 from headrace.storage.log import TopicPartition
@@ -37,9 +38,10 @@ class Hit(NamedTuple):
 
 
 class Decay:
-    def __init__(self, seed: int, machines: Sequence[Machine]) -> None:
+    def __init__(self, seed: int, machines: Sequence[Machine], history: History) -> None:
         self._random = random.Random(f"{seed} decay of bytes")
         self._machines = machines
+        self._history = history
         self._worn = self._random.sample(list(machines), WORN)
         self._hits: list[Hit] = []
 
@@ -58,6 +60,7 @@ class Decay:
         position = batch.position + self._random.randrange(ATTRIBUTES_AT, header.size_bytes)
         machine.disk.decay(batch.path, position, 1 << self._random.randrange(8))
         self._hits.append(Hit(machine, batch.topic_partition, header.base_offset, header.next_offset))
+        self._history.damaged(batch.topic_partition, header.base_offset)
         dropped = self._random.random() < DROPPED_SHARE
         if dropped:
             machine.disk.drop_caches()

@@ -19,7 +19,7 @@ from headrace.simulator.connection import CLIENT
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, Course
 from headrace.simulator.decay import Decay
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
-from headrace.simulator.history import Trace
+from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
 from headrace.simulator.move_courses import MOVE_COURSES
 from headrace.simulator.node_faults import NODE_FAULTS, strike
@@ -70,7 +70,7 @@ KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, DECAY, *TROUBLES, *NODE_FAULTS, *
 
 
 class Faults:
-    def __init__(self, scenario: Scenario, scene: Scene, trace: Trace) -> None:
+    def __init__(self, scenario: Scenario, scene: Scene, history: History) -> None:
         self.random = random.Random(f"{scenario.seed} faults")
         self.harm = Harm(
             scene,
@@ -92,7 +92,7 @@ class Faults:
         )
         self._clock = scene.clock
         self._machines = scene.machines
-        self._trace = trace
+        self._trace = history.trace
         self._kinds = self._choose(scenario.courses)
         if scenario.syncs_fail:
             self._kinds += [FAIL_SYNC] * max(1, len(self._kinds) // 2)
@@ -102,7 +102,7 @@ class Faults:
             self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
         if scenario.decays and (self.regime == SPARE or not self._cached):
             self._kinds += [DECAY] * max(2, len(self._kinds) // 2)
-        self._decay = Decay(scenario.seed, scene.machines)
+        self._decay = Decay(scenario.seed, scene.machines, history)
         if scenario.retention:
             self._kinds.append("step clock")
         if scenario.quorum:

@@ -6,6 +6,7 @@ the bounds that it is told never fall; a committed offset that was acknowledged 
 partition has one owner in a generation of a group, and once a later one has its own, commits of this one are refused.
 At the end: the log that all replicas agree on, byte for byte below the watermark, holds every acknowledged batch at its
 offset, no batch twice, each producer's in order, and everything that a consumer saw, but for what clients had deleted.
+Where that is damaged as well, a batch may be there twice, and a producer's out of order.
 
 A topic that may lose by its level (page caches alone, and all of them gone) is judged by the agreement of its replicas
 only.
@@ -78,6 +79,8 @@ class Watched:
     ends: Floor = field(default_factory=Floor)
     to_delete: int = 0
     """Below this a client has asked to delete, or retention may."""
+    damaged_from: int = NEVER
+    """The first offset of the batches that are damaged on some machine."""
     asked: int = 0
     """Below this a client has asked to delete."""
     written_ms: dict[int, int] = field(default_factory=dict)
@@ -112,6 +115,18 @@ class History:
         """Whether records may be lost; or the one at that offset."""
         watched = self._watched[where]
         return watched.may_lose or (watched.firm is not None and (offset is None or offset >= watched.firm_end))
+
+    def damaged(self, where: TopicPartition, offset: int) -> None:
+        """A batch that begins there is not as it was on one machine."""
+        watched = self._watched.get(where)
+        if watched is not None:
+            watched.damaged_from = min(watched.damaged_from, offset)
+
+    def may_repeat(self, where: TopicPartition) -> bool:
+        """Whether a batch may be told to be out of order, and be in the log twice: what is damaged and then deleted
+        nobody mends, and a log does not know whom only that told of."""
+        watched = self._watched[where]
+        return watched.damaged_from < watched.to_delete
 
     def weaken(self, where: TopicPartition) -> None:
         """From now on only what is acknowledged as synced may not be lost, and all that was told before."""
@@ -166,7 +181,7 @@ class History:
         if watched.firm is not None:
             self._acknowledged_again(where, watched, batch, offset, synced=synced)
             return
-        if known != offset:
+        if known != offset and not self.may_repeat(where):
             raise Violation(f"{where}: batch {batch} acknowledged at {known} and by {by} at {offset}")
         other = watched.batch_at.setdefault(offset, batch)
         if other != batch:
@@ -300,11 +315,14 @@ class History:
         if start > watched.to_delete:
             raise Violation(f"{where}: the log begins at {start}, and nobody deleted more than {watched.to_delete}")
         records = [record for record in records if record.offset >= start]
-        self._check_order(where, records, start, gaps=watched.key_of is not None)
+        self._check_order(where, records, start, gaps=watched.key_of is not None, repeats=self.may_repeat(where))
         found = {(record.batch, record.nth): record.offset for record in records}
+        there = {record.offset: (record.batch, record.nth) for record in records}
         latest = self.latest(where, records)
-        for batch, offset in watched.acknowledged.items():
+        for offset, batch in watched.batch_at.items():
             for nth in range(max(0, start - offset), watched.records_of[batch]):
+                if there.get(offset + nth) == (batch, nth):
+                    continue
                 at = found.get((batch, nth))
                 if at is None and watched.key_of is not None:
                     key = watched.key_of(batch, nth)
@@ -315,8 +333,7 @@ class History:
                     continue
                 if at is None:
                     raise Violation(f"{where}: acknowledged batch {batch} at {offset} is lost")
-                if at != offset + nth:
-                    raise Violation(f"{where}: batch {batch}, acknowledged at {offset}, is at {at - nth}")
+                raise Violation(f"{where}: batch {batch}, acknowledged at {offset}, is at {at - nth}")
         for offset, content in watched.consumed.items():
             if watched.key_of is not None and offset not in contents:
                 continue
@@ -349,7 +366,9 @@ class History:
         key_of = self._watched[where].key_of
         return {} if key_of is None else {key_of(record.batch, record.nth): record.offset for record in records}
 
-    def _check_order(self, where: TopicPartition, records: list[Record], start: int, *, gaps: bool) -> None:
+    def _check_order(
+        self, where: TopicPartition, records: list[Record], start: int, *, gaps: bool, repeats: bool
+    ) -> None:
         last: dict[int, tuple[int, int]] = {}
         offset, epoch = start - 1, -1
         for record in records:
@@ -360,6 +379,6 @@ class History:
             offset, epoch = record.offset, record.epoch
             producer, number = record.batch
             before = last.get(producer, (-1, 0))
-            if (number, record.nth) <= before:
+            if (number, record.nth) <= before and not repeats:
                 raise Violation(f"{where}: record {number}.{record.nth} of producer {producer} follows {before}")
             last[producer] = (number, record.nth)

@@ -309,7 +309,8 @@ class Producer:
             raise Violation(f"{lane.where}: batch {sending.batch} is refused for good: {code}")
         if code not in SEQUENCE_FAULTS or not sending.was_first:
             return
-        if not (lane.forgettable or self._clients.history.may_lose(lane.where)):
+        history = self._clients.history
+        if not (lane.forgettable or history.may_lose(lane.where) or history.may_repeat(lane.where)):
             raise Violation(
                 f"{lane.where}: batch {sending.batch} with sequence {sending.sequence} is told {code}, "
                 "though all before it were acknowledged"
