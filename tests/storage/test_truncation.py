@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from headrace.errors import StorageFull
+from headrace.errors import HeadraceError, StorageFull
 from headrace.records import kernel
 from headrace.records.batch import read_header
 from headrace.sim.disk import SimDisk
@@ -292,3 +294,44 @@ def test_a_marker_of_which_the_checkpoint_speaks_says_nothing_any_more() -> None
     harness.open()
     assert values(harness.log()) == right
     assert not harness.disk.exists(marker)
+
+
+@proves("F13", "J6")
+@pytest.mark.parametrize("layout", BOTH)
+@pytest.mark.parametrize("beginnings", [(3,), (3, 5), (50, 3)])
+def test_a_start_that_was_called_safe_after_a_new_beginning_outlasts_a_loss_of_power(
+    layout: str, beginnings: tuple[int, ...]
+) -> None:
+    """The checkpoint that holds it may be written before the new beginning is on disk."""
+    for seed in range(12):
+        harness = filled(layout, 12)
+        assert isinstance(harness.disk, SimDisk)
+        harness.disk.serve(harness.clock, partial(random.Random(seed).uniform, 0.01, 0.2))
+        log, kept = harness.log(), list[HeadraceError | None]()
+        for beginning in beginnings:
+            log.restart_at(beginning)
+        for n in range(10):
+            append(log, batch(b"new %d" % n), epoch=9)
+        harness.write()
+        log.delete_before(7, kept.append)
+        for _ in range(300):
+            if kept:
+                break
+            harness.advance(0.01)
+        assert (kept, log.safe_start_offset) == ([None], 7), seed
+        assert harness.kill(seed=seed).start_offset == 7, seed
+
+
+def test_who_waits_for_a_start_hears_that_the_new_beginning_before_it_failed() -> None:
+    harness = filled(PARTITIONED, 12)
+    assert isinstance(harness.disk, SimDisk)
+    log, kept = harness.log(), list[HeadraceError | None]()
+    log.restart_at(3)
+    for n in range(10):
+        append(log, batch(b"new %d" % n), epoch=9)
+    harness.write()
+    harness.disk.fail_sync(FOLDER)
+    log.delete_before(7, kept.append)
+    harness.settle()
+    assert log.offline is not None
+    assert (kept, log.safe_start_offset) == ([log.offline], 0)

@@ -10,6 +10,9 @@ entries: a start that finds the marker cuts both, and believes nothing from the 
 
 When the names are synced the cut is durable; then the old bytes and entries go, and are synced in their turn. From then
 on checkpoints bear the number of the cut. A marker with a number not above the checkpoint's says nothing any more.
+
+Where a checkpoint does not bear the number of a new beginning, a start lets the log begin no later than there: what the
+checkpoint says may be of before. So a start that was raised since is safe only in one that bears it (`would_lower`).
 """
 
 from __future__ import annotations
@@ -74,6 +77,11 @@ class Cuts:
         self.number += 1
         self._markers.append(marker)
         self.least = min(self.least, offset)
+
+    def would_lower(self, start_offset: int) -> bool:
+        """Whether the log began anew below, and no checkpoint bears it yet: a start would let it begin there."""
+        markers = (marker for marker in self._markers if marker.anew and marker.number > self.settled)
+        return any(marker.offset < start_offset for marker in markers)
 
     def has_tail(self, segment: Segment) -> None:
         """The segment's file holds more than the log does."""

@@ -276,7 +276,11 @@ class PartitionedLog(SegmentedLog):
             self._raise_start(offset)
         elif done is None:
             return
-        self._around.checkpoint_soon(self.start_kept(done))
+        kept = self.start_kept(done)
+        if self.cuts.would_lower(self.start_offset):
+            self._starts_to_keep.append(kept)
+        else:
+            self._around.checkpoint_soon(kept)
 
     def _raise_start(self, offset: int) -> None:
         count = 0
@@ -334,6 +338,10 @@ class PartitionedLog(SegmentedLog):
         if self.cuts.settled > settled:
             settled = self.cuts.settled
             self._around.checkpoint_soon(lambda error: None if error else self.cuts.remove_markers(settled))
+            if settled == self.cuts.number:
+                waiting, self._starts_to_keep = self._starts_to_keep, []
+                for kept in waiting:
+                    self._around.checkpoint_soon(kept)
 
     def _drop_tails(self) -> None:
         """The names that tell of the truncations are synced: what was cut may go."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from crc32c import crc32c
@@ -13,6 +14,7 @@ from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings import LogSettings
 from headrace.storage import producers, refusal, rewritten, search
+from headrace.storage.checkpointing import Done
 from headrace.storage.cuts import Cuts
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, starts_in
@@ -58,6 +60,8 @@ class SegmentedLog(ReplicatedLog):
         self.began_ms = found.began_ms
         self.snapshots = Snapshots(around.disk, folder, found.snapshots)
         self._start_markers = StartMarkers(around.disk, folder, found.start_markers)
+        self._starts_to_keep: list[Done] = []
+        """They wait until a new beginning is on disk: until then it would take away what a checkpoint says of them."""
         self.recovered = found.recovered
         self.tail = found.tail
         self._around = around
@@ -112,6 +116,9 @@ class SegmentedLog(ReplicatedLog):
         self.offline = self._refusal = refusal.failure(self.topic_partition, self._active.path, error)
         log.error("%s", self.offline)
         rewritten.note(self._around.disk, self.folder)
+        for kept in self._starts_to_keep:
+            self._around.clock.call_soon(partial(kept, self.offline))
+        self._starts_to_keep = []
         return self.offline
 
     # Segments.
