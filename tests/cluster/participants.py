@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from headrace.cluster.image import Image, PartitionState
+from headrace.cluster.orders import Refusals, plan_moves
 from headrace.cluster.participant import Participant
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import HeadraceError
@@ -157,6 +158,14 @@ class Cluster:
         await machine.process.run(machine.participant.topics.create(request))
         await self.until(lambda: all(name in each.participant.view.image.topics for each in self.alive()))
         await self.until(lambda: self.leader(name) is not None)
+
+    def order_move(self, target: Sequence[int] | None) -> None:
+        """Of partition 0, as an operator does whom nothing keeps from coordination; None ends the move."""
+        refusals: Refusals = {}
+        plan = plan_moves(self.image(), {("t", 0): target}, keep_count=False, refusals=refusals)
+        assert not refusals
+        for step in plan.steps:
+            assert self.store.transact(step.compares, step.actions).succeeded
 
     def leader(self, topic: str = "t", index: int = 0) -> Machine | None:
         for machine in self.alive():

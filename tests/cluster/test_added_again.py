@@ -6,19 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from cluster.participants import Cluster, Machine, run
-from headrace.cluster.orders import Refusals, plan_moves
 from proving import proves
 
 VALUES = [b"%d" % n for n in range(10)]
-
-
-def order(cluster: Cluster, target: Sequence[int] | None) -> None:
-    """As an operator does whom nothing keeps from coordination; None ends the move."""
-    refusals: Refusals = {}
-    plan = plan_moves(cluster.image(), {("t", 0): target}, keep_count=False, refusals=refusals)
-    assert not refusals
-    for step in plan.steps:
-        assert cluster.store.transact(step.compares, step.actions).succeeded
 
 
 async def seen_by(cluster: Cluster, machines: Sequence[Machine]) -> None:
@@ -43,7 +33,7 @@ async def moving(cluster: Cluster) -> tuple[Machine, Machine, tuple[int, ...]]:
     for other in cluster.machines.values():
         cluster.network.cut(cluster[5].host, other.host)
     target = added.number, 5, *(broker for broker in cluster.state().replicas if broker != leader.number)
-    order(cluster, target)
+    cluster.order_move(target)
     await cluster.until(lambda: added.number in cluster.state().isr)
     await seen_by(cluster, cluster.alive())
     return leader, added, target
@@ -58,10 +48,10 @@ def test_a_broker_that_was_added_again_is_not_in_sync_by_what_it_had_before() ->
         others = [each for each in cluster.alive() if each is not leader]
         cluster.store.cut(leader.host)
         cluster.network.cut_one_way(added.host, leader.host)
-        order(cluster, None)
+        cluster.order_move(None)
         await seen_by(cluster, others)
         assert added.participant.partitions.find_replica("t", 0) is None
-        order(cluster, target)
+        cluster.order_move(target)
         await seen_by(cluster, others)
         assert added.held() == []
         cluster.store.heal(leader.host)
@@ -82,9 +72,9 @@ def test_a_broker_that_was_added_again_and_never_heard_of_it_comes_in_again() ->
         _, added, target = await moving(cluster)
         others = [each for each in cluster.alive() if each is not added]
         cluster.store.cut(added.host)
-        order(cluster, None)
+        cluster.order_move(None)
         await seen_by(cluster, others)
-        order(cluster, target)
+        cluster.order_move(target)
         await seen_by(cluster, others)
         cluster.store.heal(added.host)
         await cluster.until(lambda: added.number in cluster.state().isr)

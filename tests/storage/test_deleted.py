@@ -123,3 +123,25 @@ def test_a_log_that_could_not_be_created_is_created_in_the_same_folder(layout: s
         if not failed:
             return
     raise AssertionError("every call of a creation fails it")
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_a_log_that_could_not_be_deleted_is_there_as_before(layout: str) -> None:
+    harness = sim_harness(layout)
+    log, disk, store = harness.log(), harness.disk, harness.store
+    assert isinstance(disk, SimDisk)
+    assert store is not None
+    written = fill(harness, log, 3)
+    disk.trouble = lambda call, path: errno.ENOSPC if call == "rename" else 0
+    for let_go in (store.delete, store.set_aside):
+        with pytest.raises(OSError, match="No space left"):
+            let_go(TOPIC)
+        assert store.get(TOPIC) is log
+        assert log.offline is None
+    disk.trouble = None
+    assert values(log) == written
+    assert append(log, batch(b"3")) == 3
+    assert not harness.write()
+    store.delete(TOPIC)
+    assert store.get(TOPIC) is None
+    assert not disk.exists("/data/orders/orders-0")

@@ -7,6 +7,7 @@ Role in a partition that this broker has a replica of:
 - otherwise it stands by, and nobody leads.
 
 A log that cannot be created (a full disk, say) is tried again after pauses that double, and is not served until then.
+One that cannot be deleted stays open and unserved meanwhile; if its partition comes back before, it is served again.
 Topics are told apart by id: one that was deleted and made anew while the broker was down begins with an empty log.
 
 A log is deleted when its topic's deletion is in the image, and when its partition's key, of the same topic, was seen to
@@ -77,6 +78,8 @@ class Assignment:
         self._is_held = is_held
         self._doubted = doubted
         self._missing: set[TopicPartition] = set()
+        self._undeleted: set[TopicPartition] = set()
+        """Logs that were to be deleted, and could not be."""
         self._pause_seconds = RETRY_SECONDS
         self._retry_at = 0.0
         self._held: dict[TopicPartition, tuple[bytes, PartitionState, int]] = {}
@@ -151,10 +154,13 @@ class Assignment:
         if self._image is None or self._is_held():
             return
         old, self._image = self._image, new
+        same_lineage = old.controls.lineage == new.controls.lineage
+        if not same_lineage:
+            self._undeleted.clear()  # nobody has moved it in this one
         for name, topic in old.topics.items():
             if new.topics.get(name) is not topic:
-                self._part_with(new, topic, old.controls.lineage == new.controls.lineage)
-        if old.deleted is not new.deleted:
+                self._part_with(new, topic, same_lineage)
+        if old.deleted is not new.deleted or not same_lineage:
             for kept in self.set_aside:
                 if kept.topic_id in new.deleted:
                     self._delete(kept.topic_partition)
@@ -168,17 +174,31 @@ class Assignment:
                 self._serve(new, topic, altered=altered or own_altered)
 
     def retry(self) -> None:
-        """Try again what could not be created, if it is time."""
-        if not self._missing or self._image is None or self._clock.now() < self._retry_at:
+        """Try again what could not be created or deleted, if it is time."""
+        before = self._undone
+        if not before or self._image is None or self._clock.now() < self._retry_at:
             return
-        before = len(self._missing)
         for name in sorted({missing.topic for missing in self._missing}):
             topic = self._image.topics.get(name)
             if topic is not None:
                 self._serve(self._image, topic, altered=False)
-        fewer = len(self._missing) < before
+        if not self._is_held():
+            for where in sorted(self._undeleted):
+                self._delete_again(self._image, where)
+        fewer = self._undone < before
         self._pause_seconds = RETRY_SECONDS if fewer else min(2 * self._pause_seconds, RETRY_SECONDS_MAX)
         self._retry_at = self._clock.now() + self._pause_seconds
+
+    @property
+    def _undone(self) -> int:
+        return len(self._missing) + len(self._undeleted)
+
+    def _delete_again(self, image: Image, where: TopicPartition) -> None:
+        kept = self._store.get(where)
+        if kept is None or where in self._held:
+            self._undeleted.discard(where)
+        elif kept.topic_id in image.deleted or self._is_elsewhere(image, where, kept.topic_id):
+            self._delete(where)
 
     def _part_with(self, image: Image, before: Topic, same_lineage: bool) -> None:
         """Stop serving what the image has no more, and delete what it says is to be deleted."""
@@ -209,6 +229,9 @@ class Assignment:
         """Whether nothing says where a partition is of which there is a log here."""
         topic = image.topics.get(where.topic)
         return topic is None or topic.id != topic_id or image.partition(where.topic, where.partition) is None
+
+    def _is_elsewhere(self, image: Image, where: TopicPartition, topic_id: bytes) -> bool:
+        return not self._is_missing(image, where, topic_id) and not self._is_ours(image, where, topic_id)
 
     def _tell_missing(self, image: Image, kept: Log) -> None:
         where = kept.topic_partition
@@ -287,11 +310,12 @@ class Assignment:
         except (HeadraceError, OSError) as error:
             if where not in self._missing:
                 log.error("cannot create the log of %s: %s; it will be tried again", where, error)
-            if not self._missing:
+            if not self._undone:
                 self._pause_seconds = RETRY_SECONDS
             self._missing.add(where)
             return None
         self._missing.discard(where)
+        self._undeleted.discard(where)
         return opened
 
     def _make_way(self, image: Image, kept: Log) -> None:
@@ -314,7 +338,13 @@ class Assignment:
         try:
             self._store.delete(where)
         except (HeadraceError, OSError) as error:
-            log.error("cannot remove the log of %s: %s; it is removed or set aside at the next start", where, error)
+            if where not in self._undeleted:
+                log.error("cannot remove the log of %s: %s; it will be tried again", where, error)
+            if not self._undone:
+                self._pause_seconds = RETRY_SECONDS
+            self._undeleted.add(where)
+        else:
+            self._undeleted.discard(where)
 
 
 def _untouched(settings: LogSettings) -> LogSettings:

@@ -239,7 +239,9 @@ class LogStore(Protocol):
 
     def logs(self) -> Iterator[Log]: ...
 
-    def delete(self, topic_partition: TopicPartition) -> None: ...
+    def delete(self, topic_partition: TopicPartition) -> None:
+        """Let go of a log, whose files go after a while. After an OSError it is there as before; so for `set_aside`."""
+        ...
 
     def set_aside(self, topic_partition: TopicPartition) -> str:
         """Let go of a log and give its folder another name, which is answered: it goes with the deletion of its topic,

@@ -198,13 +198,14 @@ class PartitionedStore:
             self._discard_later([path], 0)
 
     def _let_go_of(self, gone: PartitionedLog, ending: str) -> str:
+        aside = folder.set_aside(self._disk, gone.folder, ending)  # or an error, and it stays as it is
         del self._logs[gone.topic_partition]
         self._staged.pop(gone, None)
         self._dirty.drop(gone)
         gone.delete()
         gone.close_files()
         self._checkpoints.soon()
-        return folder.set_aside(self._disk, gone.folder, ending)
+        return aside
 
     # Every turn of the loop.
 

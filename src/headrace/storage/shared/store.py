@@ -219,13 +219,14 @@ class SharedStore:
                 self._perhaps_empty = True
 
     def _let_go_of(self, gone: SharedLog, ending: str) -> str:
+        aside = folder.set_aside(self._disk, gone.folder, ending)  # or an error, and it stays as it is
         del self._logs[gone.topic_partition]
         self._staged.pop(gone, None)
         self._dirty.drop(gone)
         gone.delete()
         gone.close_files()
         self._checkpoints.soon()
-        return folder.set_aside(self._disk, gone.folder, ending)
+        return aside
 
     # Every turn of the loop.
 
