@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -531,6 +532,34 @@ def test_a_cut_above_a_raised_start_forgets_nobody(layout: str, restart: Callabl
     assert send(harness, log, 1) == 1
     log = restart(harness)
     assert (log.start_offset, log.end_offset) == (3, 4)
+    assert [send(harness, log, sequence) for sequence in range(5)] == [0, 1, 2, 3, 4]
+
+
+@proves("J10")
+@LAYOUTS
+@pytest.mark.parametrize(
+    "restart",
+    [Harness.log, Harness.reopen, Harness.kill, *(partial(Harness.kill, seed=seed) for seed in range(3))],
+    ids=["runs on", "stopped", "killed", "power lost 0", "power lost 1", "power lost 2"],
+)
+@pytest.mark.parametrize("rolls", [False, True])
+@pytest.mark.parametrize("cut_to", [3, 2])
+def test_a_cut_of_everything_forgets_nobody_from_before_it(
+    layout: str, restart: Callable[[Harness], Log], rolls: bool, cut_to: int
+) -> None:
+    """Whoever cuts may be elected before a leader has told it of producers."""
+    harness = sim_harness(layout)
+    log = harness.log(durability="disk")
+    for sequence in range(5):
+        send(harness, log, sequence)
+        if rolls:
+            roll(log)
+    log.delete_before(3)
+    harness.settle()
+    log.truncate(cut_to)
+    harness.settle()
+    log = restart(harness)
+    assert (log.start_offset, log.end_offset) == (cut_to, cut_to)
     assert [send(harness, log, sequence) for sequence in range(5)] == [0, 1, 2, 3, 4]
 
 

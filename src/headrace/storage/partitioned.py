@@ -28,6 +28,7 @@ from headrace.ports.disk import File
 from headrace.records.batch import BatchHeader
 from headrace.storage.checkpointing import Done
 from headrace.storage.log import ReadResult
+from headrace.storage.producers import ProducerState
 from headrace.storage.segment import INDEX, RELATIVE_OFFSET_MAX, TIME_INDEX, Segment
 from headrace.storage.segmented import SegmentedLog
 from headrace.storage.turn import Turn
@@ -195,13 +196,13 @@ class PartitionedLog(SegmentedLog):
         if offset >= self.end_offset:
             return
         if offset <= self.start_offset:
-            self.restart_at(offset)
+            self._drop_all(offset, self._known_before(offset))
             return
         segment, position = self.segments.locate(offset)
         # A batch that spans the offset goes whole, and a gap before it too, so the end may lie below it.
         end = segment.end_before(position) if position else min(offset, segment.base_offset)
         if end <= self.start_offset:
-            self.restart_at(end)
+            self._drop_all(end, self._known_before(end))
             return
         self._begin_cut(end, anew=False)
         keep = self.segments.index(segment)
@@ -212,13 +213,17 @@ class PartitionedLog(SegmentedLog):
             self.cuts.has_tail(segment)
         else:
             self.segments[keep - 1].next_offset = end
-        self._begin_anew(keep, end)
+        self._begin_anew(keep, end, {})
         self._cut_to(end)
 
     def restart_at(self, offset: int) -> None:
         self._flush_staged()
+        self._drop_all(offset, {})
+
+    def _drop_all(self, offset: int, known: dict[int, ProducerState]) -> None:
+        """All but what is known of producers from before the offset."""
         self._begin_cut(offset, anew=True)
-        self._begin_anew(0, offset)
+        self._begin_anew(0, offset, known)
         self.start_offset = offset
         self.epochs.truncate(0)
         self._cut_to(offset)
@@ -231,16 +236,18 @@ class PartitionedLog(SegmentedLog):
         except OSError as error:
             raise self._refuse(error).again() from error
 
-    def _begin_anew(self, keep: int, offset: int) -> None:
+    def _begin_anew(self, keep: int, offset: int, known: dict[int, ProducerState]) -> None:
         """Nothing but the first segments and a new one; of these changes a crash keeps the first ones (see `cuts`)."""
         try:
             self._discard(self.segments.replace(keep, len(self.segments), [])[::-1])
             self.snapshots.remove_above(offset if keep else -1)
             segment = self._around.new_segment(self.folder, self.settings, offset)
             segment.file  # noqa: B018
+            self._add(segment)
+            if known:
+                self._write_snapshot_at(offset, known)
         except OSError as error:
             raise self.fail(error).again() from error
-        self._add(segment)
 
     def _flush_staged(self) -> None:
         error = self.write()

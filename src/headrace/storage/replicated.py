@@ -88,15 +88,16 @@ class ReplicatedLog:
         """Have a snapshot at the offset, before what lies below it goes: nothing else tells of it then, and one further
         on may be cut. The last batches of a producer are enough: it has no older ones on their way. OSError and
         HeadraceError: nothing may go. What is damaged nobody can keep."""
-        if self._has_snapshot_at(offset):
-            return
+        if not self._has_snapshot_at(offset) and (known := self._known_before(offset)):
+            self._write_snapshot_at(offset, known)
+
+    def _known_before(self, offset: int) -> dict[int, ProducerState]:
+        """Of producers; nothing where that is damaged."""
         try:
-            known = self.producers_before(offset)
+            return self.producers_before(offset)
         except CorruptBatch as error:
             log.warning("%s: what lies below offset %d tells of no producers: %s", self.topic_partition, offset, error)
-            return
-        if known:
-            self._write_snapshot_at(offset, known)
+            return {}
 
     def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
         is_empty = self.start_offset == self.end_offset

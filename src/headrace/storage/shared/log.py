@@ -315,7 +315,9 @@ class SharedLog(ReplicatedLog):
         if offset >= self.end_offset:
             return
         if offset <= self.start_offset:
-            self.restart_at(offset)
+            # Unlike a new beginning this leaves what is known of producers from before the offset.
+            self._remember_producers(offset)
+            self._drop_all(offset, snapshots_to=offset)
             return
         with refusal.reading(self.topic_partition):
             end = self.queue.cut(offset)
@@ -327,10 +329,14 @@ class SharedLog(ReplicatedLog):
 
     def restart_at(self, offset: int) -> None:
         self._flush_staged()
+        self._drop_all(offset, snapshots_to=0)
+
+    def _drop_all(self, offset: int, snapshots_to: int) -> None:
         with self._cutting():
             self.begun_anew = True
             self.start_offset = offset
             self.queue.drop_all(offset)
+            self.beside.remove_snapshots_above(snapshots_to)
             self._forget_from(0)
             self._cut_to(offset)
 
@@ -353,6 +359,7 @@ class SharedLog(ReplicatedLog):
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
         self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
+        self.beside.remove_snapshots_above(end_offset)
         self._forget_from(end_offset)
         self.truncations += 1
         self._epoch = None
@@ -372,7 +379,6 @@ class SharedLog(ReplicatedLog):
         self.cleanings = [(min(cleaned_to, offset), at_ms) for cleaned_to, at_ms in self.cleanings]
         self._reader.checked.cut(offset)
         self.epochs.truncate(offset)
-        self.beside.remove_snapshots_above(offset)
 
     def _tell_bounds(self) -> None:
         self.bounds_untold = True
