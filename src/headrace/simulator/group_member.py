@@ -258,6 +258,8 @@ class GroupMember:
         if answer.error_code:
             self._failed(answer.error_code)
             return
+        for where, row in _rows(answer).items():
+            self._leaders.learn(where, row.committed_leader_epoch)
         self._positions = {where: max(0, row.committed_offset) for where, row in _rows(answer).items()}
         self._committed = {where: row.committed_offset for where, row in _rows(answer).items()}
         self._fetch()
@@ -283,7 +285,7 @@ class GroupMember:
                 Message(
                     partition_index=where.partition,
                     committed_offset=at,
-                    committed_leader_epoch=-1,
+                    committed_leader_epoch=self._leaders.epoch(where),
                     committed_metadata=str(numbers[where]),
                 )
             )

@@ -43,6 +43,11 @@ class Leaders:
     def epoch(self, where: TopicPartition) -> int:
         return self._known.get(where, (-1, -1))[1]
 
+    def learn(self, where: TopicPartition, epoch: int) -> None:
+        """Something was written or read in this epoch: who led before it is not asked any more."""
+        if epoch > self.epoch(where):
+            self._known[where] = -1, epoch
+
     def refresh(self) -> None:
         """Ask some broker, though not too often, and again if it does not know."""
         if not self._asking:
