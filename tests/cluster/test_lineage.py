@@ -105,7 +105,7 @@ def test_running_brokers_stop_changing_things_and_lose_nothing(layout: str, capl
             assert machine.held() == [b"old", b"new", b"after"]
             assert [str(log.topic_partition) for log in machine.participant.assignment.set_aside] == ["newer-0"]
         client = cluster.store.client("tool", cluster[1].process)
-        ids = await cluster[1].process.run(allocate_producer_ids(client, cluster.image().prefix))
+        ids = await cluster[1].process.run(allocate_producer_ids(client, cluster.image().prefix, bytes))
         assert ids.start == 5000 + PRODUCER_IDS_ABOVE
 
     run(3, body)

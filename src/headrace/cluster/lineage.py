@@ -46,7 +46,8 @@ DIFFERENCES_MAX: Final = 100
 """Differences that a doubt names; the others are counted."""
 EPOCHS_ABOVE: Final = 1_000_000
 """How far above the epochs in accepted metadata elections go on: no log can have one in between."""
-PRODUCER_IDS_ABOVE: Final = 1_000_000_000
+PRODUCER_IDS_ABOVE: Final = 1 << 50
+"""The same of producers' ids: so many are some two million blocks, and what is left is enough for 8,000 such steps."""
 PARTITIONS_A_STEP: Final = 60
 VANISHED: Final = "vanished"
 ELSEWHERE: Final = "elsewhere"

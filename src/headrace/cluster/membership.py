@@ -27,6 +27,9 @@ REGISTER_PAUSE_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 0.5
 """Pause after a renewal that coordination did not answer."""
 PRODUCER_IDS_PER_BLOCK: Final = 1000
+PRODUCER_BLOCKS_SKIPPED: Final = 1 << 20
+"""Fewer than so many blocks, by lot, are left out before each that is taken; on average half as many. Ids then last for
+17 billion blocks."""
 SWAPS_MAX: Final = 50
 """Tries of a compare-and-swap that others keep winning."""
 
@@ -56,16 +59,21 @@ async def next_producer_id(coordination: Coordination, prefix: str) -> int:
     return 0 if found is None else int(keys.decode(found.key, found.value)["next"])
 
 
-async def allocate_producer_ids(coordination: Coordination, prefix: str, seen_revision: int = 0) -> range:
+async def allocate_producer_ids(
+    coordination: Coordination, prefix: str, draw: Callable[[int], bytes], seen_revision: int = 0
+) -> range:
     """A block of producer ids that nobody else in the cluster has or will have.
 
     `seen_revision` is the newest that this broker has seen: a store that answers with an older one was put back to a
-    copy, and would give out what it has given before.
+    copy. A broker that has seen less than the copy cannot tell, and those that can may not have said so yet: as the
+    block is drawn by lot from what comes next, it is hardly ever one that was given before.
     """
     key = keys.producer_ids_key(prefix)
     for _ in range(SWAPS_MAX):
         found = await coordination.get(key)
+        skipped = int.from_bytes(draw(4), "big") % PRODUCER_BLOCKS_SKIPPED
         first = 0 if found is None else int(keys.decode(key, found.value)["next"])
+        first += skipped * PRODUCER_IDS_PER_BLOCK
         unchanged = Compare(key, "mod_revision", "=", 0 if found is None else found.mod_revision)
         block = range(first, first + PRODUCER_IDS_PER_BLOCK)
         made = await coordination.transact([unchanged], [Put(key, keys.encode({"next": block.stop}))])

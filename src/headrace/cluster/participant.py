@@ -94,7 +94,7 @@ class Participant:
         self.folder = folder
         self.incarnation = draw(INCARNATION_BYTES).hex()
         self._connect = connect
-        self._draw = draw
+        self.draw = draw
         self._failed = failed
         self._network = network
         self._tls = tls
@@ -150,7 +150,7 @@ class Participant:
         built.push_async_callback(self.metadata.close)
         self.tasks = Tasks(self.coordination, self.view)
         self.topics = Topics(
-            self.tasks, lambda: limits_from(self.effective_settings()), lambda: self._draw(16), self.clock.wall_ms
+            self.tasks, lambda: limits_from(self.effective_settings()), lambda: self.draw(16), self.clock.wall_ms
         )
         self.configs = Configs(self.tasks, self.effective_settings)
         if not self.view.image.brokers and not self.metadata.is_held:  # nobody can be creating one
@@ -161,7 +161,7 @@ class Participant:
 
     async def _find_cluster(self) -> str:
         def settle() -> Awaitable[str]:
-            return settle_cluster_id(self.coordination, self.settings["cluster.id"], lambda: self._draw(16))
+            return settle_cluster_id(self.coordination, self.settings["cluster.id"], lambda: self.draw(16))
 
         if not on_etcd(self.settings):
             return await settle()

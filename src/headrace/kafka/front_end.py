@@ -99,7 +99,7 @@ class FrontEnd:
             partitions=participant.partitions,
             key_indexes=self.key_indexes,
             groups=self.groups,
-            producer_ids=ProducerIds(participant.coordination, participant.view),
+            producer_ids=ProducerIds(participant.coordination, participant.view, participant.draw),
             spawn=spawn,
             failed=failed,
             effective=participant.effective_settings,

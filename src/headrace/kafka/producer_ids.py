@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.cluster.membership import allocate_producer_ids, next_producer_id
 from headrace.cluster.tasks import check_no_doubt
 from headrace.cluster.view import View
@@ -9,9 +11,12 @@ from headrace.ports.coordination import Coordination
 
 
 class ProducerIds:
-    def __init__(self, coordination: Coordination, view: View) -> None:
+    """`draw` answers so many random bytes."""
+
+    def __init__(self, coordination: Coordination, view: View, draw: Callable[[int], bytes]) -> None:
         self._coordination = coordination
         self._view = view
+        self._draw = draw
         self._block = iter(range(0))
 
     async def next(self) -> int:
@@ -21,7 +26,7 @@ class ProducerIds:
                 return producer_id
             image = self._view.image
             check_no_doubt(image)
-            block = await allocate_producer_ids(self._coordination, image.prefix, image.revision)
+            block = await allocate_producer_ids(self._coordination, image.prefix, self._draw, image.revision)
             # What has come back through the watch meanwhile may tell of a restore.
             check_no_doubt(self._view.image)
             self._block = iter(block)

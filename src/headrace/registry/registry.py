@@ -148,7 +148,7 @@ class Registry:
             partitions=self._partitions,
             key_indexes=KeyIndexes(self._partitions.store, disk, clock, NO_FOLDER),
             groups=groups,
-            producer_ids=ProducerIds(self._coordination, self._view),
+            producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             spawn=self._background.spawn,
             failed=self._failed,
             effective=effective,
