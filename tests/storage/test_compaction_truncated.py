@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from headrace.storage import compaction
@@ -69,6 +71,30 @@ def test_each_key_below_the_cut_stays_wherever_the_compaction_was(layout: str) -
             lose_queues(harness)
             harness.open()
             assert values(harness.log()) == wanted, pause
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_cut_among_segments_that_compaction_left_empty(layout: str, restarts: bool) -> None:
+    for last, first in itertools.product(range(2 * KEYS, 4 * KEYS + 1, 5), range(1, 4 * KEYS, 2)):
+        harness, steps = begin(layout)
+        log = harness.log()
+        assert go(harness, steps, 1000)
+        harness.settle()
+        kept = [value for value in values(log) if int(value.partition(b"x")[0]) < min(first, last)]
+        log.truncate(last)  # the segment that is written to is empty, and so are those before it
+        log.truncate(first)
+        assert log.end_offset <= min(first, last)
+        for n in range(KEYS):
+            append(log, batch(b"new%d" % n, key=b"n%d" % n), epoch=2)
+            assert not harness.write()
+        harness.settle()
+        wanted = [*kept, *(b"new%d" % n for n in range(KEYS))]
+        assert values(log) == wanted, (last, first)
+        if restarts:
+            harness.store.abandon()
+            harness.open()
+            assert values(harness.log()) == wanted, (last, first)
 
 
 def test_what_was_appended_after_the_cut_is_not_replaced_by_what_was_before_it() -> None:

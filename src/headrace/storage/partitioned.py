@@ -205,13 +205,13 @@ class PartitionedLog(SegmentedLog):
             self._drop_all(end, self._known_before(end))
             return
         self._begin_cut(end, anew=False)
-        keep = self.segments.index(segment)
         if position:
-            keep += 1
+            keep = self.segments.index(segment) + 1
             self.size_bytes -= segment.written - position
             segment.cut(position, end)
             self.cuts.has_tail(segment)
         else:
+            keep = self.segments.count_below(end)  # those that compaction left empty before this one go too
             self.segments[keep - 1].next_offset = end
         self._begin_anew(keep, end, {})
         self._cut_to(end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import overload
@@ -66,6 +66,10 @@ class Segments:
 
     def after(self, segment: Segment) -> Segment:
         return self._segments[bisect_right(self._bases, segment.base_offset)]
+
+    def count_below(self, offset: int) -> int:
+        """How many begin before the offset."""
+        return bisect_left(self._bases, offset)
 
     def locate(self, offset: int) -> tuple[Segment, int]:
         """The first batch that ends at or after the offset; the active segment's end if there is none."""
