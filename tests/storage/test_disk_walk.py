@@ -86,6 +86,7 @@ def test_a_disk_that_fails_now_and_then_costs_no_record(operation: str, layout: 
 
 @proves("F7", "L4")
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_disk_that_fails_at_any_call_costs_no_record(
     layout: str, seed: int, proof_report: Callable[..., None]
