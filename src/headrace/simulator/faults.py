@@ -358,7 +358,7 @@ class Faults:
             return None
         if machine.up:
             self.harm.kill(machine, seconds)
-        return machine.flip_byte()
+        return machine.flip_byte(power_may_go=self.regime == ANY)
 
     def _apply_to_links(self, kind: str, seconds: float) -> str | None:
         harm = self.harm

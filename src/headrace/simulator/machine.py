@@ -75,7 +75,8 @@ class Machine:
         self.process: Process | None = None
         self.buried: list[Process] = []
         self.boots = 1
-        self._ran_in_boot = 1
+        self._opened_in_boot = 1
+        """The last boot in which a broker has opened its logs, so that a later start knows what was torn before it."""
         self.lives = 0
         self.sync_seconds = self.quick_sync_seconds = sync_seconds
         self.wall_offset_ms = self._furthest_offset_ms = 0
@@ -130,7 +131,6 @@ class Machine:
         if self.process is not None:
             return
         self.lives += 1
-        self._ran_in_boot = self.boots
         self.note("starts")
         self.refuses = True
         process = self.process = Process(self.loop, self.name)
@@ -150,6 +150,7 @@ class Machine:
             await self._close(process, broker)
             return
         self.participant = broker.participant
+        self._opened_in_boot = self.boots
         self.note("serves")
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -235,12 +236,14 @@ class Machine:
         self.disk.trouble = None
         self.disk.capacity_bytes = UNLIMITED_BYTES
 
-    def flip_byte(self) -> str | None:
-        """A byte that is safe on disk is another one from now on; answers which. After a loss of power it is none of
-        the last: nobody could tell it from a write that was torn.
+    def flip_byte(self, *, power_may_go: bool) -> str | None:
+        """A byte that is safe on disk is another one from now on; answers which. It is none of the last if power was
+        lost since a broker opened its logs, or may be before the next one does: nobody could tell it from a write that
+        was torn.
         """
         assert self.process is None
-        sizes = self.safe_bytes(0 if self._ran_in_boot == self.boots else PERHAPS_TORN_BYTES)
+        perhaps_torn = power_may_go or self._opened_in_boot != self.boots
+        sizes = self.safe_bytes(PERHAPS_TORN_BYTES if perhaps_torn else 0)
         if not sizes:
             return None
         path = self.random.choices(list(sizes), list(sizes.values()))[0]
