@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
-from headrace.simulator.decay import loss_of
+from headrace.simulator.cluster import Cluster
+from headrace.simulator.decay import alone_in, loss_of
+from headrace.simulator.history import Trace
+from headrace.simulator.machine import DATA, Machine
+from headrace.simulator.scenario import draw
+from headrace.storage import verify
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
+from headrace.storage.report import DumpedBatch
 from proving import proves
 
 HERE = TopicPartition("kept", 0)
@@ -42,3 +51,50 @@ def test_above_the_checkpoint_a_flip_costs_all_that_follows(layout: str) -> None
 def test_a_commit_log_that_is_cut_costs_other_partitions_too(layout: str) -> None:
     loss, other = loss_of(HERE, 4, 6, 0, layout), loss_of(ELSEWHERE, 1, 2, 10, PARTITIONED)
     assert loss.meets(other) == other.meets(loss) == (layout == SHARED)
+
+
+@proves("G14")
+@LAYOUTS
+def test_what_one_machine_alone_has_is_spared(layout: str) -> None:
+    """Its leader wrote it when the others had died: nobody could mend it there."""
+    cluster = Cluster(replace(draw(17), layouts=(layout,) * 3), Trace())
+    for machine in cluster.machines:
+        machine.start()
+    wait(cluster, 1)
+    cluster.loop.run_until_complete(cluster.create_topics())
+    cluster.load.start()
+    wait(cluster, 1)
+    state = cluster.state_of(HERE)
+    assert state is not None
+    leader = cluster.machines[state.leader - 1]
+    others = [machine for machine in cluster.machines if machine is not leader]
+    for machine in others:
+        kill(machine)
+    wait(cluster, 0.5)
+    kill(leader)
+    end = max(batch.header.next_offset for machine in others for batch in synced(machine))
+    spared = alone_in(leader, others)
+    seen = set()
+    for batch in synced(leader):
+        is_alone = batch.header.base_offset >= end
+        seen.add(is_alone)
+        for position in (batch.position, batch.position + batch.header.size_bytes - 1):
+            assert any(position in each for each in spared.get(batch.path, ())) == is_alone, batch
+    assert seen == {False, True}
+    assert alone_in(leader, [leader]) == {}
+    cluster.close()
+
+
+def wait(cluster: Cluster, seconds: float) -> None:
+    cluster.loop.run_until_complete(asyncio.sleep(seconds))
+
+
+def kill(machine: Machine) -> None:
+    machine.wanted = False
+    machine.kill()
+
+
+def synced(machine: Machine) -> list[DumpedBatch]:
+    sizes = machine.safe_bytes(0)
+    dumped = (each for each in verify.dump(machine.disk, DATA, HERE) if isinstance(each, DumpedBatch))
+    return [each for each in dumped if each.position + each.header.size_bytes <= sizes[each.path]]

@@ -57,12 +57,12 @@ def test_a_last_byte_flips_where_power_was_not_lost_since_the_logs_were_opened(c
     machine = cluster.machines[0]
     kill(machine)
     write_synced(machine)
-    assert machine.flip_byte(power_may_go=False)
+    assert machine.flip_byte({}, power_may_go=False)
     machine.cut_power()
     start(cluster, machine)
     kill(machine)
     write_synced(machine)
-    assert machine.flip_byte(power_may_go=False)
+    assert machine.flip_byte({}, power_may_go=False)
 
 
 @proves("G14")
@@ -70,7 +70,7 @@ def test_no_last_byte_flips_where_power_may_go_before_the_next_start(cluster: Cl
     machine = cluster.machines[0]
     kill(machine)
     write_synced(machine)
-    assert machine.flip_byte(power_may_go=True) is None
+    assert machine.flip_byte({}, power_may_go=True) is None
 
 
 @proves("G14")
@@ -82,4 +82,4 @@ def test_no_last_byte_flips_when_a_start_after_a_loss_of_power_has_opened_nothin
     machine.start()
     kill(machine)
     assert machine.safe_bytes(0)
-    assert machine.flip_byte(power_may_go=False) is None
+    assert machine.flip_byte({}, power_may_go=False) is None

@@ -32,6 +32,9 @@ RESTART_SECONDS: Final = 2.0
 DROPPED_SHARE: Final = 0.5
 """Of flips, those after which the page cache goes at once."""
 
+Content = tuple[TopicPartition, int, int, int]
+"""What tells batches apart: with its offset its epoch and CRC."""
+
 
 class Loss(NamedTuple):
     """What a machine may lack at its next start, because a byte of it is wrong."""
@@ -74,7 +77,8 @@ class Decay:
             return None
         batch, loss = self._random.choice(found)
         header = batch.header
-        if all(_lacks(each, batch) for each in self._machines if each is not machine):
+        others = [each for each in self._machines if each is not machine]
+        if _content(batch) not in _contents(others):
             return None
         position = batch.position + self._random.randrange(ATTRIBUTES_AT, header.size_bytes)
         machine.disk.decay(batch.path, position, 1 << self._random.randrange(8))
@@ -100,13 +104,23 @@ class Decay:
         return any(each is not machine and known.meets(loss) for each, known in self._hits)
 
 
-def _lacks(machine: Machine, batch: DumpedBatch) -> bool:
-    """Whether the broker there is known not to have come as far."""
-    if machine.participant is None:
-        return False
-    where = batch.topic_partition
-    found = machine.participant.partitions.find_replica(where.topic, where.partition)
-    return found is None or found.log.written_offset <= batch.header.base_offset
+def alone_in(machine: Machine, others: Sequence[Machine]) -> dict[str, list[range]]:
+    """By file, the bytes of batches that no other machine has safe, with the heads of their frames: what is damaged
+    there nobody could mend."""
+    elsewhere = _contents(others)
+    by_path: dict[str, list[DumpedBatch]] = {}
+    for batch in _synced_batches(machine, 0):
+        by_path.setdefault(batch.path, []).append(batch)
+    found: dict[str, list[range]] = {}
+    for path, batches in by_path.items():
+        end, head = 0, range(0)
+        for batch in sorted(batches, key=lambda each: each.position):
+            if batch.position > end:
+                head = range(end, batch.position)
+            end = batch.position + batch.header.size_bytes
+            if _content(batch) not in elsewhere:
+                found.setdefault(path, []).extend((head, range(batch.position, end)))
+    return found
 
 
 def _losses(machine: Machine) -> list[tuple[DumpedBatch, Loss]]:
@@ -117,16 +131,27 @@ def _losses(machine: Machine) -> list[tuple[DumpedBatch, Loss]]:
     logs = machine.participant.store.logs()
     safe_to = {log.topic_partition: held.get(shortfall.key_of(log), shortfall.NOTHING).end_offset for log in logs}
     found = []
-    for batch in _batches(machine):
+    # Followed by so much that is synced that nobody takes damage for a torn write.
+    for batch in _synced_batches(machine, PERHAPS_TORN_BYTES):
         where, header = batch.topic_partition, batch.header
         loss = loss_of(where, header.base_offset, header.next_offset, safe_to.get(where, 0), layout)
         found.append((batch, loss))
     return found
 
 
-def _batches(machine: Machine) -> list[DumpedBatch]:
-    """Those that are synced, and followed by so much that is that nobody takes damage for a torn write."""
-    safe = machine.safe_bytes(PERHAPS_TORN_BYTES)
+def _contents(machines: Sequence[Machine]) -> set[Content]:
+    """Of all batches that are safe on one of the machines."""
+    return {_content(batch) for machine in machines for batch in _synced_batches(machine, 0)}
+
+
+def _content(batch: DumpedBatch) -> Content:
+    header = batch.header
+    return batch.topic_partition, header.base_offset, header.leader_epoch, header.crc
+
+
+def _synced_batches(machine: Machine, spared_bytes: int) -> list[DumpedBatch]:
+    """Those that are whole and synced, but for the last bytes of each log."""
+    safe = machine.safe_bytes(spared_bytes)
     found = []
     try:
         for each in verify.dump(machine.disk, DATA):

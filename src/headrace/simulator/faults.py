@@ -17,7 +17,7 @@ from typing import Final
 
 from headrace.simulator.connection import CLIENT
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, Course
-from headrace.simulator.decay import Decay
+from headrace.simulator.decay import Decay, alone_in
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
@@ -358,7 +358,8 @@ class Faults:
             return None
         if machine.up:
             self.harm.kill(machine, seconds)
-        return machine.flip_byte(power_may_go=self.regime == ANY)
+        others = [each for each in self._machines if each is not machine]
+        return machine.flip_byte(alone_in(machine, others), power_may_go=self.regime == ANY)
 
     def _apply_to_links(self, kind: str, seconds: float) -> str | None:
         harm = self.harm
