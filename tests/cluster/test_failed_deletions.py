@@ -1,4 +1,5 @@
-"""A log that is to be deleted, and whose disk fails at that moment, is deleted when the disk is well again."""
+"""A log that is to be deleted, and whose disk fails at that moment, is deleted when the disk is well again; so is what
+was made of one that could not be created."""
 
 from __future__ import annotations
 
@@ -145,5 +146,40 @@ def test_a_log_that_could_not_be_deleted_stays_when_the_metadata_goes_back(layou
         await asyncio.sleep(LONGER_THAN_FILES_ARE_KEPT)
         assert folders(away) == ["t-0"]
         assert WHERE in [log.topic_partition for log in away.participant.assignment.set_aside]
+
+    run(4, body)
+
+
+@LAYOUTS
+@proves("L6")
+@pytest.mark.parametrize("removable", [True, False])
+def test_a_log_that_could_not_be_created_leaves_nothing_when_its_partition_goes_elsewhere(
+    layout: str, removable: bool
+) -> None:
+    async def body(cluster: Cluster) -> None:
+        await begun(cluster, layout)
+        replicas = cluster.state().replicas
+        added = next(cluster[number] for number in cluster.machines if number not in replicas)
+        refused: set[str] = set()
+
+        def trouble(call: str, path: str) -> int:
+            if path == f"{DATA}/t/t-0/partition" or (
+                path == f"{DATA}/t/t-0" and call == "remove folder" and not removable
+            ):
+                refused.add(call)
+                return errno.ENOSPC
+            return 0
+
+        added.disk.trouble = trouble
+        cluster.order_move((*replicas[:-1], added.number))
+        await cluster.until(lambda: bool(refused))
+        cluster.order_move(None)
+        await cluster.until(lambda: added.number not in added.participant.view.image.topics["t"].partitions[0].replicas)
+        await asyncio.sleep(5)
+        assert folders(added) == ([] if removable else ["t-0"])
+        mend(added)
+        await cluster.until(lambda: folders(added) == [])
+        await cluster.produce(b"more")
+        assert cluster.state().replicas == replicas
 
     run(4, body)

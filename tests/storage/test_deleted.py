@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from contextlib import suppress
 
 import pytest
 
@@ -121,6 +122,39 @@ def test_a_log_that_could_not_be_created_is_created_in_the_same_folder(layout: s
         assert [name for name in disk.list("/data/orders") if ".stray-" in name] == []
         assert values(harness.kill()) == [b"0", b"1", b"2"]
         if not failed:
+            return
+    raise AssertionError("every call of a creation fails it")
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.parametrize("removable", [True, False])
+def test_a_log_that_could_not_be_created_leaves_no_folder(layout: str, removable: bool) -> None:
+    """It goes at once, whichever call fails, or if that fails too when nobody wants the log any more."""
+    for nth in range(1, 40):
+        harness = sim_harness(layout)
+        harness.open()
+        disk, store, left = harness.disk, harness.store, nth
+        assert isinstance(disk, SimDisk)
+        assert store is not None
+
+        def trouble(call: str, path: str) -> int:
+            nonlocal left
+            left -= 1
+            sick = left == 0 or (call == "remove folder" and not removable)
+            return errno.ENOSPC if sick else 0
+
+        disk.trouble = trouble
+        try:
+            harness.log()
+        except OSError:
+            if not removable:
+                with suppress(OSError):
+                    store.delete(TOPIC)
+                disk.trouble = None
+                store.delete(TOPIC)
+            assert not disk.exists("/data/orders/orders-0")
+            assert store.get(TOPIC) is None
+        if left > 0:
             return
     raise AssertionError("every call of a creation fails it")
 

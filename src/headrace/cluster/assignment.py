@@ -7,6 +7,7 @@ Role in a partition that this broker has a replica of:
 - otherwise it stands by, and nobody leads.
 
 A log that cannot be created (a full disk, say) is tried again after pauses that double, and is not served until then.
+If its partition goes elsewhere before, what was made of its folder goes too.
 One that cannot be deleted stays open and unserved meanwhile; if its partition comes back before, it is served again.
 Topics are told apart by id: one that was deleted and made anew while the broker was down begins with an empty log.
 
@@ -164,7 +165,10 @@ class Assignment:
             for kept in self.set_aside:
                 if kept.topic_id in new.deleted:
                     self._delete(kept.topic_partition)
-        self._missing = {where for where in self._missing if where.topic in new.topics}
+        for where in [each for each in self._missing if not self._is_placed(new, each)]:
+            self._missing.discard(where)
+            if self._store.get(where) is None:
+                self._delete(where)
         altered = old.cluster_config != new.cluster_config or old.broker_configs != new.broker_configs
         moved = old.brokers is not new.brokers
         for name, topic in new.topics.items():
@@ -195,9 +199,9 @@ class Assignment:
 
     def _delete_again(self, image: Image, where: TopicPartition) -> None:
         kept = self._store.get(where)
-        if kept is None or where in self._held:
+        if where in self._held:
             self._undeleted.discard(where)
-        elif kept.topic_id in image.deleted or self._is_elsewhere(image, where, kept.topic_id):
+        elif kept is None or kept.topic_id in image.deleted or self._is_elsewhere(image, where, kept.topic_id):
             self._delete(where)
 
     def _part_with(self, image: Image, before: Topic, same_lineage: bool) -> None:
@@ -222,8 +226,13 @@ class Assignment:
                 self._delete(where)
 
     def _is_ours(self, image: Image, where: TopicPartition, topic_id: bytes) -> bool:
-        topic, state = image.topics.get(where.topic), image.partition(where.topic, where.partition)
-        return topic is not None and topic.id == topic_id and state is not None and self._broker in state.replicas
+        topic = image.topics.get(where.topic)
+        return topic is not None and topic.id == topic_id and self._is_placed(image, where)
+
+    def _is_placed(self, image: Image, where: TopicPartition) -> bool:
+        """Whether a partition of this name is to be here, whatever its topic."""
+        state = image.partition(where.topic, where.partition)
+        return state is not None and self._broker in state.replicas
 
     def _is_missing(self, image: Image, where: TopicPartition, topic_id: bytes) -> bool:
         """Whether nothing says where a partition is of which there is a log here."""

@@ -20,11 +20,11 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.errors import DataFolderError
+from headrace.errors import DataFolderError, HeadraceError
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.storage.log import TopicPartition
 
@@ -215,8 +215,8 @@ def begins_at(disk: Disk, folder: str) -> int:
 
 
 class NewFolders:
-    """Folders for new partitions. One that was begun here and could not be finished holds nothing: it is made anew.
-    Anything else that stands in the place is set aside."""
+    """Folders for new partitions. One that was begun here and could not be finished holds nothing: it is removed, at
+    once or when the disk lets it. Anything else that stands in the place is set aside."""
 
     def __init__(self, disk: Disk, data: str) -> None:
         self._disk = disk
@@ -226,18 +226,29 @@ class NewFolders:
     @contextmanager
     def begin(self, where: TopicPartition, topic_id: bytes, position: int = 0) -> Iterator[str]:
         """The folder is finished when the block is left without an error."""
+        self.discard(where)
         path = partition_folder(self._data, where)
         if self._disk.exists(path):
-            if path in self._unfinished:
-                self._disk.remove_folder(path)
-            else:
-                aside = set_aside(self._disk, path, STRAY)
-                log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
+            aside = set_aside(self._disk, path, STRAY)
+            log.warning("%s set aside as %s: it stood where a new partition begins", path, aside)
         self._unfinished.add(path)
-        self._disk.make_folder(path)
-        write_partition_file(self._disk, path, topic_id, position)
-        yield path
+        try:
+            self._disk.make_folder(path)
+            write_partition_file(self._disk, path, topic_id, position)
+            yield path
+        except (HeadraceError, OSError):
+            with suppress(OSError):  # then it stays noted, and the first error is the one to tell
+                self.discard(where)
+            raise
         self._unfinished.discard(path)
+
+    def discard(self, where: TopicPartition) -> None:
+        """Remove what was begun and not finished, if anything was; OSError: it may be there still."""
+        path = partition_folder(self._data, where)
+        if path in self._unfinished:
+            with suppress(FileNotFoundError):
+                self._disk.remove_folder(path)
+            self._unfinished.discard(path)
 
 
 def discard_left(disk: Disk, data: str, topic: str, topic_id: bytes, opened: Collection[str]) -> Iterator[str]:

@@ -240,7 +240,8 @@ class LogStore(Protocol):
     def logs(self) -> Iterator[Log]: ...
 
     def delete(self, topic_partition: TopicPartition) -> None:
-        """Let go of a log, whose files go after a while. After an OSError it is there as before; so for `set_aside`."""
+        """Let go of a log, whose files go after a while; where there is none, of what a failed creation left. After an
+        OSError it is there as before; so for `set_aside`."""
         ...
 
     def set_aside(self, topic_partition: TopicPartition) -> str:

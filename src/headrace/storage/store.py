@@ -185,7 +185,9 @@ class PartitionedStore:
 
     def delete(self, topic_partition: TopicPartition) -> None:
         deleted = self._logs.get(topic_partition)
-        if deleted is not None:
+        if deleted is None:
+            self._new_folders.discard(topic_partition)
+        else:
             aside = self._let_go_of(deleted, folder.DELETED)
             self._discard_later([aside], deleted.settings.file_delete_delay_ms)
 
