@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS = range(1, 26)
 FLIPPING = (31, 47, 19655)
 """Runs in which bytes flip; in 19655 while one broker alone has what was written last."""
-RESTORED = (18, 270, 332, 345, 409, 1248)
+RESTORED = (18, 270, 332, 345, 409, 1248, 14038)
 """Runs in which coordination is put back to an older copy."""
 QUORUM = (119, 165)
 """Runs in which coordination has several nodes."""
