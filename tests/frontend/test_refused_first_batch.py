@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from cluster.partition_keys import PREFIX, PartitionKeys
 from frontend.raw import batch_of
 from frontend.test_request_boundary import Wire
 from headrace.cluster.image import Image, PartitionState, Topic
+from headrace.cluster.leadership import Leadership
 from headrace.errors import Code, StorageFailed
 from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
@@ -51,9 +53,12 @@ class Front:
             metrics=Metrics(),
             settings=load(environment={}),
             connections={},
-            view=SimpleNamespace(image=Image("/headrace/c/")),
+            view=SimpleNamespace(image=Image(PREFIX)),
             broker_id=BROKER,
         )
+        keys: Any = PartitionKeys()
+        self.keys: PartitionKeys = keys
+        services.leadership = Leadership(keys, services.view, keys.spawn)
         self.services = services
         self.wire = Wire()
         self._numbers = itertools.count(1)
@@ -63,7 +68,7 @@ class Front:
     def knows_topic(self, leader: int = OTHER, *, internal: bool = False) -> None:
         state = PartitionState(0, leader, 1, (leader,), (BROKER, OTHER))
         topic = Topic(self.topic, topic_id(self.topic), (state,), internal=internal)
-        self.services.view.image = Image("/headrace/c/", topics={self.topic: topic}, topics_by_id={topic.id: topic})
+        self.services.view.image = Image(PREFIX, topics={self.topic: topic}, topics_by_id={topic.id: topic})
 
     def log(self, **overrides: object) -> Log:
         given = {name.replace("_", "."): str(value) for name, value in overrides.items()}
@@ -71,14 +76,24 @@ class Front:
 
     def lead(self, log: Log, epoch: int = 2) -> None:
         self.knows_topic(BROKER)
+        self.keys.put(self.topic, topic_id(self.topic), BROKER, epoch)
         self.led.partitions.lead(log, epoch, {BROKER: ""}, revision=epoch)
 
     def produce(self, sequence: int, count: int = 1, *, epoch: int = 0, producer: int = PRODUCER) -> int:
+        self.ask(sequence, count, epoch=epoch, producer=producer)
+        return self.answer()
+
+    def ask(self, sequence: int, count: int = 1, *, epoch: int = 0, producer: int = PRODUCER) -> None:
+        """Produce, and leave the answer for later."""
         records: list[NewRecord] = [(1_750_000_000_000, None, b"%d" % (sequence + nth), []) for nth in range(count)]
         made = kernel.build(records, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
-        return self.send(bytes(made))
+        self._request(bytes(made))
 
     def send(self, batch: bytes) -> int:
+        self._request(batch)
+        return self.answer()
+
+    def _request(self, batch: bytes) -> None:
         which: dict[str, object] = {"name": self.topic} if self.version < BY_ID else {"topic_id": topic_id(self.topic)}
         part = Message(index=0, records=batch)
         body = Message(
@@ -88,6 +103,9 @@ class Front:
         sent = bytearray(write_request(apis.PRODUCE, self.version, next(self._numbers), "c", request))
         assert self.connection.received(memoryview(sent)) == len(sent)
         self.led.clock.run_soon()
+
+    def answer(self) -> int:
+        """The code of the one answer that was sent."""
         answer, self.wire.sent = memoryview(self.wire.sent)[4:], b""
         _, at = read_response_header(apis.PRODUCE, self.version, answer)
         (row,) = decode_response(apis.PRODUCE, self.version, answer, at).responses[0].partition_responses

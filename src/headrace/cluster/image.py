@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from headrace.cluster import keys
 from headrace.cluster.controls import Controls, with_event
 from headrace.errors import CoordinationError
-from headrace.ports.coordination import Event, Listing, WatchResponse
+from headrace.ports.coordination import Event, KeyValue, Listing, WatchResponse
 
 LIVE: Final = "live"
 CREATING: Final = "creating"
@@ -280,7 +280,7 @@ class _Change:
         if event.kind == "delete":
             partitions.pop(index, None)
         else:
-            partitions[index] = _read(event, lambda value: _decode_partition(index, value, event.mod_revision))
+            partitions[index] = decode_partition(index, event)
 
     def _take_config(self, event: Event, path: list[str]) -> None:
         configs = self._configs
@@ -402,11 +402,11 @@ def _missing(index: int) -> PartitionState:
     return PartitionState(index, NO_LEADER, NO_EPOCH, (), ())
 
 
-def _read(event: Event, decode: Any) -> Any:
+def _read(event: Event | KeyValue, decode: Any) -> Any:
     return _sound(event, lambda: decode(keys.decode(event.key, event.value)))
 
 
-def _sound(event: Event, read: Any) -> Any:
+def _sound(event: Event | KeyValue, read: Any) -> Any:
     """What `read` answers, or an error that names the key."""
     try:
         return read()
@@ -512,6 +512,12 @@ def encode_partition(topic_id: bytes, partition: PartitionState) -> bytes:
             **({"least_start": partition.least_start} if partition.least_start else {}),
         }
     )
+
+
+def decode_partition(index: int, found: Event | KeyValue) -> tuple[bytes, PartitionState]:
+    """The topic's id, and what the partition's key says. Raises CoordinationError that names the key."""
+    read: tuple[bytes, PartitionState] = _read(found, lambda value: _decode_partition(index, value, found.mod_revision))
+    return read
 
 
 def _decode_partition(index: int, value: Mapping[str, Any], revision: int) -> tuple[bytes, PartitionState]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from headrace.cluster.image import Image
+from headrace.cluster.leadership import Leadership
 from headrace.cluster.participant import Participant
 from headrace.cluster.waiting import pause
 from headrace.groups.coordinator import GroupCoordinator
@@ -97,6 +98,7 @@ class FrontEnd:
             configs=participant.configs,
             creation=TopicCreation(participant.view, participant.topics, participant.effective_settings),
             partitions=participant.partitions,
+            leadership=Leadership(participant.coordination, participant.view, spawn),
             key_indexes=self.key_indexes,
             groups=self.groups,
             producer_ids=ProducerIds(participant.coordination, participant.view, participant.draw),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.cluster.config import Configs
+from headrace.cluster.leadership import Leadership
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics
 from headrace.cluster.view import View
@@ -39,6 +40,7 @@ class Services:
     configs: Configs
     creation: TopicCreation
     partitions: Partitions
+    leadership: Leadership
     key_indexes: KeyIndexes
     groups: GroupCoordinator
     producer_ids: ProducerIds

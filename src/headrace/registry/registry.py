@@ -22,6 +22,7 @@ from headrace.cluster import keys
 from headrace.cluster.config import Configs, Effective
 from headrace.cluster.coordination import on_etcd, open_etcd
 from headrace.cluster.image import NO_BROKER, Image
+from headrace.cluster.leadership import Leadership
 from headrace.cluster.patience import Patience
 from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import Topics, limits_from
@@ -146,6 +147,7 @@ class Registry:
             configs=Configs(self._tasks, effective),
             creation=TopicCreation(self._view, made, effective),
             partitions=self._partitions,
+            leadership=Leadership(self._coordination, self._view, self._background.spawn),
             key_indexes=KeyIndexes(self._partitions.store, disk, clock, NO_FOLDER),
             groups=groups,
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),

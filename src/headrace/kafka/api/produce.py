@@ -4,6 +4,8 @@ The records stay as they came: checked, stamped in place, staged, written at the
 stored in another codec, then they are recompressed first (`partitions.recompression`). acks=0 is never
 answered, and an error then closes the connection, as clients expect. acks=1 waits for the leader's own copy to be as
 durable as the topic asks, acks=-1 for the high watermark. Versions 0 to 2 carry a format that is not stored here.
+
+That a batch is missing before this one is told only by who leads for certain (`cluster.leadership`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from headrace.errors import Code, HeadraceError, InvalidRecord, RequestTimedOut
+from headrace.errors import Code, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
 from headrace.kafka import routing
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
@@ -25,6 +27,8 @@ from headrace.wire import produce as wire
 TRANSACTIONAL_ID_REFUSED: Final = 53
 
 Row = wire.ResponsePartition
+Gap = tuple[Partition, list[Row], int]
+"""A row that says out of order, by its place."""
 
 
 class PendingProduce:
@@ -34,6 +38,7 @@ class PendingProduce:
         "_acks",
         "_connection",
         "_correlation_id",
+        "_gaps",
         "_recompressing",
         "_slot",
         "_staged",
@@ -63,6 +68,8 @@ class PendingProduce:
         self._topics: list[tuple[str | None, bytes | None, list[Row]]] = []
         self._staged: list[tuple[Partition, Appended, list[Row], int]] = []
         self._recompressing: dict[int, tuple[Partition, list[Row], int]] = {}
+        self._gaps: list[Gap] = []
+        """Those of which it is not known yet whether this broker leads."""
         self._waiting = 0
 
     def add_topic(self, name: str | None, topic_id: bytes | None, parts: list[tuple[int, memoryview | None]]) -> None:
@@ -97,6 +104,8 @@ class PendingProduce:
                     continue
                 appended = partition.append(records, self._acks)
             except HeadraceError as refused:
+                if isinstance(refused, OutOfOrderSequence) and self._acks:
+                    self._gaps.append((partition, rows, len(rows)))
                 rows.append(_refusal(index, partition.start_offset, refused))
                 continue
             partitions.touch(partition)
@@ -121,7 +130,12 @@ class PendingProduce:
             return
         if isinstance(outcome, HeadraceError):
             rows[at] = _refused(rows[at], outcome)
-            self.passed()
+            if isinstance(outcome, OutOfOrderSequence) and self._acks:
+                gap = partition, rows, at
+                self._gaps.append(gap)
+                self._confirm(gap)
+            else:
+                self.passed()
             return
         rows[at] = (rows[at][0], 0, outcome[0], outcome[2], partition.start_offset, None, ())
         self._staged.append((partition, outcome, rows, at))
@@ -154,7 +168,9 @@ class PendingProduce:
         """What was staged is in the log, or has failed."""
         acks = self._acks
         # Held until all rows are looked at: one may be answered while the next is.
-        self._waiting = 1 + len(self._recompressing)
+        self._waiting = 1 + len(self._recompressing) + len(self._gaps)
+        for gap in tuple(self._gaps):
+            self._confirm(gap)
         for partition, appended, rows, at in self._staged:
             error = failures.get(partition.topic_partition) if failures else None
             if error is not None:
@@ -168,6 +184,19 @@ class PendingProduce:
         services = self._connection.services
         timeout_ms = min(max(self._timeout_ms, 0), services.settings["request.timeout.max.ms"])
         services.partitions.deadlines.add(services.clock.now() + timeout_ms / 1000, self)
+
+    def _confirm(self, gap: Gap) -> None:
+        self._connection.services.leadership.confirm(gap[0], partial(self._confirmed, gap))
+
+    def _confirmed(self, gap: Gap, leads: bool) -> None:
+        if self.answered:
+            return
+        self._gaps.remove(gap)
+        if not leads:
+            partition, rows, at = gap
+            where, epoch = partition.topic_partition, partition.epoch
+            rows[at] = _refused(rows[at], NotLeader(f"{where}: whether it is led here in epoch {epoch} is not certain"))
+        self.passed()
 
     def passed(self) -> None:
         self._waiting -= 1
@@ -189,6 +218,9 @@ class PendingProduce:
         for partition, rows, at in self._recompressing.values():
             where = partition.topic_partition
             rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: not recompressed in {self._timeout_ms} ms"))
+        for partition, rows, at in self._gaps:
+            where = partition.topic_partition
+            rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: who leads is not known in {self._timeout_ms} ms"))
         self._answer()
 
     def _answer(self) -> None:
