@@ -282,7 +282,7 @@ def believe_the_page_cache_after_a_failed_sync(stack: ExitStack) -> None:
 @plant
 def take_damage_of_our_own_for_the_leaders(stack: ExitStack) -> None:
     """A follower that cannot append because its own log is damaged waits for better records."""
-    swap(stack, following, "_own_damage", lambda _: None)
+    swap(stack, following, "UnreadableProducers", StopIteration)  # which no append raises
     swap(stack, rewritten, "write_again", lambda *_: None)
 
 
