@@ -16,20 +16,28 @@ from headrace.storage.shared.queuefile import DAMAGED
 
 
 def first_damaged_offset(log: Log) -> int | None:
-    """The first offset that recovery found damaged. Of a shared log that is the first of all, or its reads tell."""
+    """The first offset that the start found damaged. What an earlier one found in a shared log is told by its reads,
+    unless it is the first of all."""
     if isinstance(log, PartitionedLog):
         damaged = (damage for segment in log.segments for damage in segment.damage)
         found = [max(each.first_offset, log.start_offset) for each in damaged if each.next_offset > log.start_offset]
         return min(found, default=None)
-    return log.start_offset if lost_front(log) else None
+    if not isinstance(log, SharedLog):
+        return None
+    known = (log.start_offset, log.damaged_from)
+    return next((offset for offset in known if offset is not None and _is_damaged(log, offset)), None)
 
 
 def lost_front(log: Log) -> bool:
     """Whether what the log began with is damaged or gone."""
     if isinstance(log, SharedLog):
-        first = next(log.queue.entries(log.start_offset), None)
-        return first is not None and first.size == DAMAGED
+        return _is_damaged(log, log.start_offset)
     return first_damaged_offset(log) == log.start_offset
+
+
+def _is_damaged(log: SharedLog, offset: int) -> bool:
+    entry = next(log.queue.entries(offset), None) if offset >= log.start_offset else None
+    return entry is not None and entry.size == DAMAGED
 
 
 def look_at(log: Log, offset: int) -> None:

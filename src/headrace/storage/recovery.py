@@ -4,10 +4,12 @@ After a clean stop the checkpoint says where the log ends and how large its acti
 no sync has failed (`rewritten`), nothing is read. Otherwise every batch from the segment that holds the recovery point
 on is read and checked, and indexes are built anew. What is broken is judged by where it lies:
 
-- at or above the recovery point it is a torn tail: nothing there was synced, so everything from it on is cut, even if
-  whole batches follow, because a hole in the offsets must not be served;
-- below it, it was synced and has been damaged since: it stays where it is and is never served, and what is whole before
-  and after it is. Only when nothing whole follows, the damage is cut, so that the log can go on.
+- below the recovery point it was synced and has been damaged since: it stays where it is and is never served, and what
+  is whole before and after it is. Only when nothing whole follows, the damage is cut, so that the log can go on;
+- the same holds above it as long as the kernel has run on since the batches were written: a write that died with its
+  process has nothing behind it;
+- else it is a torn tail there: nothing is known to have been synced, so everything from it on is cut, even if whole
+  batches follow, because a hole in the offsets must not be served.
 
 Only deletions raise a start. First segments that are gone, though nobody deleted them, are damage from where the
 checkpoint had the log begin: an empty segment stands for them.
@@ -63,8 +65,11 @@ def open_log(
     topic_id: bytes,
     settings: LogSettings,
     point: LogPoint | None,
+    *,
+    same_boot: bool = False,
 ) -> PartitionedLog:
-    """The log in a folder that is known to be this partition's."""
+    """The log in a folder that is known to be this partition's. `same_boot`: the kernel is known to have run on since
+    the run before."""
     names = around.disk.list(folder)
     was_raised = point is not None and _was_raised(around.disk, folder, names, point.start_offset)
     names = _tidy(around.disk, folder, names)
@@ -100,7 +105,7 @@ def open_log(
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same or rewritten.MARKER in names:
-            _Recovery(around, folder, topic_partition, found, point, untold).run()
+            _Recovery(around, folder, topic_partition, found, point, untold, same_boot=same_boot).run()
     found.tail = tails.known(names, found.tail)
     found.began_ms = around.clock.wall_ms()
     if point is not None and point.active_base == found.segments[-1].base_offset:
@@ -270,7 +275,10 @@ class _Recovery:
         found: Found,
         point: LogPoint | None,
         untold: list[Marker],
+        *,
+        same_boot: bool,
     ) -> None:
+        self._same_boot = same_boot
         self._disk = around.disk
         self._folder = folder
         self._topic_partition = topic_partition
@@ -365,7 +373,7 @@ class _Recovery:
                 self._drop_tail(segment, found.position)
                 break
             if isinstance(found, Broken):
-                if found.expected_offset >= self._safe_to or (found.next_offset is None and is_last):
+                if self._is_torn(segment, found, is_last, only_empty_follow):
                     torn = found
                     break
                 next_offset = limit if found.next_offset is None else found.next_offset
@@ -381,7 +389,7 @@ class _Recovery:
             expected, position = header.next_offset, found.position + header.size_bytes
             self._whole_end = expected
         short = not is_last and segment.is_short(expected, limit)
-        if short and expected < self._safe_to:
+        if short and (expected < self._safe_to or (self._same_boot and not only_empty_follow)):
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
             short = False
         if torn is not None:
@@ -398,12 +406,24 @@ class _Recovery:
         segment.trust_all()
         return torn is not None or short or over
 
+    def _is_torn(self, segment: Segment, broken: Broken, is_last: bool, only_empty_follow: bool) -> bool:
+        if broken.next_offset is None and is_last:
+            return True
+        if broken.expected_offset < self._safe_to:
+            return False
+        if not self._same_boot:
+            return True
+        # What is whole behind it in the same file may be a value of the batch that was being written.
+        return only_empty_follow and (broken.next_offset is None or self._is_cut_short(segment, broken))
+
     def _judge(self, segment: Segment, torn: Broken, only_empty_follow: bool) -> Tail:
-        if torn.next_offset is not None or not only_empty_follow:
+        if not only_empty_follow or (torn.next_offset is not None and not self._same_boot):
             return Tail.HOLED
-        at, expected_offset = torn.position, torn.expected_offset
-        short = is_cut_short(segment.file, at, segment.size, expected_offset, dense=not segment.sparse)
-        return Tail.CUT_SHORT if short else Tail.TORN
+        return Tail.CUT_SHORT if self._is_cut_short(segment, torn) else Tail.TORN
+
+    def _is_cut_short(self, segment: Segment, torn: Broken) -> bool:
+        dense = not segment.sparse
+        return is_cut_short(segment.file, torn.position, segment.size, torn.expected_offset, dense=dense)
 
     def _drop_tail(self, segment: Segment, position: int) -> None:
         """What a truncation has left in the file."""

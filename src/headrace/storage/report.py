@@ -17,7 +17,8 @@ class Problem:
     offset: int | None
     what: str
     torn: bool = False
-    """It was not known to be synced: the next start cuts the log there."""
+    """It was not known to be synced: the next start cuts the log there, unless the kernel has run on and something
+    whole follows."""
 
     def __str__(self) -> str:
         place = f" at byte {self.position}" if self.position is not None else ""

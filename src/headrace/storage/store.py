@@ -97,12 +97,11 @@ class PartitionedStore:
     ) -> list[Stray]:
         """Open the logs of the expected partitions; answers the folders that were set aside. `judge` is called when all
         of them are open, and the checkpoint still says what the run before left. If anything fails, the store is
-        closed, and the checkpoint stays. `same_boot` is for another layout: here what a start goes by is synced with
-        the batches."""
+        closed, and the checkpoint stays. `same_boot`: the kernel is known to have run on since the run before."""
         assert self.phase is Phase.LOCKED
         self.phase = Phase.OPENING
         try:
-            strays = self._open(expected)
+            strays = self._open(expected, same_boot)
             judge()
             # From here on the folder is in use: a crash must not look like a clean stop.
             self._checkpoints.open()
@@ -116,7 +115,7 @@ class PartitionedStore:
         self.phase = Phase.OPEN
         return strays
 
-    def _open(self, expected: Expected) -> list[Stray]:
+    def _open(self, expected: Expected, same_boot: bool) -> list[Stray]:
         points = checkpoint.read(self._disk, self.data)
         if points is None:
             log.error("%s/%s is damaged: every log is read and checked", self.data, checkpoint.FILE_NAME)
@@ -131,7 +130,7 @@ class PartitionedStore:
                 log.warning("%s set aside as %s: %s", path, strays[-1].path, reason)
                 continue
             topic_id, settings = expected[topic_partition]
-            self._open_log(path, topic_partition, topic_id, settings, found.get(topic_partition))
+            self._open_log(path, topic_partition, topic_id, settings, found.get(topic_partition), same_boot)
         for topic_partition, (topic_id, settings) in expected.items():
             if topic_partition not in self._logs:
                 self._create(topic_partition, topic_id, settings, found.get(topic_partition))
@@ -156,8 +155,9 @@ class PartitionedStore:
         topic_id: bytes,
         settings: LogSettings,
         point: LogPoint | None,
+        same_boot: bool,
     ) -> None:
-        opened = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point)
+        opened = recovery.open_log(self._around, path, topic_partition, topic_id, settings, point, same_boot=same_boot)
         self._logs[topic_partition] = opened
         self.was_clean = self.was_clean and not opened.recovered
         if opened.active.written:

@@ -71,6 +71,7 @@ class SharedLog(ReplicatedLog):
         self.truncations = 0
         self.cleanings = found.cleanings
         self.tail = found.tail
+        self.damaged_from = found.damaged_from
         self.held_bytes = 0
         self.bounds_untold = False
         """Whether a frame with the log's bounds is still to be written..."""

@@ -290,7 +290,7 @@ class _Survey(Replay):
 
     def _cut(self, found: BrokenBytes) -> None:
         self.torn = True
-        what = f"{found.reason}; it was not known to be synced: the next start cuts the log here"
+        what = f"{found.reason}; it was not known to be synced: the next start may cut the log here"
         self._tell(found, what, torn=True)
         self._commit_log.cut(found.number, found.byte)
 

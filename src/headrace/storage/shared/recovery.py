@@ -226,7 +226,8 @@ class Opening:
         queue.scratch = False
         point = self._checkpoint.logs.get(where)
         found = Found(queue, state.start_offset, epochs=state.history, snapshots=self._snapshots(path, state))
-        found.tail = self._tail  # nobody knows whose the bytes were
+        found.damaged_from = state.damaged_from
+        found.tail = max(self._tail, state.tail)  # of what was cut nobody knows whose it was
         if point is not None and point.topic_id == topic_id.hex():
             found.safe_start_offset = min(point.start_offset, state.start_offset)
             found.cleanings = [(min(cleaned_to, queue.end_offset), at_ms) for cleaned_to, at_ms in point.cleanings]

@@ -2,9 +2,12 @@
 
 Bytes that are no whole frame, or a frame with a batch that does not agree with its CRC, are judged by where they lie:
 
-- above everything known to be synced they are a torn tail: cut, with all that follows, of every partition;
-- below it they were synced and have been damaged since: they stay, are never served, and what is whole before and after
-  them is. A partition misses the offsets that were in them; its queue says so.
+- below what is known to be synced they have been damaged since: they stay, are never served, and what is whole before
+  and after them is. A partition misses the offsets that were in them; its queue says so. One of which nothing follows
+  may have had its last frame there, and its end is in doubt;
+- the same holds above it as long as the kernel has run on since they were written: a write that died with its process
+  has nothing behind it;
+- else they are a torn tail there: cut, with all that follows, of every partition.
 
 What is known to be synced is what the checkpoint says, or a synced frame anywhere in the log. A frame whose batches all
 agree with their CRCs is not torn, wherever it lies: if an offset, an epoch or a count in it cannot be true, its own
@@ -82,6 +85,13 @@ class State:
     """Position of the last frame."""
     missing: list[tuple[int, int, BrokenBytes | None]] = field(default_factory=list)
     """Offsets that no whole frame held, and the broken bytes that they may have been in."""
+    damaged_from: int | None = None
+    """The first of them, once that is settled."""
+    tail: Tail = Tail.WHOLE
+
+    def may_end_in(self, position: int) -> bool:
+        """Whether a last frame of it may have been there; what the checkpoint tells of it was before."""
+        return position >= max(self.from_position, self.checkpoint_position) and position > self.seen
 
     def told_epoch(self, frame: Frame, position: int) -> None:
         start, epoch = frame.first_offset, frame.next_offset
@@ -178,6 +188,8 @@ class State:
             holes = [hole for hole in self.missing if hole[0] < entry.next_offset and entry.offset < hole[1]]
             if not holes:
                 continue  # known for long
+            if self.damaged_from is None:
+                self.damaged_from = max(entry.offset, self.start_offset)
             where = next((broken for _, _, broken in holes if broken is not None), None)
             log.error(
                 "%s: offsets %d to %d are missing: %s at byte %d is damaged (%s); what is whole around them is served",
@@ -205,27 +217,42 @@ class Replay:
         self.tail = Tail.WHOLE
 
     def run(self, from_position: int) -> None:
+        torn = self._read(from_position)
+        if torn is not None:
+            self._cut(torn)
+        self._doubt_ends()
+
+    def _read(self, from_position: int) -> BrokenBytes | None:
+        """Answers where the log is to be cut."""
         tail: BrokenBytes | None = None
         for found in self._scanner.frames(from_position):
+            if tail is not None:
+                self._damaged(tail)
             tail = found if isinstance(found, BrokenBytes) else None
             if isinstance(found, BrokenBytes):
                 if self._is_torn(found.number, found.byte):
-                    self._cut(found)
-                    return
-                self._damaged(found)
+                    return found
             elif found.kind == SYNCED:
                 self._synced = max(self._synced, found.first_offset)
                 lost = self._lost_before(found) if found.next_offset else None
                 if lost is not None:
-                    self._cut(lost)
-                    return
+                    return lost
             else:
                 torn = self._take(found)
                 if torn is not None:
-                    self._cut(torn)
-                    return
-        if tail is not None:  # nothing follows it: the log goes on from there
-            self._cut(tail)
+                    return torn
+        return tail  # nothing follows it: the log goes on from there
+
+    def _doubt_ends(self) -> None:
+        """Of partitions of which nothing came behind broken bytes: those may have been the last of theirs."""
+        if self._broken is None:
+            return
+        position = frames.position(self._broken.number, self._broken.byte)
+        ended = [state for state in self._states.values() if state.may_end_in(position)]
+        if ended:
+            self._commit_log.tail_found(Tail.HOLED)
+        for state in ended:
+            state.tail = Tail.HOLED
 
     def _lost_before(self, frame: Frame) -> BrokenBytes | None:
         """Where the log is torn because of what is missing between a file and the one that was written before it. A
@@ -328,6 +355,9 @@ class Replay:
         return state.last_epoch if frame.kind == APPEND and frame.first_offset >= state.queue.end_offset else -1
 
     def _is_torn(self, number: int, byte: int) -> bool:
+        """Of bytes that are not the last ones."""
+        if self._same_boot:
+            return False
         where = frames.position(number, byte)
         if where >= self._synced:
             for found in Scanner(self._commit_log).frames(where + 1):

@@ -62,3 +62,5 @@ class Found:
     snapshots: list[int] = field(default_factory=list)
     cleanings: list[tuple[int, int]] = field(default_factory=list)
     tail: Tail = Tail.WHOLE
+    damaged_from: int | None = None
+    """The first offset that was found to be damaged."""
