@@ -349,6 +349,33 @@ def test_what_an_election_outside_the_set_lost_is_in_the_key() -> None:
     assert decision.after.lost == Lost(5, 95, -1)
 
 
+@proves("G14")
+@pytest.mark.parametrize(
+    ("doubted", "lost"), [((1, 2), Lost(5, 95, -1)), ((1, 2, 3), Lost(5, 95, -1)), ((1,), None), ((1, 3), None)]
+)
+def test_members_that_have_all_cut_their_logs_may_have_lost_what_nobody_knows_of(
+    doubted: tuple[int, ...], lost: Lost | None
+) -> None:
+    """After a kill no watermark tells what they had acknowledged."""
+    returned = [broker(number, 2, boot="c") for number in (1, 2, 3)]
+    brokers = [having_lost(each, 0) if each.id in doubted else each for each in returned]
+    ends = {1: end(1, 4, 90), 2: end(2, 4, 95), 3: end(3, 3, 99)}
+    decision = decided(Case(led(NO_LEADER, 4, (1, 2)), brokers, 2, 5, (2,), ends=ends))
+    assert decision is not None
+    assert decision.after.lost == lost
+
+
+@proves("G14")
+def test_members_that_know_of_no_run_before_may_have_lost_what_nobody_knows_of() -> None:
+    """Their disks are new, or say nothing."""
+    brokers = [replace(broker(1, 2), previous=None), having_lost(broker(2, 2), 0), broker(3, 2, boot="c")]
+    ends = {1: end(1, -1, 0), 2: end(2, 4, 95), 3: end(3, 3, 99)}
+    for members, lost in (((1, 2), Lost(5, 95, -1)), ((1,), Lost(5, 95, -1)), ((1, 3), None)):
+        decision = decided(Case(led(NO_LEADER, 4, members), brokers, 2, 5, (2,), ends=ends))
+        assert decision is not None
+        assert decision.after.lost == lost, members
+
+
 @proves("F6")
 def test_who_is_elected_by_reports_hears_of_a_deletion_that_it_missed() -> None:
     """Replica 1 was alone in the set when a deletion below 30 was answered; 2 holds a tail that nobody committed."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from cluster.participants import Cluster, Machine, run
-from headrace.cluster.image import NO_LEADER
+from headrace.cluster.controller import UNKNOWN_END
+from headrace.cluster.image import NO_LEADER, Lost
 from headrace.cluster.incarnation import read_incarnation
 from headrace.records.batch import batches
 from headrace.storage.shared.frames import APPEND
@@ -187,6 +188,32 @@ def test_two_that_are_damaged_above_their_checkpoints_and_killed_have_lost_nothi
         await cluster.until(lambda: not any(each.participant.partitions.damaged for each in machines))
         await cluster.until(lambda: all(machine.held() == values for machine in machines))
         assert cluster.state().lost is None
+
+    run(3, body)
+
+
+@proves("G14")
+@pytest.mark.parametrize("again", [False, True])
+def test_members_that_have_all_cut_what_they_may_have_acknowledged_tell_of_it(again: bool) -> None:
+    """No watermark does after a kill. `again`: it was another run of a broker that cut its log."""
+
+    async def body(cluster: Cluster) -> None:
+        await filled(cluster, durability="disk")
+        for machine in cluster.machines.values():
+            machine.kill()
+            flip_last(machine, LOG)
+        await asyncio.sleep(10)
+        first, *others = cluster.machines.values()
+        for machine in (first, *others) if again else ():
+            await machine.start()
+            await asyncio.sleep(1)
+            machine.kill()
+            await asyncio.sleep(10)
+        for machine in cluster.machines.values():
+            await machine.start()
+        await cluster.until(lambda: set(cluster.state().isr) == {1, 2, 3})
+        assert all(machine.held() == VALUES[:-1] for machine in cluster.machines.values())
+        assert cluster.state().lost == Lost(cluster.state().leader_epoch, len(VALUES) - 1, UNKNOWN_END)
 
     run(3, body)
 

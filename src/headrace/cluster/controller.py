@@ -9,7 +9,8 @@ Rules, in this order, for each partition:
 - without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
   leads, of several one that has lost nothing, and of those the one with the highest start: it was told, and may not
   fall. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
-  to say what they hold, those that have said it. What was lost is in the key;
+  to say what they hold, those that have said it. What was lost is in the key, and that something may be if no member
+  can tell how much it held, because it has cut its log or knows of no run before;
 - a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
   resign if another member can lead: the next behind it in the assignment leads, because two that are damaged would keep
   the partition from one that is whole; planned moves begin: away from draining brokers, and of internal topics to more
@@ -40,7 +41,7 @@ PARTITIONS_A_STEP: Final = 60
 MOVES_MAX: Final = 100
 """Partitions that move at the same time because the controller has planned it."""
 UNKNOWN_END: Final = -1
-"""End of what was lost, when replicas that are away may hold more."""
+"""End of what was lost, when replicas that are away may hold more, or nobody knows how much members have cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ def _decide(image: Image, topic: Topic, state: PartitionState, context: Context)
             needed = set(state.replicas)
         if reports and needed <= set(reports):
             doubted = {broker for broker in reports if _has_lost(image.brokers[broker], topic, state)}
-            after = _elected(state, reports, doubted)
+            unheard = {broker for broker in reports if image.brokers[broker].previous is None}
+            after = _elected(state, reports, doubted, untold=set(state.isr) <= doubted | unheard)
     if after.leader != NO_LEADER:
         if can_finish_move(after):
             after = _same_members(finish_move(after, judged.staying))
@@ -216,9 +218,12 @@ def _has_lost(broker: Broker, topic: Topic, state: PartitionState) -> bool:
     return broker.previous is not None and (topic.id, state.index) in broker.previous.lost
 
 
-def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: Set[int]) -> PartitionState:
+def _elected(
+    state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: Set[int], *, untold: bool
+) -> PartitionState:
     """Led by the replica that holds most; if others hold as much by one that has lost nothing before its end, and knows
-    the last deletion. One that holds more may have missed a deletion that was answered: it hears of it by the key."""
+    the last deletion. One that holds more may have missed a deletion that was answered: it hears of it by the key.
+    `untold`: no member can tell how much it held."""
 
     def merit(broker: int) -> tuple[tuple[int, int], bool, int]:
         return _held(reports.get(broker)), broker not in doubted, reports[broker].start if broker in reports else 0
@@ -228,7 +233,7 @@ def _elected(state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: 
     epoch = max(state.leader_epoch, *(report.last_epoch for report in reports.values())) + 1
     known = max(report.watermark for report in reports.values())
     lost = state.lost
-    if len(reports) < len(state.replicas):
+    if len(reports) < len(state.replicas) or untold:
         lost = Lost(epoch, chosen.end, UNKNOWN_END)
     elif known > chosen.end:
         lost = Lost(epoch, chosen.end, known)
