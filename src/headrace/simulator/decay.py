@@ -3,9 +3,10 @@
 A flip hits a batch that is synced, in what its CRC covers. The page cache has it as it was, until it is dropped: at
 once, when the machine loses its power, or at the end. No record is hit on both machines, nor where no other has it yet,
 so that another replica has it whole at all times: where nobody else has a damaged record, a partition waits for an
-operator. Above the checkpoint a start takes damage for a torn write and cuts all from there on, so all of that counts
-as hit: two machines that are both cut lack what was hit on neither. A broker trusts what it wrote itself, so it need
-not notice before its next start; but nobody accepts a batch whose CRC is wrong.
+operator. After a loss of power a start takes damage above the checkpoint for a torn write and cuts all from there on:
+two machines that are both cut lack what was hit on neither. So where any machine may lose its power at any time, either
+all that may be cut counts as hit, or a machine that is hit loses only its process. A broker trusts what it wrote
+itself, so it need not notice before its next start; but nobody accepts a batch whose CRC is wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError
 from headrace.records.batch import ATTRIBUTES_AT
+from headrace.simulator.harm import ANY
 from headrace.simulator.history import History
 from headrace.simulator.machine import DATA, PERHAPS_TORN_BYTES, Machine
 from headrace.simulator.registers import NEVER
@@ -31,6 +33,9 @@ WORN: Final = 2
 RESTART_SECONDS: Final = 2.0
 DROPPED_SHARE: Final = 0.5
 """Of flips, those after which the page cache goes at once."""
+
+CUTS_SHARE: Final = 0.5
+"""Of the runs in which any machine may lose its power."""
 
 Content = tuple[TopicPartition, int, int, int]
 """What tells batches apart: with its offset its epoch and CRC."""
@@ -53,26 +58,33 @@ class Loss(NamedTuple):
 
 
 def loss_of(where: TopicPartition, first: int, next_offset: int, safe_to: int, layout: str) -> Loss:
-    """By a flip in a batch of a log that is safe up to an offset, as the checkpoint tells."""
+    """By a flip in a batch of a log that is safe up to an offset; all behind that may be cut."""
     if next_offset <= safe_to:
         return Loss(where, first, next_offset)
     return Loss(where, first, NEVER, others=layout == SHARED)
 
 
 class Decay:
-    def __init__(self, seed: int, machines: Sequence[Machine], history: History) -> None:
+    def __init__(self, seed: int, machines: Sequence[Machine], history: History, regime: str) -> None:
         self._random = random.Random(f"{seed} decay of bytes")
         self._machines = machines
         self._history = history
+        self._cuts = regime == ANY and random.Random(f"{seed} decay without power").random() < CUTS_SHARE
+        """Whether what may be cut counts as hit."""
+        self._spares = regime == ANY and not self._cuts
         self._worn = self._random.sample(list(machines), WORN)
         self._hits: list[tuple[Machine, Loss]] = []
+
+    def keeps_power(self, machine: Machine) -> bool:
+        """Whether the machine must not lose its power any more."""
+        return self._spares and any(each is machine for each, _ in self._hits)
 
     def strike(self) -> str | None:
         """Answers what was hit, None if there was nothing."""
         machine = self._random.choice(self._worn)
         if len(self._hits) >= DECAYS_MAX or machine.participant is None:
             return None
-        found = [each for each in _losses(machine) if not self._is_hit_elsewhere(machine, each[1])]
+        found = [each for each in self._losses(machine) if not self._is_hit_elsewhere(machine, each[1])]
         if not found:
             return None
         batch, loss = self._random.choice(found)
@@ -100,6 +112,19 @@ class Decay:
             machine.kill()
             await asyncio.sleep(RESTART_SECONDS)
 
+    def _losses(self, machine: Machine) -> list[tuple[DumpedBatch, Loss]]:
+        """Batches that can be hit, and what may be lost by that."""
+        safe_to = _safe_to(machine) if self._cuts else {}
+        layout = layout_of(machine.disk, DATA)
+        found = []
+        # Followed by so much that is synced that nobody takes damage for a torn write.
+        for batch in _synced_batches(machine, PERHAPS_TORN_BYTES):
+            where, header = batch.topic_partition, batch.header
+            safe = safe_to.get(where, 0) if self._cuts else NEVER
+            loss = loss_of(where, header.base_offset, header.next_offset, safe, layout)
+            found.append((batch, loss))
+        return found
+
     def _is_hit_elsewhere(self, machine: Machine, loss: Loss) -> bool:
         return any(each is not machine and known.meets(loss) for each, known in self._hits)
 
@@ -123,20 +148,12 @@ def alone_in(machine: Machine, others: Sequence[Machine]) -> dict[str, list[rang
     return found
 
 
-def _losses(machine: Machine) -> list[tuple[DumpedBatch, Loss]]:
-    """Batches that can be hit, and what may be lost by that."""
+def _safe_to(machine: Machine) -> dict[TopicPartition, int]:
+    """How far each log is safe by the checkpoint."""
     assert machine.participant is not None
-    layout = layout_of(machine.disk, DATA)
     held = shortfall.held(machine.disk, DATA) or {}
     logs = machine.participant.store.logs()
-    safe_to = {log.topic_partition: held.get(shortfall.key_of(log), shortfall.NOTHING).end_offset for log in logs}
-    found = []
-    # Followed by so much that is synced that nobody takes damage for a torn write.
-    for batch in _synced_batches(machine, PERHAPS_TORN_BYTES):
-        where, header = batch.topic_partition, batch.header
-        loss = loss_of(where, header.base_offset, header.next_offset, safe_to.get(where, 0), layout)
-        found.append((batch, loss))
-    return found
+    return {log.topic_partition: held.get(shortfall.key_of(log), shortfall.NOTHING).end_offset for log in logs}
 
 
 def _contents(machines: Sequence[Machine]) -> set[Content]:

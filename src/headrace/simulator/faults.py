@@ -102,7 +102,8 @@ class Faults:
             self._kinds += [FLIP_BYTE] * max(1, len(self._kinds) // 4)
         if scenario.decays and (self.regime == SPARE or not self._cached):
             self._kinds += [DECAY] * max(2, len(self._kinds) // 2)
-        self._decay = Decay(scenario.seed, scene.machines, history)
+        self._decay = Decay(scenario.seed, scene.machines, history, self.regime)
+        self.harm.keeps_power = self._decay.keeps_power
         if scenario.retention:
             self._kinds.append("step clock")
         if scenario.quorum:

@@ -67,6 +67,8 @@ class Harm:
         self.registered = scene.registered
         self.running = False
         """Whether new harm may be done."""
+        self.keeps_power: Callable[[Machine], bool] = lambda _: False
+        """Of a machine that would lose too much with its power: it loses its process instead."""
         self._scene = scene
         self._ends: dict[int, Callable[[], None]] = {}
         self._number = 0
@@ -128,7 +130,10 @@ class Harm:
 
     def cut_power(self, machine: Machine, seconds: float) -> None:
         machine.wanted = False
-        machine.cut_power()
+        if self.keeps_power(machine):
+            machine.kill()
+        else:
+            machine.cut_power()
         self.until(seconds, machine.start)
 
     def lose_what_may_be(self, machine: Machine, seconds: float) -> None:
