@@ -254,7 +254,7 @@ class Segment:
 
     def locate(self, offset: int) -> int:
         """Position of the first batch that ends at or after the offset; the segment's end if there is none."""
-        if offset >= self.next_offset or not self.written:
+        if offset >= self.next_offset or not (self.written or self.damage):
             return self.written
         self.load_indexes()
         try:
