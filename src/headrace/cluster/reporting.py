@@ -217,7 +217,7 @@ class EndReports:
             topic.id,
             own.incarnation,
             held.last_epoch(),
-            held.start_offset,
+            held.safe_start_offset,  # a crash may lower the other, and the key would not say where others begin
             held.end_offset,
             partition.high_watermark,
         )
