@@ -5,8 +5,7 @@ A process draws its incarnation once. It reads what the file held, registers tha
 the file just before it registers; so a broker that is killed in between counts as one that may have lost something.
 One that gives up in between, because of an error or a signal, writes back what the file held: no log has changed.
 `clean` is written at the very end of a stop in order, when everything is synced. `lost`, [[topic id in hex, partition],
-...], names the logs that went offline while it ran, and those that the next start finds to hold less than they did. The
-latter stay named by the runs after it, until no earlier run of the broker is a member of their in-sync sets any more.
+...], names the logs that went offline while it ran, and those that the next start finds to hold less than they did.
 `began` is the revision of the metadata that it began with; 0, or not there, if not all of its logs was synced then.
 Writes replace the file in one step and are synced: after a crash there is the old file or the new one.
 """

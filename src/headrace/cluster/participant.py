@@ -293,8 +293,7 @@ class Participant:
         )
         synced = all(each.durable_offset >= each.written_offset for each in self.store.logs())
         began = self.view.image.revision if synced else 0
-        lost = self._offline() | self._undecided(previous.lost if previous is not None else frozenset())
-        self._record.write(Previous(self.incarnation, self._boot, clean=False, lost=lost, began=began))
+        self._record.write(Previous(self.incarnation, self._boot, clean=False, lost=self._offline(), began=began))
         try:
             await member.start()
         except (Exception, asyncio.CancelledError):  # a signal cancels it
@@ -306,7 +305,6 @@ class Participant:
         self._built.push_async_callback(member.close)
         self.assignment.join()
         self.view.listen(member.follow)
-        self.view.listen(self._forget_decided)
         self.in_sync = InSyncSets(
             self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
         )
@@ -432,26 +430,6 @@ class Participant:
         except OSError as error:
             log.error("that logs are offline cannot be kept for the next start; tried again: %s", error)
 
-    def _undecided(self, lost: frozenset[Key]) -> frozenset[Key]:
-        """Of these logs, those of which an earlier run of this broker is a member still. Who elects has to hear that
-        they hold less than they did, however often this broker is started before."""
-        me, decided = self.broker_id, set()
-        for topic in self.view.image.topics.values() if lost else ():
-            for state in topic.partitions:
-                if not state.is_missing and state.incarnations.get(me, self.incarnation) == self.incarnation:
-                    decided.add((topic.id, state.index))
-        return lost - decided
-
-    def _forget_decided(self, _old: Image, _new: Image) -> None:
-        run = self._record.run
-        assert run is not None
-        left = self._undecided(run.lost) | self._offline() if run.lost else run.lost
-        if left != run.lost:
-            try:
-                self._record.write(replace(run, lost=left))
-            except OSError as error:
-                log.warning("that logs were short is not forgotten yet: %s", error)
-
     def _offline(self) -> frozenset[Key]:
         return frozenset(key_of(each) for each in self.store.logs() if isinstance(each.offline, StorageFailed))
 
@@ -496,8 +474,7 @@ class Participant:
         if self._offline():
             self._tell_offline()
         elif clean:
-            assert self._record.run is not None
-            self._record.write(Previous(self.incarnation, self._boot, clean=True, lost=self._record.run.lost))
+            self._record.write(Previous(self.incarnation, self._boot, clean=True))
 
 
 def _registered(previous: Previous | None) -> Previous | None:
