@@ -484,6 +484,42 @@ def test_epochs_are_those_of_the_commit_log_behind_a_truncation(
     assert log.epoch_starts() == EpochHistory(disk, FOLDER).entries == [(0, 0), (1, 10), (7, 20)]
 
 
+@pytest.mark.parametrize("lost", ["nothing else", "queue"])
+def test_files_that_were_written_before_a_loss_of_power_took_their_batches_are_not_believed(
+    lost: str, finds: dict[TopicPartition, Found]
+) -> None:
+    """A log was cut and went on in a later epoch. Its epochs and a snapshot are on disk, the commit log has neither the
+    cut nor what came after it."""
+    harness = sim_harness(SHARED)
+    log = harness.log(durability="disk")
+    append(log, batch(b"old"), epoch=0)
+    assert not harness.write()
+    harness.settle()
+    if lost == "queue":
+        harness.advance(61)
+    disk = disk_of(harness)
+    synced = {path: read_whole(disk, path) for path in ("/data/@checkpoint", *commit_files(disk))}
+    assert (TOPIC in point_of(disk).logs) is (lost == "queue")
+    log.truncate(0)
+    for n in range(3):
+        append(log, batch(b"new %d" % n), epoch=1)
+    assert not harness.write()
+    harness.settle()
+    ended(harness, clean=False)
+    for path, content in synced.items():
+        put(disk, path, content)
+        cut_file(disk, path, len(content))
+    put(disk, f"{FOLDER}/{1:020d}.snapshot", producers.encode({7: producers.ProducerState(0, (), 0)}))
+    if lost == "queue":
+        for name in disk.list(FOLDER):
+            if name.endswith(".queue"):
+                disk.remove(f"{FOLDER}/{name}")
+    log = opened(harness)
+    assert values(log) == [b"old"]
+    assert log.epoch_starts() == EpochHistory(disk, FOLDER).entries == [(0, 0)]
+    assert (1 in finds[TOPIC].snapshots) is (lost == "queue")  # it is below the checkpoint's end, as far as one can tell
+
+
 def test_epochs_that_change_within_one_write_are_found_in_the_commit_log() -> None:
     harness = sim_harness(SHARED)
     log = harness.log()

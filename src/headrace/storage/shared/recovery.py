@@ -133,6 +133,7 @@ class Opening:
         point = self._checkpoint.logs.get(where)
         if point is not None and point.topic_id != topic_id.hex():
             point = None  # of a topic that had the same name
+        state.lowest_end = 0 if point is None else point.end_offset
         if point is None:
             # Created after the checkpoint, or forgotten by it: its folder says where to begin.
             state.queue.clear_files()
@@ -161,7 +162,7 @@ class Opening:
             queue.count_anew()  # a closed file may have been written anew since the checkpoint
         state.start_offset, state.known = point.start_offset, True
         state.from_position = self._checkpoint.position
-        state.lowest_end = state.checked_from = point.end_offset
+        state.checked_from = point.end_offset
         state.last_epoch = state.history.epoch_at(point.end_offset - 1) or -1
         if self._checkpoint.epoch_frames:
             state.framed = [entry for entry in state.history.entries if entry[1] < point.end_offset]
@@ -172,7 +173,7 @@ class Opening:
         queue.clear_files()
         self._states[where] = state
         state.queue, state.from_position, state.known = queue, 0, False
-        state.start_offset, state.lowest_end, state.checked_from, state.cut_to = 0, 1 << 62, 0, 1 << 62
+        state.start_offset, state.checked_from, state.cut_to = 0, 0, 1 << 62
         state.epochs, state.last_epoch, state.seen = {}, -1, -1
         state.framed, state.framed_at = [], -1
         state.missing = []
@@ -253,7 +254,7 @@ class Opening:
         kept = [entry for entry in history.entries if entry[1] < before]
         known = kept[-1][0] if kept else -1
         seen = _rising([(epoch, *begins) for epoch, begins in sorted(state.epochs.items()) if epoch > known])
-        if state.rebuilt:
+        if not before:
             seen = self._least_starts(state, seen)
         kept += reconciled([entry for entry in history.entries if entry[0] > known], seen)
         same = 0

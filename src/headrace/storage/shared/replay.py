@@ -75,8 +75,8 @@ class State:
     epochs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Every epoch that was seen: its least start (see `epochs`) and its first batch."""
     last_epoch: int = -1
-    lowest_end: int = 1 << 62
-    """Nothing that was known of higher offsets before counts."""
+    lowest_end: int = 0
+    """Nothing that was known of higher offsets before counts: the checkpoint's end, or a cut behind it."""
     checkpoint_position: int = 0
     cut_to: int = 1 << 62
     """The lowest end that a cut behind the checkpoint's position left."""
