@@ -517,7 +517,7 @@ def test_files_that_were_written_before_a_loss_of_power_took_their_batches_are_n
     log = opened(harness)
     assert values(log) == [b"old"]
     assert log.epoch_starts() == EpochHistory(disk, FOLDER).entries == [(0, 0)]
-    assert (1 in finds[TOPIC].snapshots) is (lost == "queue")  # it is below the checkpoint's end, as far as one can tell
+    assert (1 in finds[TOPIC].snapshots) is (lost == "queue")  # then it is not above the checkpoint's end
 
 
 def test_epochs_that_change_within_one_write_are_found_in_the_commit_log() -> None:
