@@ -135,11 +135,13 @@ def test_seeds_draw_both_layouts_and_levels() -> None:
 @pytest.mark.timeout(6 * 3600)
 @proves("G2", "G14", "F5", "F7")
 def test_many_seeds_break_no_rule(proof_report) -> None:  # type: ignore[no-untyped-def]
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "simulate.py"), LONG_SEEDS],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    *_, last, faults, failing = ran.stdout.splitlines()
+    course = ROOT / ".work" / "seeds.log"  # to look at while it goes on
+    with course.open("w") as output:
+        ran = subprocess.run(
+            [sys.executable, str(ROOT / "tools" / "simulate.py"), LONG_SEEDS],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=output, check=False,
+        )  # fmt: skip
+    *_, last, faults, failing = course.read_text().splitlines()
     proof_report(seeds=LONG_SEEDS, course=last, faults=faults.removeprefix("faults: "), failing=failing)
     counted = Counter(dict(fault.rsplit(" ", 1) for fault in faults.removeprefix("faults: ").split(", ")))
     assert set(counted) == set(KINDS)
