@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
-NUMBERS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+NUMBERS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES)
 
 
 class DiskCalls:

@@ -155,7 +155,7 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
         "segment.jitter.ms",
         "int",
         0,
-        "by how much of segment.ms at most a segment is closed earlier, so that not all are closed at once",
+        "how much earlier than segment.ms a segment may close, so that not all close at once; layout partitioned only",
         "ms",
         0,
     ),

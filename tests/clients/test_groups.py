@@ -209,3 +209,57 @@ def test_members_that_come_within_the_initial_delay_share_the_first_assignment(
     finally:
         for member in members:
             member.close()
+
+
+@proves("G4", "R9")
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_offsets_are_committed_while_partitions_are_taken_away(
+    broker: Broker, clients: dict[str, Client], topic: MakeTopic, strategy: str
+) -> None:
+    """As librdkafka's cases 0113 and 0118: what the one member commits as it hands over, the other goes on from."""
+    writer, name = clients["confluent-kafka"], topic(PARTITIONS)
+    wanted = write(broker, writer, name)
+    group = f"handing-over-{uuid.uuid4()}"
+    seen: list[bytes] = []
+    committed: list[int] = []
+
+    def hand_over(consumer: Consumer, found: list[TopicPartition]) -> None:
+        held = [each for each in consumer.position(found) if each.offset >= 0]
+        told = consumer.commit(offsets=held, asynchronous=False) if held else []
+        assert all(each.error is None for each in told or [])
+        committed.append(len(held))
+
+    def member() -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "group.id": group,
+                "partition.assignment.strategy": strategy,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+
+    def polled(*members: Consumer) -> set[bytes]:
+        for each in members:
+            message = each.poll(0.05)
+            if message is not None and message.error() is None:
+                seen.append(message.value() or b"")
+        return set(seen)
+
+    first, second = member(), member()
+    try:
+        first.subscribe([name], on_revoke=hand_over)
+        wait_for("every record", lambda: polled(first) == wanted)
+        second.subscribe([name])
+        wait_for(
+            "half of the partitions each",
+            lambda: polled(first, second) and [len(each.assignment()) for each in (first, second)] == [2, 2],
+        )
+        more = write(broker, writer, name)
+        wait_for("the records after it", lambda: polled(first, second) >= more)
+        assert sorted(seen) == sorted(wanted | more), "each record once"
+        assert sum(committed) == (PARTITIONS if strategy == "range" else PARTITIONS - 2)
+    finally:
+        first.close()
+        second.close()

@@ -17,6 +17,8 @@ from headrace.storage.shared.frames import APPEND
 from proving import proves
 
 LOG = f"/data/t/t-0/{0:020d}.log"
+COMMIT_LOG = f"/data/@commitlog/{0:020d}.log"
+LOGS = {"partitioned": LOG, "shared": COMMIT_LOG}
 VALUES = [b"%d" % n for n in range(40)]
 
 
@@ -26,22 +28,22 @@ def cut_in_half(machine: Machine, log: str = LOG) -> None:
     file.close()
 
 
-def damage_tail(machine: Machine) -> None:
-    machine.disk.flip(LOG, machine.disk.size(LOG) // 2)
-    cut_in_half(machine)
+def damage_tail(machine: Machine, log: str = LOG) -> None:
+    machine.disk.flip(log, machine.disk.size(log) // 2)
+    cut_in_half(machine, log)
 
 
 def lose_segments(machine: Machine, log: str = LOG) -> None:
     machine.disk.remove(log)
 
 
-def lose_folder(machine: Machine) -> None:
-    machine.disk.remove_folder("/data/t/t-0")
+def lose_folder(machine: Machine, log: str = LOG) -> None:
+    machine.disk.remove_folder(log.rpartition("/")[0])
 
 
-def lose_checkpoint_too(machine: Machine) -> None:
+def lose_checkpoint_too(machine: Machine, log: str = LOG) -> None:
     machine.disk.remove("/data/@checkpoint")
-    lose_folder(machine)
+    lose_folder(machine, log)
 
 
 def lose_checkpoint(machine: Machine) -> None:
@@ -52,9 +54,9 @@ def damage_checkpoint(machine: Machine) -> None:
     machine.disk.flip("/data/@checkpoint", 20)
 
 
-def lose_watermarks_too(machine: Machine) -> None:
+def lose_watermarks_too(machine: Machine, log: str = LOG) -> None:
     machine.disk.remove("/data/@watermarks")
-    lose_folder(machine)
+    lose_folder(machine, log)
 
 
 async def filled(cluster: Cluster, layout: str = "partitioned", **overrides: object) -> Machine:
@@ -91,15 +93,16 @@ async def whole_again(cluster: Cluster) -> None:
     "lose", [cut_in_half, damage_tail, lose_segments, lose_folder, lose_checkpoint_too, lose_watermarks_too]
 )
 @pytest.mark.parametrize("durability", ["os", "disk"])
+@pytest.mark.parametrize("layout", LOGS)
 def test_a_leader_that_lost_part_of_its_log_while_it_was_down_leads_nobody_into_cutting_theirs(
-    lose: Callable[[Machine], None], durability: str
+    lose: Callable[[Machine, str], None], durability: str, layout: str
 ) -> None:
     async def body(cluster: Cluster) -> None:
-        leader = await filled(cluster, durability=durability)
+        leader = await filled(cluster, layout, durability=durability)
         await asyncio.sleep(70)  # a checkpoint is written
         for machine in cluster.machines.values():
             machine.kill()
-        lose(leader)
+        lose(leader, LOGS[layout])
         await all_again(cluster, leader)
         await whole_again(cluster)
 
@@ -107,13 +110,14 @@ def test_a_leader_that_lost_part_of_its_log_while_it_was_down_leads_nobody_into_
 
 
 @proves("G14")
-def test_a_leader_that_lost_part_of_its_log_after_a_clean_stop_does_not_count_either() -> None:
+@pytest.mark.parametrize("layout", LOGS)
+def test_a_leader_that_lost_part_of_its_log_after_a_clean_stop_does_not_count_either(layout: str) -> None:
     async def body(cluster: Cluster) -> None:
-        await filled(cluster)
+        await filled(cluster, layout)
         for machine in cluster.machines.values():
             await machine.stop()
         last = max(cluster.machines.values(), key=lambda machine: machine.number)
-        cut_in_half(last)
+        cut_in_half(last, LOGS[layout])
         await last.start()
         await asyncio.sleep(10)
         assert cluster.state().leader == NO_LEADER
@@ -134,7 +138,7 @@ def flip_inside(machine: Machine, log: str) -> None:
 
 
 @proves("G14", "F7", "J1")
-@pytest.mark.parametrize("log", [LOG, f"/data/@commitlog/{0:020d}.log"])
+@pytest.mark.parametrize("log", [LOG, COMMIT_LOG])
 @pytest.mark.parametrize(
     ("die", "flip"),
     [(Machine.kill, flip_last), (Machine.kill, flip_inside), (Machine.lose_power, flip_inside)],
@@ -159,7 +163,7 @@ def flip_at(machine: Machine, log: str, value: bytes) -> None:
 
 
 @proves("G14", "F7", "J1")
-@pytest.mark.parametrize("log", [LOG, f"/data/@commitlog/{0:020d}.log"])
+@pytest.mark.parametrize("log", [LOG, COMMIT_LOG])
 def test_two_that_are_damaged_above_their_checkpoints_and_killed_have_lost_nothing(log: str) -> None:
     """Each has what the other lacks, and both have what comes behind; the third has missed the last records."""
     layout = "shared" if log != LOG else "partitioned"
@@ -226,7 +230,7 @@ def begin_a_write(machine: Machine, log: str) -> None:
 
 
 @proves("G14", "F5")
-@pytest.mark.parametrize("log", [LOG, f"/data/@commitlog/{0:020d}.log"])
+@pytest.mark.parametrize("log", [LOG, COMMIT_LOG])
 def test_the_last_in_sync_replica_leads_again_after_it_was_killed_inside_a_write(log: str) -> None:
     async def body(cluster: Cluster) -> None:
         layout = "shared" if log != LOG else "partitioned"

@@ -38,6 +38,21 @@ def test_metadata_tells_the_operations_that_are_asked_for(
         assert answer.cluster_authorized_operations == (ON_CLUSTER if on_cluster else NOT_ASKED)
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_cluster_tells_the_operations_that_are_asked_for(
+    broker: Broker, connect: Connect, version: int, asked: bool
+) -> None:
+    answer = connect(broker).call(
+        apis.DESCRIBE_CLUSTER,
+        version,
+        include_cluster_authorized_operations=asked,
+        endpoint_type=1,
+        include_fenced_brokers=False,
+    )
+    assert answer.cluster_authorized_operations == (ON_CLUSTER if asked else NOT_ASKED)
+
+
 def test_the_bits_are_those_of_a_kafka_broker_without_an_authorizer() -> None:
     assert (ON_TOPIC, ON_GROUP, ON_CLUSTER) == (0b1101_1111_1000, 0b1101_0100_1000, 0b1_1111_1010_0000)
 

@@ -81,7 +81,7 @@ def test_a_disk_that_fails_now_and_then_costs_no_record(operation: str, layout: 
     walk = Walk(layout, OPERATIONS[operation])
     step = max(1, walk.calls // SAMPLED)
     for nth in range(1 + seed % step, walk.calls + 1, step):
-        walk.fail(nth, NUMBERS[nth % len(NUMBERS)], ENDINGS[nth // 3 % len(ENDINGS)], seed + nth)
+        walk.fail(nth, NUMBERS[nth % len(NUMBERS)], ENDINGS[nth // len(NUMBERS) % len(ENDINGS)], seed + nth)
 
 
 @proves("F7", "L4")
