@@ -194,11 +194,11 @@ def test_what_a_crash_left_half_done_goes_and_so_do_indexes_without_their_log() 
 def test_a_first_segment_without_anything_is_missing_if_others_follow(first: dict[str, int], is_doubted: bool) -> None:
     disk = new_folder()
     segments = [segment(disk, 5, 10, **first), segment(disk, 10, 12, size=9)]  # type: ignore[arg-type]
-    recovery._doubt_empty_front(TOPIC, segments)
+    recovery._doubt_empty(TOPIC, segments)
     found = [(bad.position, bad.end, bad.first_offset, bad.next_offset) for bad in segments[0].damage]
     assert found == ([(0, 0, 5, 10)] if is_doubted else [])
     alone = [segment(disk, 5, 10, **first)]  # type: ignore[arg-type]
-    recovery._doubt_empty_front(TOPIC, alone)
+    recovery._doubt_empty(TOPIC, alone)
     assert not alone[0].damage
 
 

@@ -46,6 +46,8 @@ class Reader:
         slices = [FileSlice(segment.file, position, sound - position, self._source)] if sound > position else []
         count = sound - position
         while sound == segment.written and segment.next_offset < limit and count < max_bytes:
+            if not segment.ends_whole:
+                break  # the next read begins with what is missing, and says so
             segment = self._segments.after(segment)
             end = self._end_in(segment, limit, written_offset)
             if max_bytes - count < end:

@@ -100,7 +100,7 @@ def open_log(
             found.segments.append(
                 around.old_segment(folder, settings, base, end, size, cleaned=base in cleaned, sparse=base in sparse)
             )
-        _doubt_empty_front(topic_partition, found.segments)
+        _doubt_empty(topic_partition, found.segments)
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
@@ -212,12 +212,12 @@ def _stand_in(disk: Disk, folder: str, bases: list[int], start_offset: int) -> l
     return [start_offset, *bases]
 
 
-def _doubt_empty_front(topic_partition: TopicPartition, segments: list[Segment]) -> None:
-    """Nothing is in the first segment, though others follow."""
-    first = segments[0]
-    if len(segments) > 1 and not first.size and first.is_short(first.base_offset, first.next_offset):
-        first.damage = (Damage(0, 0, first.base_offset, first.next_offset, "the segment is missing"),)
-        log.error("%s: %s", topic_partition, first.damaged(first.damage[0]))
+def _doubt_empty(topic_partition: TopicPartition, segments: list[Segment]) -> None:
+    """Nothing is in a segment, though others follow."""
+    for segment in segments[:-1]:
+        if not segment.size and segment.is_short(segment.base_offset, segment.next_offset):
+            segment.damage = (Damage(0, 0, segment.base_offset, segment.next_offset, "the segment is missing"),)
+            log.error("%s: %s", topic_partition, segment.damaged(segment.damage[0]))
 
 
 def _remove(disk: Disk, segment_stem: str) -> None:
@@ -376,7 +376,7 @@ class _Recovery:
                 if self._is_torn(segment, found, is_last, only_empty_follow):
                     torn = found
                     break
-                next_offset = limit if found.next_offset is None else found.next_offset
+                next_offset = min(limit if found.next_offset is None else found.next_offset, cut_at)
                 damage.append(Damage(found.position, found.end, found.expected_offset, next_offset, found.reason))
                 expected, position = next_offset, found.end
                 continue

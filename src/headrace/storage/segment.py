@@ -77,6 +77,7 @@ class Segment:
         "_index_doubted",
         "_interval_bytes",
         "_open_segments",
+        "_seen_whole",
         "base_offset",
         "cleaned",
         "damage",
@@ -110,6 +111,7 @@ class Segment:
         self._interval_bytes = interval_bytes
         self.stem = stem(folder, base_offset)
         self.base_offset = base_offset
+        self._seen_whole: tuple[int, int, tuple[Damage, ...]] | None = None
         self.next_offset = next_offset
         self.size = self.written = 0
         self.cleaned = cleaned
@@ -254,7 +256,9 @@ class Segment:
 
     def locate(self, offset: int) -> int:
         """Position of the first batch that ends at or after the offset; the segment's end if there is none."""
-        if offset >= self.next_offset or not (self.written or self.damage):
+        if offset >= self.next_offset:
+            return self.written
+        if not (self.written or self.damage or self.is_short(self.base_offset, self.next_offset)):
             return self.written
         self.load_indexes()
         try:
@@ -292,6 +296,32 @@ class Segment:
         for _, header in walk(self.file, indexed, position):
             end = header.next_offset
         return end
+
+    @property
+    def ends_whole(self) -> bool:
+        """Of one that others follow: whether it reaches to where the next begins, as far as its last batches tell."""
+        if self.cleaned:
+            return True
+        seen = self.written, self.next_offset, self.damage
+        if self._seen_whole != seen:
+            if not self._reaches_its_end():
+                return False
+            self._seen_whole = seen
+        return True
+
+    def _reaches_its_end(self) -> bool:
+        if self.damage and self.damage[-1].next_offset >= self.next_offset:
+            return False
+        try:
+            return not self.is_short(self.end_before(self.written), self.next_offset)
+        except CorruptBatch:
+            return False
+
+    def missing_end(self) -> CorruptBatch:
+        """What a reader hears who would go on behind one that does not end whole."""
+        if self.damage and self.damage[-1].next_offset >= self.next_offset:
+            return self.damaged(self.damage[-1])
+        return self._wrong(self.written, f"the end of the segment is missing, up to offset {self.next_offset}")
 
     def is_short(self, end: int, limit: int) -> bool:
         """Whether batches are missing between these: only compaction leaves a gap at the end, and one too large for

@@ -94,7 +94,7 @@ class Segments:
         not: CorruptBatch, or on where the index has the next batch."""
         first = max(0, bisect_right(self._bases, from_offset) - 1)
         for segment in self._segments[first:]:
-            if segment.written == 0:
+            if not (segment.written or segment.damage):
                 continue
             segment.load_indexes()
             relative_offset, position = _place(segment, from_offset)
@@ -114,11 +114,13 @@ class Segments:
                     if following == segment.index.count:
                         break
                     relative_offset, position = segment.index.entry(following)
+            if not past_damage and segment is not self.active and not segment.ends_whole:
+                raise segment.missing_end()
 
     def _headers(self, from_offset: int, wanted_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         first = max(0, bisect_right(self._bases, from_offset) - 1)
         for segment in self._segments[first:]:
-            if segment.written == 0:
+            if not (segment.written or segment.damage):
                 continue
             segment.load_indexes()
             relative_offset, position = segment.index.at_or_before(max(0, from_offset - segment.base_offset))
@@ -126,6 +128,8 @@ class Segments:
             for found_at, header in segment.headers(position, expected, wanted_offset):
                 if header.next_offset > from_offset:
                     yield header, FileSlice(segment.file, found_at, header.size_bytes)
+            if wanted_offset < segment.next_offset and segment is not self.active and not segment.ends_whole:
+                raise segment.missing_end()
 
 
 def _place(segment: Segment, from_offset: int) -> tuple[int, int]:

@@ -95,7 +95,8 @@ def build(
     builder.close()
     store = SharedStore(disk, clock, data, file_bytes=file_bytes)
     try:
-        store.open({each.topic_partition: (each.topic_id, settings(each.topic_partition.topic)) for each in contents})
+        expected = {each.topic_partition: (each.topic_id, settings(each.topic_partition.topic)) for each in contents}
+        store.open(expected, same_boot=True)  # all of it was just written
         for content in contents:
             opened = store.get(content.topic_partition)
             assert opened is not None

@@ -257,6 +257,8 @@ class Opening:
         if not before:
             seen = self._least_starts(state, seen)
         kept += reconciled([entry for entry in history.entries if entry[0] > known], seen)
+        if not before:
+            kept += self._epochs_without_batches(state, history, kept[-1][0] if kept else -1)
         same = 0
         while same < min(len(kept), len(history.entries)) and kept[same] == history.entries[same]:
             same += 1
@@ -280,6 +282,16 @@ class Opening:
             end = 0 if before is None else search.end_of_run(self._around.commit_log, before)
             starts.append((epoch, min(start, end), first))
         return starts
+
+    def _epochs_without_batches(self, state: State, history: EpochHistory, last: int) -> list[tuple[int, int]]:
+        """What the file tells of later epochs than the batches, where no batch can speak against it."""
+        if not history.entries or history.entries[-1][0] <= last:
+            return []
+        run = None
+        for entry in state.queue.entries(state.start_offset):
+            run = entry if entry.has_batches else run
+        end = 0 if run is None else search.end_of_run(self._around.commit_log, run)
+        return [entry for entry in history.entries if entry[0] > last and end <= entry[1] < state.queue.end_offset]
 
     def _snapshots(self, path: str, state: State) -> list[int]:
         """Those that are torn, or speak of what was cut, go. A cut removes the latter before it tells of itself, so a
