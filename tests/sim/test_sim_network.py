@@ -92,6 +92,41 @@ def test_a_paused_process_hears_nothing_until_it_goes_on() -> None:
     assert far.data == b"onetwo"
 
 
+def test_what_a_cut_held_back_does_not_overtake_what_waits_for_a_process_that_goes_on() -> None:
+    wired = Wired("north", "south")
+    near, far = wired.connect("north", "south")
+    wired.processes["south"].pause()
+    near.end.send([b"one"])
+    wired.pass_time(1)
+    wired.network.cut("north", "south")
+    near.end.send([b"two"])
+    wired.pass_time(1)
+    wired.processes["south"].resume()
+    wired.network.heal("north", "south")
+    wired.pass_time(1)
+    assert far.data == b"onetwo"
+
+
+def test_a_process_that_goes_on_for_no_time_keeps_the_order_of_what_it_hears() -> None:
+    wired = Wired("north", "south")
+    near, far = wired.connect("north", "south")
+    south = wired.processes["south"]
+    south.pause()
+    near.end.send([b"one"])
+    wired.pass_time(1)
+    wired.network.cut("north", "south")
+    near.end.send([b"two"])
+    wired.pass_time(1)
+    south.resume()
+    south.pause()
+    wired.network.heal("north", "south")
+    wired.pass_time(1)
+    assert far.data == b""
+    south.resume()
+    wired.pass_time(1)
+    assert far.data == b"onetwo"
+
+
 def test_peers_of_a_killed_process_hear_the_end() -> None:
     wired = Wired("north", "south")
     near, far = wired.connect("north", "south")

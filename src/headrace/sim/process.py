@@ -77,11 +77,13 @@ class Process:
     # What is done to it.
 
     def hear(self, call: Callable[[], None]) -> None:
-        """Something reaches it from outside: it is worked on at once."""
-        if self.running:
+        """Something reaches it from outside: it is worked on at once, but after all that came before it."""
+        if self.running and not self._held:
             self.enter(call)
-        else:
-            self.put_off(_Call(self, call).run)
+            return
+        self.put_off(_Call(self, call).run)
+        if self.running:
+            self.clock.call_soon(self._catch_up)
 
     def enter(self, call: Callable[[], None]) -> None:
         """What it raises is told as asyncio tells it."""
@@ -103,9 +105,13 @@ class Process:
             return
         self.paused = False
         self.running = not self.dead
-        held, self._held = self._held, deque()
-        for call in held:
-            self.clock.call_soon(call)
+        for _ in self._held:
+            self.clock.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Run the first of what was put off, unless it is paused again by now."""
+        if self.running and self._held:
+            self._held.popleft()()
 
     def die(self) -> None:
         """End it here and now. Its tasks stay as they are until `bury`: collecting them would run their `finally`."""
