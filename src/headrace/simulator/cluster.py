@@ -36,7 +36,8 @@ from headrace.simulator.scenario import Scenario
 from headrace.storage.log import Log, ReadResult, TopicPartition
 
 START_SECONDS: Final = 30.0
-SETTLE_SECONDS: Final = 60.0
+SETTLE_SECONDS: Final = 150.0
+"""A leader that resigned for damage, leads again and is still damaged asks to be replaced again after a minute."""
 LOOK_SECONDS: Final = 0.05
 READ_BYTES: Final = 1 << 20
 
