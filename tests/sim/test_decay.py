@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.simulator.cluster import Cluster
-from headrace.simulator.decay import alone_in, loss_of
+from headrace.simulator.decay import alone_in, batch_at, loss_of
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import DATA, Machine
 from headrace.simulator.scenario import draw
@@ -82,6 +82,32 @@ def test_what_one_machine_alone_has_is_spared(layout: str) -> None:
             assert any(position in each for each in spared.get(batch.path, ())) == is_alone, batch
     assert seen == {False, True}
     assert alone_in(leader, [leader]) == {}
+    cluster.close()
+
+
+@proves("G14")
+@LAYOUTS
+def test_a_byte_that_flips_where_nothing_runs_is_told_to_the_judge(layout: str) -> None:
+    """Once the batch is deleted elsewhere nobody mends it, whichever way it was damaged."""
+    cluster = Cluster(replace(draw(17), layouts=(layout,) * 3), Trace())
+    for machine in cluster.machines:
+        machine.start()
+    wait(cluster, 1)
+    cluster.loop.run_until_complete(cluster.create_topics())
+    cluster.load.start()
+    wait(cluster, 3)
+    history = cluster.history
+    machine = cluster.faults._worn
+    kill(machine)
+    batches = synced(machine)
+    history.asks_to_delete(HERE, batches[-1].header.next_offset)
+    assert not history.may_repeat(HERE)
+    for batch in batches:
+        for position in (batch.position, batch.position + batch.header.size_bytes - 1):
+            assert batch_at(batches, batch.path, position) is batch
+    for _ in range(20):
+        cluster.faults._flip_byte(machine, 0)
+    assert history.may_repeat(HERE)
     cluster.close()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError
@@ -118,7 +118,7 @@ class Decay:
         layout = layout_of(machine.disk, DATA)
         found = []
         # Followed by so much that is synced that nobody takes damage for a torn write.
-        for batch in _synced_batches(machine, PERHAPS_TORN_BYTES):
+        for batch in synced_batches(machine, PERHAPS_TORN_BYTES):
             where, header = batch.topic_partition, batch.header
             safe = safe_to.get(where, 0) if self._cuts else NEVER
             loss = loss_of(where, header.base_offset, header.next_offset, safe, layout)
@@ -134,7 +134,7 @@ def alone_in(machine: Machine, others: Sequence[Machine]) -> dict[str, list[rang
     there nobody could mend."""
     elsewhere = _contents(others)
     by_path: dict[str, list[DumpedBatch]] = {}
-    for batch in _synced_batches(machine, 0):
+    for batch in synced_batches(machine):
         by_path.setdefault(batch.path, []).append(batch)
     found: dict[str, list[range]] = {}
     for path, batches in by_path.items():
@@ -148,6 +148,12 @@ def alone_in(machine: Machine, others: Sequence[Machine]) -> dict[str, list[rang
     return found
 
 
+def batch_at(batches: Iterable[DumpedBatch], path: str, position: int) -> DumpedBatch | None:
+    """The one that is damaged if that byte of its file is: it is in the batch, or in the head of its frame."""
+    there = [each for each in batches if each.path == path and position < each.position + each.header.size_bytes]
+    return min(there, key=lambda each: each.position, default=None)
+
+
 def _safe_to(machine: Machine) -> dict[TopicPartition, int]:
     """How far each log is safe by the checkpoint."""
     assert machine.participant is not None
@@ -158,7 +164,7 @@ def _safe_to(machine: Machine) -> dict[TopicPartition, int]:
 
 def _contents(machines: Sequence[Machine]) -> set[Content]:
     """Of all batches that are safe on one of the machines."""
-    return {_content(batch) for machine in machines for batch in _synced_batches(machine, 0)}
+    return {_content(batch) for machine in machines for batch in synced_batches(machine)}
 
 
 def _content(batch: DumpedBatch) -> Content:
@@ -166,7 +172,7 @@ def _content(batch: DumpedBatch) -> Content:
     return batch.topic_partition, header.base_offset, header.leader_epoch, header.crc
 
 
-def _synced_batches(machine: Machine, spared_bytes: int) -> list[DumpedBatch]:
+def synced_batches(machine: Machine, spared_bytes: int = 0) -> list[DumpedBatch]:
     """Those that are whole and synced, but for the last bytes of each log."""
     safe = machine.safe_bytes(spared_bytes)
     found = []

@@ -17,7 +17,7 @@ from typing import Final
 
 from headrace.simulator.connection import CLIENT
 from headrace.simulator.courses import COURSES, OF_PAGE_CACHES, OF_POWER, Cast, Course
-from headrace.simulator.decay import Decay, alone_in
+from headrace.simulator.decay import Decay, alone_in, batch_at, synced_batches
 from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, Harm, Scene
 from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
@@ -92,6 +92,7 @@ class Faults:
         )
         self._clock = scene.clock
         self._machines = scene.machines
+        self._history = history
         self._trace = history.trace
         self._kinds = self._choose(scenario.courses)
         if scenario.syncs_fail:
@@ -360,7 +361,15 @@ class Faults:
         if machine.up:
             self.harm.kill(machine, seconds)
         others = [each for each in self._machines if each is not machine]
-        return machine.flip_byte(alone_in(machine, others), power_may_go=self.regime == ANY)
+        batches = synced_batches(machine)
+        flipped = machine.flip_byte(alone_in(machine, others), power_may_go=self.regime == ANY)
+        if flipped is None:
+            return None
+        path, position = flipped
+        hit = batch_at(batches, path, position)
+        if hit is not None:
+            self._history.damaged(hit.topic_partition, hit.header.base_offset)
+        return f"{machine.name} {path} at {position}"
 
     def _apply_to_links(self, kind: str, seconds: float) -> str | None:
         harm = self.harm

@@ -236,10 +236,10 @@ class Machine:
         self.disk.trouble = None
         self.disk.capacity_bytes = UNLIMITED_BYTES
 
-    def flip_byte(self, spared: Mapping[str, Sequence[range]], *, power_may_go: bool) -> str | None:
-        """A byte that is safe on disk is another one from now on; answers which. It is none of those that are spared,
-        by file, and none of the last if power was lost since a broker opened its logs, or may be before the next one
-        does: nobody could tell it from a write that was torn.
+    def flip_byte(self, spared: Mapping[str, Sequence[range]], *, power_may_go: bool) -> tuple[str, int] | None:
+        """A byte that is safe on disk is another one from now on; answers its file and position. It is none of those
+        that are spared, by file, and none of the last if power was lost since a broker opened its logs, or may be
+        before the next one does: nobody could tell it from a write that was torn.
         """
         assert self.process is None
         perhaps_torn = power_may_go or self._opened_in_boot != self.boots
@@ -251,7 +251,7 @@ class Machine:
         if any(position in each for each in spared.get(path, ())):
             return None
         self.disk.flip(path, position, 1 << self.random.randrange(8))
-        return f"{self.name} {path} at {position}"
+        return path, position
 
     def safe_bytes(self, spared_bytes: int) -> dict[str, int]:
         """How many bytes at the beginning of each file with records are safe, but for the last of each log."""
