@@ -372,6 +372,31 @@ def test_what_cannot_be_read_here_is_damaged_for_good_only_where_nobody_else_has
             follower.read(0, 1000)
 
 
+@proves("J1")
+def test_who_has_left_out_damage_takes_no_producers_batch_while_another_can_lead(led: Led) -> None:
+    """The batch that is damaged would be taken for missing, or taken twice."""
+    partition, core, _ = lead_two(led)
+    for sequence in (0, 1):
+        appended(led, partition, batch(producer=(9, 0, sequence)))
+    partition.log.producers.left_out.append(1)
+    for sequence in (1, 3):
+        with pytest.raises(StorageFailed, match="damaged at offset 1; another replica is asked to lead"):
+            partition.append(memoryview(batch(producer=(9, 0, sequence))), 1)
+    assert led.partitions.damaged == {partition: 1}
+    assert appended(led, partition, batch()) == [2], "that has no sequence"
+    core.confirmed({BROKER: ""}, 2)
+    assert partition.append(memoryview(batch(producer=(9, 0, 2))), 1)[0] == 3, "nobody else can lead"
+
+
+def test_damage_below_the_start_hides_nobody_whom_others_know(led: Led) -> None:
+    partition, _, _ = lead_two(led)
+    appended(led, partition, batch(producer=(9, 0, 0)))
+    partition.log.producers.left_out.append(0)
+    partition.log.start_offset = 1
+    assert appended(led, partition, batch(producer=(9, 0, 1))) == [1]
+    assert led.partitions.damaged == {}
+
+
 def test_the_first_damaged_offset_is_remembered_until_it_is_mended(led: Led) -> None:
     partition = led.lead()
     for offset in (7, 3, 5):

@@ -125,6 +125,20 @@ def test_who_holds_nothing_waits_while_the_leader_cannot_tell_its_producers(
     assert found == [1] * is_damaged
 
 
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_who_has_left_out_damage_tells_its_producers_only_if_nobody_else_can(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, peer = with_deletions()
+    scene.alive[1].log().producers.left_out.append(1)
+    found: list[int] = []
+    monkeypatch.setattr(Partition, "found_damage", lambda _, offset: found.append(offset))
+    monkeypatch.setattr(Partition, "others_hold", not is_alone)
+    peer.send(subscription(1, 1, -1))
+    assert [stop.reason for stop in stops(peer)] == ([] if is_alone else [Reason.UNREADABLE])
+    assert found == ([] if is_alone else [1])
+
+
 STATES = {7: ProducerState(0, (SequencedBatch(0, 4, 0),), 1_750_000_000_000)}
 
 

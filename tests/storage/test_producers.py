@@ -442,6 +442,49 @@ def test_who_was_told_of_only_by_what_is_deleted_and_damaged_is_unknown(layout: 
     assert send(harness, log, 2, producer_id=9) == 8
 
 
+@proves("J1")
+@LAYOUTS
+@pytest.mark.parametrize("starts", [1, 2])
+def test_damage_that_a_start_has_found_is_left_out_and_taken_down(layout: str, starts: int) -> None:
+    """Whoever leads must know that its producers' batches may not all be known."""
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(12):
+        send(harness, log, sequence)
+    _, piece = next(log.headers(5))
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    assert log.producers.left_out == []
+    disk.flip(piece.file.path, piece.position + 56, 0x04)
+    for _ in range(starts):
+        log = killed(harness)
+    log.producers.load()
+    assert log.producers.left_out == [5]
+    assert [batch.base_offset for batch in log.producers_before(12)[7].batches] == [7, 8, 9, 10, 11]
+    assert [batch.base_offset for batch in log.producers_before(8)[7].batches] == [7]
+    log.truncate(4)
+    log.producers.load()
+    assert log.producers.left_out == []
+
+
+@LAYOUTS
+def test_damage_that_is_passed_is_taken_down(layout: str) -> None:
+    harness = sim_harness(layout)
+    log = harness.log()
+    for sequence in range(12):
+        send(harness, log, sequence)
+    _, piece = next(log.headers(5))
+    disk = harness.disk
+    assert isinstance(disk, SimDisk)
+    log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
+    with pytest.raises(producers.UnreadableProducers):
+        log.producers.load()
+    log.producers.pass_damage()
+    log.producers.load()
+    (offset,) = log.producers.left_out
+    assert offset <= 5
+
+
 def killed(harness: Harness) -> Log:
     """The log after the death of the process; the kernel ran on."""
     assert harness.store is not None

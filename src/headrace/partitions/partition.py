@@ -176,6 +176,8 @@ class Partition:
         if not log.producers.loaded:
             self._load_producers(header)
         if header.producer_id >= 0:
+            if log.producers.left_out:
+                self._check_producers_whole(header)
             duplicate_at = log.producers.check(header)
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1
@@ -206,6 +208,25 @@ class Partition:
         except StorageFailed:
             producers.refused(header)
             raise
+
+    def hidden_producers(self) -> int | None:
+        """Where damage hides what the log says of its producers, if another replica can tell."""
+        hidden = self.log.producers.left_out
+        if not hidden or not self.others_hold:
+            return None
+        return min((offset for offset in hidden if offset >= self.log.start_offset), default=None)
+
+    def _check_producers_whole(self, header: BatchHeader) -> None:
+        """A batch that is hidden would be taken for missing, or taken twice: another must lead."""
+        offset = self.hidden_producers()
+        if offset is None:
+            return
+        self.found_damage(offset)
+        self.log.producers.refused(header)
+        raise StorageFailed(
+            f"{self.topic_partition}: what the log says of its producers is damaged at offset {offset}; "
+            "another replica is asked to lead: try again"
+        )
 
     def refuse(self, records: memoryview) -> None:
         """A batch is refused that can be sent again: what its producer sent behind it must not come before it."""

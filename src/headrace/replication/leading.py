@@ -245,6 +245,11 @@ class LeadingEnd:
             return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))
         except HeadraceError as error:  # perhaps there is more to read than a turn may
             return Stop(start.subscription, start.epoch, Reason.LOOKING, str(error))
+        hidden = partition.hidden_producers()
+        if hidden is not None:
+            partition.found_damage(hidden)
+            text = f"{partition.topic_partition}: what it says of its producers is damaged at offset {hidden}"
+            return Stop(start.subscription, start.epoch, Reason.UNREADABLE, text)
         return None
 
     def _readable(self, start: Start, partition: Partition) -> Stop | None:

@@ -101,6 +101,9 @@ class ProducerStates(Protocol):
     @property
     def loaded(self) -> bool: ...
 
+    left_out: list[int]
+    """Offsets of damage that was passed over when it was loaded."""
+
     def refused(self, header: BatchHeader) -> None:
         """It is not taken now, for no fault of its own."""
         ...

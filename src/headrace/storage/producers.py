@@ -109,12 +109,24 @@ class ProducerLoads:
 class ProducerTable:
     """Loaded at first use. Changes of a turn can be taken back until they are `settled`."""
 
-    __slots__ = ("_begin_load", "_failure", "_loading", "_loads", "_past_damage", "_refused", "_states", "_undo")
+    __slots__ = (
+        "_begin_load",
+        "_failure",
+        "_loading",
+        "_loads",
+        "_past_damage",
+        "_refused",
+        "_states",
+        "_undo",
+        "left_out",
+    )
 
     def __init__(self, loads: ProducerLoads, begin_load: Callable[[bool], Load]) -> None:
         self._loads = loads
         self._begin_load = begin_load
         self._past_damage = False
+        self.left_out: list[int] = []
+        """Offsets of damage that was passed over: whom it told of is not known, or not all of it."""
         self._loading: Load | None = None
         self._failure: UnreadableProducers | None = None
         """Damage that a step found when nobody had asked."""
@@ -162,6 +174,7 @@ class ProducerTable:
 
     def _read_on(self) -> None:
         if self._loading is None:
+            self.left_out.clear()
             self._loading = self._begin_load(self._past_damage)
         try:
             next(self._loading)
@@ -270,6 +283,7 @@ class ProducerTable:
         """Load again at next use."""
         self._states = None
         self._past_damage = False
+        self.left_out.clear()
         self._undo.clear()
         self.moved()
 

@@ -181,7 +181,9 @@ class SegmentedLog(ReplicatedLog):
         self, states: dict[int, producers.ProducerState], from_offset: int, past_damage: bool
     ) -> producers.Load:
         if from_offset < self.written_offset:
-            found = self.segments.checked_headers(from_offset, past_damage=past_damage)
+            found = self.segments.checked_headers(
+                from_offset, past_damage=past_damage, left_out=self.producers.left_out
+            )
             headers = (header for header, _ in found)
             loads = self._around.producer_loads
             yield from producers.replay(

@@ -89,20 +89,25 @@ class Segments:
         """The same, but known damage is left out."""
         return self._headers(from_offset, NEVER)
 
-    def checked_headers(self, from_offset: int, *, past_damage: bool) -> Iterator[tuple[BatchHeader, FileSlice]]:
+    def checked_headers(
+        self, from_offset: int, *, past_damage: bool, left_out: list[int]
+    ) -> Iterator[tuple[BatchHeader, FileSlice]]:
         """The same, of batches that agree with their CRCs; those before are passed by their headers. At one that does
-        not: CorruptBatch, or on where the index has the next batch."""
+        not: CorruptBatch, or on where the index has the next batch. Takes down where damage was left out."""
         first = max(0, bisect_right(self._bases, from_offset) - 1)
         for segment in self._segments[first:]:
             if not (segment.written or segment.damage):
                 continue
+            left_out += [
+                max(each.first_offset, from_offset) for each in segment.damage if each.next_offset > from_offset
+            ]
             segment.load_indexes()
             relative_offset, position = _place(segment, from_offset)
             while position < segment.written:
                 expected = segment.base_offset + relative_offset
                 try:
                     for found_at, header in segment.headers(position, expected, NEVER, walk_checked):
-                        position = found_at + header.size_bytes
+                        position, expected = found_at + header.size_bytes, header.next_offset
                         if header.next_offset > from_offset:
                             yield header, FileSlice(segment.file, found_at, header.size_bytes)
                     break
@@ -110,6 +115,7 @@ class Segments:
                     if not past_damage:
                         raise
                     log.error("%s", error)
+                    left_out.append(max(expected, from_offset))
                     following = segment.index.entries_below(position + 1)
                     if following == segment.index.count:
                         break

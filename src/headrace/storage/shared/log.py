@@ -432,7 +432,9 @@ class SharedLog(ReplicatedLog):
             from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
             if from_offset < self.written_offset:
                 commit_log = self._around.commit_log
-                found = search.checked_headers(self.queue, commit_log, from_offset, past_damage=past_damage)
+                found = search.checked_headers(
+                    self.queue, commit_log, from_offset, past_damage=past_damage, left_out=self.producers.left_out
+                )
                 headers = (header for header, _ in found)
                 loads = self._around.producer_loads
                 yield from producers.replay(

@@ -35,11 +35,13 @@ def headers(
 
 
 def checked_headers(
-    queue: Queue, commit_log: CommitLog, from_offset: int, *, past_damage: bool
+    queue: Queue, commit_log: CommitLog, from_offset: int, *, past_damage: bool, left_out: list[int]
 ) -> Iterator[tuple[BatchHeader, FileSlice]]:
     """The same, of batches that agree with their CRCs, and known damage is left out. At one that does not agree:
-    CorruptBatch, or on with the next run."""
+    CorruptBatch, or on with the next run. Takes down where damage was left out."""
     for entry in queue.entries(from_offset):
+        if entry.size == DAMAGED and max(entry.offset, from_offset) < entry.next_offset:
+            left_out.append(max(entry.offset, from_offset))
         try:
             for header, piece in _in_run(commit_log, entry, walk_checked):
                 if header.next_offset > from_offset:
@@ -48,6 +50,7 @@ def checked_headers(
             if not past_damage:
                 raise
             log.error("%s", error)
+            left_out.append(max(entry.offset, from_offset))
 
 
 def _in_run(commit_log: CommitLog, entry: Entry, walk_batches: Walk = walk) -> Iterator[tuple[BatchHeader, FileSlice]]:
