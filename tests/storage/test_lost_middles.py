@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk
 from headrace.records.batch import batches
+from headrace.storage import compaction
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.partitioned import PartitionedLog
@@ -114,6 +115,29 @@ def test_what_a_file_has_lost_is_told_and_not_passed_over(
         assert seen == whole - 1
     else:
         pytest.fail(f"headers end with {seen}, and nothing was told")
+
+
+def test_a_compacted_segment_that_has_lost_everything_is_not_one_that_compaction_left_empty() -> None:
+    harness = sim_harness(PARTITIONED)
+    log = harness.log(cleanup_policy="compact", segment_bytes=1024, index_interval_bytes=100)
+    assert isinstance(log, PartitionedLog)
+    for n in range(COUNT):  # of every second key only the last is kept
+        append(log, batch(b"%d" % n * 20, key=b"%d" % (n if n % 2 else 0)), epoch=1)
+        assert not harness.write()
+    harness.settle()
+    for ready in compaction.steps(log, harness.disk, harness.clock.wall_ms()):
+        while callable(ready) and not ready():
+            harness.settle()
+    stop(harness, "stopped")
+    lost = log.segments[1]
+    assert lost.cleaned
+    empty(harness.disk, lost.path)
+    log = start(harness)
+    found = [header.base_offset for header, _ in batches(memoryview(content(log.read(0, 1 << 20, COUNT, warm=True))))]
+    assert 0 < len(found) <= lost.base_offset
+    assert found[-1] < lost.base_offset
+    with pytest.raises(CorruptBatch):
+        log.read(lost.base_offset, 1 << 20, COUNT, warm=True)
 
 
 @pytest.mark.parametrize("above", [True, False])

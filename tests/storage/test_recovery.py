@@ -10,7 +10,7 @@ from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.disk import read_whole
 from headrace.sim.clock import VirtualClock
 from headrace.sim.disk import SimDisk, SimFile
-from headrace.storage import checkpoint, producers, recovery, start_markers
+from headrace.storage import checkpoint, producers, recovery, start_markers, sums
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cuts import Marker
 from headrace.storage.epochs import EpochHistory
@@ -193,6 +193,7 @@ def test_what_a_crash_left_half_done_goes_and_so_do_indexes_without_their_log() 
 )
 def test_a_first_segment_without_anything_is_missing_if_others_follow(first: dict[str, int], is_doubted: bool) -> None:
     disk = new_folder()
+    put(disk, named(5, ".sum"), sums.encode(sums.Sum(0, 0, 10)))
     segments = [segment(disk, 5, 10, **first), segment(disk, 10, 12, size=9)]  # type: ignore[arg-type]
     recovery._doubt_empty(TOPIC, segments)
     found = [(bad.position, bad.end, bad.first_offset, bad.next_offset) for bad in segments[0].damage]

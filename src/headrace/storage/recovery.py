@@ -215,7 +215,7 @@ def _stand_in(disk: Disk, folder: str, bases: list[int], start_offset: int) -> l
 def _doubt_empty(topic_partition: TopicPartition, segments: list[Segment]) -> None:
     """Nothing is in a segment, though others follow."""
     for segment in segments[:-1]:
-        if not segment.size and segment.is_short(segment.base_offset, segment.next_offset):
+        if not segment.size and segment.has_lost_all():
             segment.damage = (Damage(0, 0, segment.base_offset, segment.next_offset, "the segment is missing"),)
             log.error("%s: %s", topic_partition, segment.damaged(segment.damage[0]))
 

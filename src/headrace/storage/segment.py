@@ -300,7 +300,7 @@ class Segment:
     @property
     def ends_whole(self) -> bool:
         """Of one that others follow: whether it reaches to where the next begins, as far as its last batches tell."""
-        if self.cleaned:
+        if self.cleaned and not self.damage:
             return True
         seen = self.written, self.next_offset, self.damage
         if self._seen_whole != seen:
@@ -316,6 +316,13 @@ class Segment:
             return not self.is_short(self.end_before(self.written), self.next_offset)
         except CorruptBatch:
             return False
+
+    def has_lost_all(self) -> bool:
+        """Of one without a byte that others follow: whether it had some. A compacted one may be empty; its sum says."""
+        if not self.cleaned:
+            return self.is_short(self.base_offset, self.next_offset)
+        found = sums.read(self._disk, self.stem + SUM)
+        return found is not None and found.size > 0
 
     def missing_end(self) -> CorruptBatch:
         """What a reader hears who would go on behind one that does not end whole."""
