@@ -453,6 +453,18 @@ def test_what_may_be_committed_is_what_the_epoch_began_with_until_the_watermark_
     assert (core.committed_before(mends=True), core.committed_before(mends=False)) == (20, 20)
 
 
+def test_what_a_follower_told_before_it_subscribed_again_counts_no_more() -> None:
+    """Its machine may have lost what only its page cache had."""
+    group = Group(1, 2)
+    group.moved(2, 10)
+    group.subscribe(2, 4)
+    again = group.followers[2]
+    assert (again.received, again.written, again.flushed) == (-1, -1, -1)
+    assert not group.moved(LEADER, 10)
+    group.core.heard(again, 4, 4, 4, 10, group.now)
+    assert group.core.high_watermark == 4
+
+
 def test_the_end_of_an_earlier_link_does_not_end_the_present_one() -> None:
     group = Group(1, 2)
     earlier = group.followers[3]

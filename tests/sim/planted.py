@@ -158,6 +158,7 @@ def join_below_the_epoch_start(stack: ExitStack) -> None:
 
 
 @plant
+@found_by("tests/partitions/test_partition_core.py")
 def keep_positions_from_before_a_cut(stack: ExitStack) -> None:
     """What a follower told in an earlier subscription still counts."""
     subscribed = LeaderCore.subscribed

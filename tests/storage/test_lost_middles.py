@@ -68,9 +68,9 @@ def stop(harness: Harness, how: str) -> None:
         harness.store.abandon()
 
 
-def start(harness: Harness) -> Log:
+def start(harness: Harness, *, same_boot: bool = True) -> Log:
     harness.store = harness.new_store()
-    harness.store.open(harness.expected, same_boot=True)
+    harness.store.open(harness.expected, same_boot=same_boot)
     harness.commit()
     return harness.log()
 
@@ -117,7 +117,12 @@ def test_what_a_file_has_lost_is_told_and_not_passed_over(
         pytest.fail(f"headers end with {seen}, and nothing was told")
 
 
-def test_a_compacted_segment_that_has_lost_everything_is_not_one_that_compaction_left_empty() -> None:
+@pytest.mark.parametrize("same_boot", [True, False])
+@pytest.mark.parametrize("how", ["stopped", "killed", "killed above the checkpoint"])
+@pytest.mark.parametrize("lose", [shorten, cut_between_batches, empty])
+def test_what_a_compacted_segment_has_lost_is_not_taken_for_what_compaction_left_out(
+    lose: Callable[[Disk, str], None], how: str, same_boot: bool
+) -> None:
     harness = sim_harness(PARTITIONED)
     log = harness.log(cleanup_policy="compact", segment_bytes=1024, index_interval_bytes=100)
     assert isinstance(log, PartitionedLog)
@@ -128,16 +133,25 @@ def test_a_compacted_segment_that_has_lost_everything_is_not_one_that_compaction
     for ready in compaction.steps(log, harness.disk, harness.clock.wall_ms()):
         while callable(ready) and not ready():
             harness.settle()
-    stop(harness, "stopped")
+    stop(harness, how)
     lost = log.segments[1]
     assert lost.cleaned
-    empty(harness.disk, lost.path)
-    log = start(harness)
-    found = [header.base_offset for header, _ in batches(memoryview(content(log.read(0, 1 << 20, COUNT, warm=True))))]
-    assert 0 < len(found) <= lost.base_offset
-    assert found[-1] < lost.base_offset
+    lose(harness.disk, lost.path)
+    log = start(harness, same_boot=same_boot)
+    assert log.end_offset == COUNT
+    seen = -1
+
+    def read_all() -> None:
+        nonlocal seen
+        while seen < COUNT - 1:
+            for header, _ in batches(memoryview(content(log.read(seen + 1, 1 << 20, COUNT, warm=True)))):
+                seen = header.next_offset - 1
+
     with pytest.raises(CorruptBatch):
-        log.read(lost.base_offset, 1 << 20, COUNT, warm=True)
+        read_all()
+    assert seen < lost.next_offset
+    last, _ = list(batches(memoryview(content(log.read(lost.next_offset, 1 << 20, COUNT, warm=True)))))[-1]
+    assert last.next_offset == COUNT
 
 
 @pytest.mark.parametrize("above", [True, False])

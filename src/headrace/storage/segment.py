@@ -319,10 +319,12 @@ class Segment:
 
     def has_lost_all(self) -> bool:
         """Of one without a byte that others follow: whether it had some. A compacted one may be empty; its sum says."""
-        if not self.cleaned:
-            return self.is_short(self.base_offset, self.next_offset)
-        found = sums.read(self._disk, self.stem + SUM)
-        return found is not None and found.size > 0
+        return self.is_less_than_its_sum() or self.is_short(self.base_offset, self.next_offset)
+
+    def is_less_than_its_sum(self) -> bool:
+        """Whether a compacted one has lost its end."""
+        found = sums.read(self._disk, self.stem + SUM) if self.cleaned else None
+        return found is not None and found.size > self.size
 
     def missing_end(self) -> CorruptBatch:
         """What a reader hears who would go on behind one that does not end whole."""
