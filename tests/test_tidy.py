@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "headrace"
 MODULES = sorted(SOURCE.rglob("*.py"))
-MODULE_LINES_MAX = 700
+MODULE_LINES_LONG = 700
+MODULE_LINES_SHORT = 60
 FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = ("Manager", "Helper", "Util", "Common", "Base", "Impl")
 # Matched against what is committed, so the patterns are put together here and do not match this file.
@@ -60,9 +63,41 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-def test_modules_are_one_idea_long() -> None:
-    lengths = {short(path): len(path.read_text().splitlines()) for path in MODULES}
-    assert {path: lines for path, lines in lengths.items() if lines >= MODULE_LINES_MAX} == {}
+def dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Every name that an import statement brings in, with its module, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers() -> dict[str, set[str]]:
+    """By module the modules of the package that import it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in MODULES:
+        for name in imported(tree_of(path)):
+            found[name].add(dotted(path))
+    return found
+
+
+def test_modules_that_may_hold_two_ideas_or_half_of_one_are_named() -> None:
+    """One public idea a module. A length is a hint and no rule: this warns, a reader decides."""
+    users, found = importers(), []
+    for path in MODULES:
+        lines, using = len(path.read_text().splitlines()), users[dotted(path)]
+        if lines > MODULE_LINES_LONG:
+            found.append(f"{short(path)}: {lines} lines, is there a second idea in it?")
+        elif lines < MODULE_LINES_SHORT and path.name != "__init__.py" and len(using) == 1:
+            found.append(f"{short(path)}: {lines} lines, and only {min(using)} imports it")
+    if found:
+        warnings.warn("\n".join(["one public idea a module?", *found]), stacklevel=1)
 
 
 def test_functions_fit_on_a_screen() -> None:
