@@ -123,5 +123,4 @@ def is_same(built: str, placed: str) -> bool:
 setup(
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildKernels},
-    package_data={"headrace.records": ["*.pxd"]},
 )
