@@ -104,7 +104,11 @@ def test_what_is_under_way_when_a_coordinator_is_given_up_is_asked_again() -> No
             request = heartbeat_request("g", Identity("m", 1, None))
             with network.reactor.lock:
                 coordinator.persist(
-                    apis.HEARTBEAT, request, lambda answer: int(answer.error_code), answers.append, within_s=20.0
+                    apis.HEARTBEAT,
+                    lambda: request,
+                    lambda answer: int(answer.error_code),
+                    answers.append,
+                    within_s=20.0,
                 )
             wait_for("the first question", lambda: beats)
             with network.reactor.lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,11 @@ from clusters import BrokerCluster
 from headrace import Consumer
 from headrace.client import groups
 from headrace.client.cluster import Cluster
-from headrace.errors import HeadraceError
 from proving import proves
 
 PARTITIONS = 6
+SESSION_MS = 120_000
+"""Nobody is to lose its partitions because the machine is busy: what it had read would then be read again."""
 SETTINGS = {
     "broker.lease.ms": 2000,
     "offsets.topic.partitions": 1,
@@ -48,8 +48,8 @@ def test_members_go_on_when_their_coordinator_is_killed(three_brokers: BrokerClu
     bootstrap = cluster.bootstrap
     with (
         Cluster(bootstrap) as admin,
-        Consumer("orders", bootstrap=bootstrap, group="g", client_id="a", session_timeout_ms=20_000) as first,
-        Consumer("orders", bootstrap=bootstrap, group="g", client_id="b", session_timeout_ms=20_000) as second,
+        Consumer("orders", bootstrap=bootstrap, group="g", client_id="a", session_timeout_ms=SESSION_MS) as first,
+        Consumer("orders", bootstrap=bootstrap, group="g", client_id="b", session_timeout_ms=SESSION_MS) as second,
     ):
         seen: list[bytes] = []
 
@@ -74,17 +74,9 @@ def test_members_go_on_when_their_coordinator_is_killed(three_brokers: BrokerClu
         after = write(bootstrap, "orders", 60, 60)
         wait_for("the records after", lambda: came(after), 60)
         assert len(seen) == len(set(seen)) == 120
-
-        def saved() -> bool:
-            """On a busy machine a member may lose its partitions between its last records and its commit. That commit
-            has nothing to save, and whoever gets the partitions reads those records again."""
-            came(set())
-            for consumer in (first, second):
-                with suppress(HeadraceError):
-                    consumer.commit()
-            return set(groups.fetch_offsets(admin, "g").values()) == {20}
-
-        wait_for("all that was read to be saved", saved, 60)
+        for consumer in (first, second):
+            consumer.commit()
+        assert set(groups.fetch_offsets(admin, "g").values()) == {20}
     with Cluster(bootstrap) as admin:
         assert set(groups.fetch_offsets(admin, "g").values()) == {20}
 

@@ -14,13 +14,22 @@ from pathlib import Path
 import pytest
 
 from brokers import DIES_WITH_PARENT, Broker, wait_for
+from client.engine_peer import Peer
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace import Consumer
 from headrace.client import admin, groups
 from headrace.client.cluster import Cluster
+from headrace.client.consuming.coordinator import Coordinator
+from headrace.client.consuming.group_progress import GroupProgress
+from headrace.client.consuming.group_requests import Identity
 from headrace.client.consuming.options import Options
 from headrace.client.consuming.progress import ProgressUnusable
+from headrace.client.engine.network import shared
+from headrace.client.engine.threads import ThreadReactor
+from headrace.errors import Code, HeadraceError
+from headrace.wire import api as apis
+from headrace.wire.message import Message
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -123,6 +132,80 @@ def test_a_caller_that_fails_has_its_last_records_again(
     with pytest.raises(ZeroDivisionError):
         work()
     assert groups.fetch_offsets(cluster, group) == {(target, 0): 4}
+
+
+@proves("R8")
+def test_the_clock_does_not_undo_a_commit(broker: Broker, cluster: Cluster, topic: MakeTopic, group: str) -> None:
+    """Of the last call's records the clock by itself saves nothing, but the caller may have said that they are done."""
+    target, elsewhere = topic(), topic()
+    write(broker, target, 10)
+    with Consumer([target, elsewhere], bootstrap=broker.bootstrap, group=group) as consumer:
+        wait_for("records", lambda: consumer.poll(200, max_records=4))
+        consumer.commit()
+        with consumer._reactor.lock:
+            consumer._reading._save_by_clock()
+        # Behind what the clock has sent, if it has: what is told then counts.
+        consumer.commit({(elsewhere, 0): 1})
+        assert groups.fetch_offsets(cluster, group) == {(target, 0): 4, (elsewhere, 0): 1}
+        consumer.poll(200, max_records=4)
+        consumer.commit({(target, 0): 6})
+        with consumer._reactor.lock:
+            assert (target, 0) not in consumer._reading.done_with()
+
+
+@proves("R8")
+def test_a_caller_that_fails_keeps_what_it_has_committed(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
+) -> None:
+    target = topic()
+    write(broker, target, 10)
+
+    def work() -> None:
+        with Consumer(target, bootstrap=broker.bootstrap, group=group) as consumer:
+            wait_for("records", lambda: consumer.poll(200, max_records=4))
+            consumer.commit()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert groups.fetch_offsets(cluster, group) == {(target, 0): 4}
+
+
+@proves("R8")
+def test_a_commit_that_is_tried_again_does_not_undo_a_later_one() -> None:
+    """A coordinator that loads its groups refuses the first until the second has come, which is taken at once."""
+    place, taken = ("t", 0), list[int]()
+
+    def reply(api_key: int, request: Message) -> Message:
+        if api_key == apis.METADATA:
+            broker = Message(node_id=1, host=peer.address.host, port=peer.address.port, rack=None)
+            return Message(brokers=[broker], cluster_id="c", controller_id=1, topics=[])
+        if api_key == apis.FIND_COORDINATOR:
+            found = Message(key="g", node_id=1, host=peer.address.host, port=peer.address.port, error_code=0)
+            return Message(coordinators=[found])
+        ((part,),) = ([*topic.partitions] for topic in request.topics)
+        code = Code.NONE if taken or part.committed_offset == 20 else Code.COORDINATOR_LOAD_IN_PROGRESS
+        if code == Code.NONE:
+            taken.append(part.committed_offset)
+        return Message(topics=[Message(name="t", partitions=[Message(partition_index=0, error_code=code)])])
+
+    with Peer(reply) as peer:
+        network = shared(str(peer.address), client_id="progress")
+        reactor = network.reactor
+        assert isinstance(reactor, ThreadReactor)
+        answers: list[HeadraceError | None] = []
+        try:
+            with reactor.lock:
+                progress = GroupProgress(Coordinator(network, "g"), lambda: Identity("m", 1))
+                progress.save({place: 10}, answers.append)
+            wait_for("the first to be refused", lambda: peer.asked.count(apis.OFFSET_COMMIT) >= 3, pause_s=0.01)
+            with reactor.lock:
+                progress.save({place: 20}, answers.append)
+            assert reactor.wait(lambda: len(answers) == 2, reactor.now() + 60)
+        finally:
+            network.release()
+    assert answers == [None, None]
+    assert taken == [20, 20]
 
 
 @proves("R8")

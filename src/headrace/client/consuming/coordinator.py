@@ -107,8 +107,10 @@ class Coordinator:
         if beat is not None:
             self.later(CHECK_S, check)
 
-    def persist(self, api_key: int, body: Message, judge: Judge, on_done: OnAnswer, *, within_s: float) -> None:
-        """Ask until the answer says something about the member, or time is up."""
+    def persist(
+        self, api_key: int, body: Callable[[], Message], judge: Judge, on_done: OnAnswer, *, within_s: float
+    ) -> None:
+        """Ask until the answer says something about the member, or time is up; each time what is to be asked then."""
         reactor = self._network.reactor
         deadline = reactor.now() + within_s
         pause_s = PAUSE_S
@@ -125,7 +127,7 @@ class Coordinator:
 
         def attempt() -> None:
             timeout_s = min(ASK_TIMEOUT_S, max(0.0, deadline - reactor.now()))
-            self.ask(api_key, body, judge, answered, timeout_s=timeout_s)
+            self.ask(api_key, body(), judge, answered, timeout_s=timeout_s)
 
         attempt()
 

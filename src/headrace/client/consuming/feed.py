@@ -1,8 +1,8 @@
 """One partition as a consumer reads it, and which partitions are asked for next: values and pure steps, no I/O.
 
 A feed has three offsets. `offset` is the next to be fetched, `position` the next to be handed out, and `done` what may
-be saved as progress: everything before it was handed out by an earlier call than the last. They stand in this order,
-and all move together on a seek.
+be saved as progress: everything before it was handed out by an earlier call than the last, or the caller has had it
+saved. They stand in this order, and all move together on a seek.
 """
 
 from __future__ import annotations

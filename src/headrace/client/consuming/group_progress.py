@@ -1,7 +1,8 @@
 """Progress kept with the group's coordinator: OffsetFetch and OffsetCommit as a member of a generation.
 
 A commit of a generation that is over is refused, so a member that was thought dead cannot undo what its successor has
-saved. What was answered is as durable as the group's own log.
+saved. What was answered is as durable as the group's own log. Several may be under way, and each is tried again by
+itself: a later try carries what was asked to be saved last, so that none undoes another, in whatever order they arrive.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class GroupProgress:
     def __init__(self, coordinator: Coordinator, identity: Callable[[], Identity]) -> None:
         self._coordinator = coordinator
         self._identity = identity
+        self._newest: dict[Place, tuple[Identity, int]] = {}
+        """What was asked to be saved last of each partition, and as whom."""
 
     def load(self, places: Iterable[Place], on_loaded: Loaded) -> None:
         group = self._coordinator.group
@@ -47,22 +50,28 @@ class GroupProgress:
         def loaded(answer: Message | HeadraceError) -> None:
             on_loaded(answer if isinstance(answer, HeadraceError) else _offsets(answer))
 
-        self._coordinator.persist(apis.OFFSET_FETCH, request, _fetch_code, loaded, within_s=WITHIN_S)
+        self._coordinator.persist(apis.OFFSET_FETCH, lambda: request, _fetch_code, loaded, within_s=WITHIN_S)
 
     def save(self, offsets: Mapping[Place, int], on_done: Saved, *, within_s: float = WITHIN_S) -> None:
         if not offsets:
             on_done(None)
             return
         # Signed once: a later try of a generation that is over must not pass for one of the next.
-        request = self._commit(offsets)
+        who = self._identity()
+        self._newest.update({place: (who, offset) for place, offset in offsets.items()})
+
+        def request() -> Message:
+            newest = {place: self._newest[place] for place in offsets}
+            return self._commit(
+                who, {place: offset if by == who else offsets[place] for place, (by, offset) in newest.items()}
+            )
 
         def done(answer: Message | HeadraceError) -> None:
             on_done(answer if isinstance(answer, HeadraceError) else None)
 
         self._coordinator.persist(apis.OFFSET_COMMIT, request, _commit_code, done, within_s=within_s)
 
-    def _commit(self, offsets: Mapping[Place, int]) -> Message:
-        who = self._identity()
+    def _commit(self, who: Identity, offsets: Mapping[Place, int]) -> Message:
         topics = [
             Message(
                 name=topic,

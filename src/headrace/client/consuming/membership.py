@@ -382,7 +382,9 @@ class Membership:
             return
         request = leave_request(self.group, self.member_id, "the consumer was closed")
         self.member_id = ""
-        self._coordinator.persist(apis.LEAVE_GROUP, request, self._judge, lambda _: then(), within_s=LEAVE_WITHIN_S)
+        self._coordinator.persist(
+            apis.LEAVE_GROUP, lambda: request, self._judge, lambda _: then(), within_s=LEAVE_WITHIN_S
+        )
 
     # While nothing changes.
 

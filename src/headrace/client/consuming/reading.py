@@ -263,11 +263,16 @@ class Reading:
         if not offsets:
             on_done(None)
             return
+        feeds = self._fetcher.feeds
+        for place, offset in offsets.items():
+            if (feed := feeds.get(place)) is not None:
+                # Who has it saved is done with it: the clock, or a close after an error, must not save less again.
+                feed.done = max(feed.done, min(offset, feed.position))
 
         def saved(error: HeadraceError | None) -> None:
             if error is None:
                 for place, offset in offsets.items():
-                    if (feed := self._fetcher.feeds.get(place)) is not None:
+                    if (feed := feeds.get(place)) is not None:
                         feed.saved = offset
             on_done(error)
 
