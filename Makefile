@@ -17,7 +17,7 @@ RUNTIME := $(VENV)/.compiled $(VENV)/.runtime
 TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo packages test check prove sim mutate bench settings inventory format clean
+.PHONY: help serve demo packages test check prove sim mutate bench settings dist inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -29,6 +29,7 @@ help:
 	@echo 'make mutate     change the code one small thing at a time and list what no test and no seed finds (ARGS=--help)'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
 	@echo 'make settings   write docs/SETTINGS.md from the declaration'
+	@echo 'make dist       an sdist and a compiled wheel, in dist/'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make clean      remove the virtual environment and everything that was built'
@@ -89,6 +90,9 @@ bench: $(TESTS)
 
 settings: $(RUNTIME)
 	@$(BIN)/python tools/settings_reference.py
+
+dist: $(RUNTIME)
+	@$(BIN)/python tools/dist.py
 
 inventory:
 	@$(BIN)/python tools/inventory.py accept

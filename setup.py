@@ -4,7 +4,8 @@ All of them, unless the environment's RECORD_KERNELS names some ("kernel routing
 than its source is kept. Everything else about the package is in pyproject.toml.
 
 They know each other's C types, so beside their sources they are of one build, or not there: if one is older than a
-source, all go before anything is compiled. A build that fails or is interrupted leaves the others, or Python.
+source, all go before anything is compiled. A build that fails or is interrupted leaves the others, or Python. A wheel
+takes them as they are, if all are there and none is older than a source: they are what the tests ran with.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import filecmp
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
@@ -54,10 +56,14 @@ def remove_compiled() -> None:
 def remove_stale() -> None:
     for cut_short in RECORDS.glob("*.so.new"):
         cut_short.unlink()
+    if is_stale(compiled_beside_sources()):
+        remove_compiled()
+
+
+def is_stale(compiled: Iterable[Path]) -> bool:
     sources = [RECORDS / f"{name}{suffix}" for name in KERNELS for suffix in (".py", ".pxd")]
     newest = max(source.stat().st_mtime for source in sources)
-    if any(file.stat().st_mtime < newest for file in compiled_beside_sources()):
-        remove_compiled()
+    return any(file.stat().st_mtime < newest for file in compiled)
 
 
 class BuildKernels(build_ext):
@@ -66,11 +72,13 @@ class BuildKernels(build_ext):
     def run(self) -> None:
         if self.inplace:
             remove_stale()
+        self.beside_sources = bool(self.inplace)
         super().run()
 
     def build_extensions(self) -> None:
         try:
-            self.compile_side_by_side()
+            if self.beside_sources or not self.take_compiled():
+                self.compile_side_by_side()
         except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own
             print(f"headrace: record kernels stay uncompiled (same answers, slower): {error}", file=sys.stderr)
             for file in self.files():  # a wheel would take those that were compiled
@@ -78,6 +86,16 @@ class BuildKernels(build_ext):
                     os.unlink(f"{self.build_lib}/{file}")
             # What is still listed is expected as a file by the steps that follow.
             self.extensions = []
+
+    def take_compiled(self) -> bool:
+        placed = [Path("src", file) for file in self.files()]
+        if not all(file.exists() for file in placed) or is_stale(placed):
+            return False
+        for file in placed:
+            taken = Path(self.build_lib, file.relative_to("src"))
+            taken.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, taken)
+        return True
 
     def compile_side_by_side(self) -> None:
         from Cython.Build import cythonize

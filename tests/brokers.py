@@ -25,6 +25,7 @@ STOP_DEADLINE_S: Final = 60.0
 STDERR_SHOWN_BYTES: Final = 8000
 # The kernel kills such a child when the test process goes away.
 DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
+PROGRAM: Final = Path(sys.executable).parent / "headrace"
 LAYOUT_VARIABLE: Final = "HEADRACE_LOG_LAYOUT"
 QUICK: Final = {"group.initial.rebalance.delay.ms": 100}
 """What is set where a test does not say otherwise: an empty group waits 3 s for more members by default."""
@@ -66,6 +67,7 @@ class Broker:
         advertise: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
         prefix: Iterable[str] = (),
+        program: Path = PROGRAM,
     ) -> None:
         self.data = data
         self.settings = {**QUICK, **settings}
@@ -73,6 +75,7 @@ class Broker:
         self.advertise = list(advertise)
         self.environment = dict(environment or {})
         self.prefix = list(prefix)
+        self.program = program
         self.http_listen = "127.0.0.1:0"
         self.addresses: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
@@ -102,7 +105,7 @@ class Broker:
         command = [
             *DIES_WITH_PARENT,
             *self.prefix,
-            str(Path(sys.executable).parent / "headrace"),
+            str(self.program),
             "serve",
             "--data",
             str(self.data),

@@ -1,15 +1,83 @@
-"""What is published: what the package says of itself."""
+"""What is published: what the package says of itself, the sdist, and the wheel where nothing else is."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tomllib
+import venv
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
+import pytest
+from packaging.requirements import Requirement
+
+from brokers import Broker
 from headrace import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Run where no part of the clone can be imported: writes and reads, and tells where everything came from.
+CLIENT = """
+import json, sys
+from importlib import import_module
+import headrace
+
+bootstrap, *kernels = sys.argv[1:]
+with headrace.Producer(bootstrap, codec="zstd") as producer:
+    deliveries = [producer.send_async("published", b"%d" % n, key=b"k") for n in range(100)]
+    producer.flush()
+    offsets = [delivery.result().offset for delivery in deliveries]
+with headrace.Consumer("published", bootstrap=bootstrap) as consumer:
+    values = [int(record.value) for _, record in zip(offsets, consumer)]
+files = [import_module(kernel).__file__ for kernel in kernels]
+print(json.dumps({"offsets": offsets, "values": values, "package": headrace.__file__, "kernels": files}))
+"""
+
+
+class Built(NamedTuple):
+    sdist: Path
+    wheel: Path
+
+    def kernels(self) -> list[str]:
+        """Modules that are compiled in the wheel."""
+        with zipfile.ZipFile(self.wheel) as packed:
+            return sorted(name.partition(".")[0].replace("/", ".") for name in packed.namelist() if ".so" in name)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("dist")
+    run([sys.executable, ROOT / "tools" / "dist.py", folder])
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return Built(sdist, wheel)
+
+
+def dist() -> ModuleType:
+    found = importlib.util.spec_from_file_location("dist", ROOT / "tools" / "dist.py")
+    assert found is not None
+    assert found.loader is not None
+    tool = importlib.util.module_from_spec(found)
+    found.loader.exec_module(tool)
+    return tool
+
+
+def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def test_the_licence_is_declared_and_there() -> None:
@@ -30,3 +98,100 @@ def test_the_version_stands_in_one_place() -> None:
 
 def test_every_extra_brings_something() -> None:
     assert [name for name, needed in PROJECT["optional-dependencies"].items() if not needed] == []
+
+
+def test_an_sdist_is_the_whole_clone(built: Built) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git clone")
+    with tarfile.open(built.sdist) as packed:
+        files = {file.name.partition("/")[2] for file in packed if not file.isdir()}
+    expected = {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+    assert files == {*expected, "PKG-INFO", "setup.cfg"}
+
+
+def test_a_wheel_is_the_package_compiled(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as packed:
+        files = set(packed.namelist())
+    source = ROOT / "src"
+    modules = {str(file.relative_to(source)) for file in source.rglob("*.py")}
+    assert {name for name in files if name.endswith(".py")} == modules
+    assert {"headrace/py.typed", f"headrace-{__version__}.dist-info/licenses/LICENSE"} <= files
+    assert dist().kernels_missing(built.wheel) == []
+
+
+def test_a_wheel_that_lacks_a_kernel_is_noticed(built: Built, tmp_path: Path) -> None:
+    lost, *rest = built.kernels()
+    other = tmp_path / "other.whl"
+    with zipfile.ZipFile(built.wheel) as packed, zipfile.ZipFile(other, "w") as copied:
+        for name in packed.namelist():
+            if not (name.endswith(".so") and lost.replace(".", "/") in name):
+                copied.writestr(name, b"")
+    assert rest
+    assert dist().kernels_missing(other) == [lost]
+
+
+def test_a_wheel_serves_and_reads_where_nothing_else_is(
+    built: Built, tmp_path: Path, fresh_broker: Callable[..., Broker]
+) -> None:
+    """No clone, no compiler, no index: the wheel, and what it declares that it needs."""
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False)
+    packages = copy_needed(home)
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", home, "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", "--no-index", "--no-deps", built.wheel], {"PATH": str(home / "bin")})
+    run([*pip, "check"])
+    check_installed(home, built, packages, fresh_broker)
+
+
+@pytest.mark.long
+def test_an_sdist_builds_serves_and_reads_where_nothing_else_is(
+    built: Built, tmp_path: Path, fresh_broker: Callable[..., Broker]
+) -> None:
+    """As a user installs it: the build's tools and what the package needs come from the index, by its own versions."""
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    pip: list[str | Path] = [home / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", built.sdist], cwd=tmp_path)
+    run([*pip, "check"])
+    (packages,) = home.glob("lib/python*/site-packages")
+    check_installed(home, built, packages, fresh_broker)
+
+
+def copy_needed(home: Path) -> Path:
+    """Puts what the package declares, and what that declares, from this environment there; nothing else of it."""
+    (packages,) = home.glob("lib/python*/site-packages")
+    waiting, known = [*PROJECT["dependencies"]], set[str]()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name in known or not (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            continue
+        known.add(requirement.name)
+        found = distribution(requirement.name)
+        waiting += found.requires or ()
+        for file in found.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                target = packages / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), target)
+    return packages
+
+
+def check_installed(home: Path, built: Built, packages: Path, fresh_broker: Callable[..., Broker]) -> None:
+    """A broker and a client of that environment talk to each other; all they run is from there, and compiled."""
+    program = home / "bin" / "headrace"
+    broker = fresh_broker(program=program, environment={"PYTHONPATH": ""})
+    assert Path(f"/proc/{broker.pid}/cmdline").read_bytes().startswith(str(home).encode())
+    told = json.loads(run([home / "bin" / "python", "-I", "-c", CLIENT, broker.bootstrap, *built.kernels()], cwd=home))
+    assert told["offsets"] == told["values"] == list(range(100))
+    for file in (told["package"], *told["kernels"]):
+        assert Path(file).is_relative_to(packages)
+    assert {Path(file).suffix for file in told["kernels"]} == {".so"}
+    assert run([program, "--version"], {"PYTHONPATH": ""}, cwd=home) == f"headrace {__version__}\n"
+    assert broker.stop() == 0
