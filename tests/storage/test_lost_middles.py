@@ -138,6 +138,9 @@ def test_what_a_compacted_segment_has_lost_is_not_taken_for_what_compaction_left
     assert lost.cleaned
     lose(harness.disk, lost.path)
     log = start(harness, same_boot=same_boot)
+    if how == "killed above the checkpoint" and not same_boot:  # nothing tells that it was synced
+        assert lost.base_offset <= log.end_offset < lost.next_offset
+        return
     assert log.end_offset == COUNT
     seen = -1
 

@@ -388,9 +388,9 @@ class _Recovery:
                 self._epochs.begin(epoch, self._least_start(segment, header.base_offset))
             expected, position = header.next_offset, found.position + header.size_bytes
             self._whole_end = expected
-        if expected < limit not in self._cut_at and segment.is_less_than_its_sum():
-            damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
         short = not is_last and segment.is_short(expected, limit)
+        if not is_last and expected < limit not in self._cut_at:
+            short = short or segment.is_less_than_its_sum()
         if short and (expected < self._safe_to or (self._same_boot and not only_empty_follow)):
             damage.append(Damage(position, position, expected, limit, "the end of the segment is missing"))
             short = False
@@ -411,7 +411,7 @@ class _Recovery:
     def _is_torn(self, segment: Segment, broken: Broken, is_last: bool, only_empty_follow: bool) -> bool:
         if broken.next_offset is None and is_last:
             return True
-        if broken.expected_offset < self._safe_to or segment.cleaned:  # compaction puts in place what is synced
+        if broken.expected_offset < self._safe_to:
             return False
         if not self._same_boot:
             return True
