@@ -10,7 +10,7 @@ PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach types,$(wildcard src/headrace/records/*.pxd),$(types) $(types:.pxd=.py))
 # A broker runs no others. Routing uses the C types of building: one of them compiled and the other not is no program.
-FIRST_KERNELS := kernel key_hashing building routing
+FIRST_KERNELS := kernel key_hashes builder router
 # The package, compiled, and what it needs; the steps of a set-up are taken at once where they allow it.
 SERVING := $(VENV)/.serving $(VENV)/.runtime
 RUNTIME := $(VENV)/.compiled $(VENV)/.runtime

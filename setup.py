@@ -1,6 +1,6 @@
 """Compiles the record kernels where Cython and a C compiler are there; the install goes on without them.
 
-All of them, unless the environment's RECORD_KERNELS names some ("kernel routing") or none (""). A kernel that is newer
+All of them, unless the environment's RECORD_KERNELS names some ("kernel router") or none (""). A kernel that is newer
 than its source is kept. Everything else about the package is in pyproject.toml.
 
 They know each other's C types, so beside their sources they are of one build, or not there: if one is older than a
@@ -24,7 +24,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Each uses none that comes after it.
-KERNELS = ("kernel", "key_hashing", "building", "routing", "received", "decoding", "encoding")
+KERNELS = ("kernel", "key_hashes", "builder", "router", "consumer_records", "arrow_decoder", "arrow_encoder")
 # What Cython otherwise writes into every module with typed memory views, and that is more than the module itself.
 SUPPORT = "headrace.records.cython_support"
 RECORDS = Path("src/headrace/records")

@@ -25,10 +25,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.arrow.archive import Archive, Wanted, Work
+from headrace.pipelines import compact, index
+from headrace.pipelines.summary import Progress
 from headrace.records.arrow import HEADERS_TYPE, TIMESTAMP_TYPE
 from headrace.spark import session
-from headrace.spark.pipelines import compact, index
-from headrace.spark.pipelines.summary import Progress
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = 4

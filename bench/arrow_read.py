@@ -24,9 +24,9 @@ from report import machine, table
 from run import say
 
 import headrace.arrow
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.records import batch, decoding, kernel
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.records import arrow_decoder, batch, kernel
 from headrace.records.arrow import Decoder
 
 VALUE_BYTES: Final = 100
@@ -70,7 +70,7 @@ def decode_rates() -> list[dict[str, Any]]:
 
 def fill(bootstrap: str, topic: str, rows: int, partitions: int) -> None:
     with Cluster(bootstrap) as cluster:
-        admin.create_topic(cluster, topic, partitions=partitions)
+        operations.create_topic(cluster, topic, partitions=partitions)
     values = os.urandom(VALUE_BYTES * WRITE_ROWS)
     chunk = pa.RecordBatch.from_pydict({
         "key": pa.array([b"%08d" % nth for nth in range(WRITE_ROWS)], pa.binary()),
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     given = parser.parse_args()
-    if not decoding.compiled:
+    if not arrow_decoder.compiled:
         sys.exit("the kernel is not compiled here: run `pip install -e .` with Cython and a C compiler")
     rows = max(1, given.rows // WRITE_ROWS) * WRITE_ROWS
     decoded = decode_rates()

@@ -8,8 +8,8 @@ what a client adds to this.
 import socket
 from typing import TYPE_CHECKING
 
-from headrace.client.cluster import Cluster
-from headrace.client.fetch import FetchLimits, Position, fetch_request, read_answer
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import FetchLimits, Position, fetch_request, read_answer
 from headrace.ports.network import Address
 from headrace.system import pacing
 from headrace.wire import api as apis

@@ -32,10 +32,10 @@ from contestants import CONTESTANTS, HOST, Running, start
 from report import machine, table
 from run import say
 
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import LATEST, list_offsets
-from headrace.records import building, received, routing
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import LATEST, list_offsets
+from headrace.records import builder, consumer_records, router
 
 TURN_TIMEOUT_S: Final = 120
 SHARE: Final = {"kafka-python": 0.1, "aiokafka": 0.2}
@@ -98,7 +98,7 @@ class Contest:
         self._made += 1
         name = f"sent-{self._made}"
         with Cluster(self._bootstrap) as cluster:
-            admin.create_topic(cluster, name, partitions=self._partitions)
+            operations.create_topic(cluster, name, partitions=self._partitions)
         return name
 
     def _filled(self, message_bytes: int, count: int) -> str:
@@ -107,7 +107,7 @@ class Contest:
         if name not in self._full:
             self._full.add(name)
             with Cluster(self._bootstrap) as cluster:
-                admin.create_topic(cluster, name, partitions=self._partitions)
+                operations.create_topic(cluster, name, partitions=self._partitions)
             fill(self._bootstrap, name, self._partitions, message_bytes, count)
         return name
 
@@ -118,7 +118,7 @@ class Contest:
 
     def _delete(self, topic: str) -> None:
         with Cluster(self._bootstrap) as cluster:
-            admin.delete_topic(cluster, topic)
+            operations.delete_topic(cluster, topic)
 
 
 def fill(bootstrap: str, topic: str, partitions: int, message_bytes: int, count: int) -> None:
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=["send", "send each", "receive", "receive each", "arrow"])
     parser.add_argument("--json", type=Path, help="write every turn's figures to this file")
     given = parser.parse_args()
-    if not (building.compiled and routing.compiled and received.compiled):
+    if not (builder.compiled and router.compiled and consumer_records.compiled):
         sys.exit("the kernels are not compiled here: run `pip install -e .` with Cython and a C compiler")
     bulk, each, rounds = (20_000, 100, 1) if given.short else (given.messages, 5_000, given.rounds)
     chosen = [row for row in rows(bulk, each) if given.rows is None or row.kind in given.rows]

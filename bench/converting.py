@@ -20,10 +20,10 @@ from report import table
 from headrace.records import kernel
 from headrace.records.batch import read_header
 from headrace.records.record import NewRecord
-from headrace.settings import log_settings
-from headrace.storage.convert import Options, convert
+from headrace.settings.values import log_settings
 from headrace.storage.log import TopicPartition
-from headrace.storage.store import PartitionedStore
+from headrace.storage.offline.convert import Options, convert
+from headrace.storage.segments.store import PartitionedStore
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 

@@ -22,9 +22,9 @@ from report import machine, table
 
 from headrace.cli.local import cluster_file, control
 from headrace.cli.local.cluster_file import LocalCluster
-from headrace.client import admin, fetch
-from headrace.client.cluster import Cluster, Retry
-from headrace.client.produce import Outgoing, Produced, init_producer_id, produce
+from headrace.client.admin import fetch, operations
+from headrace.client.admin.cluster import Cluster, Retry
+from headrace.client.admin.produce import Outgoing, Produced, init_producer_id, produce
 from headrace.records import kernel
 
 TOPIC = "failover"
@@ -132,7 +132,7 @@ def measure(lease_ms: int, rounds: int) -> list[list[str]]:
         try:
             control.wait_until_ready(cluster, lambda _: None)
             with connect(cluster.bootstrap) as client:
-                admin.create_topic(client, TOPIC, partitions=1, replicas=3)
+                operations.create_topic(client, TOPIC, partitions=1, replicas=3)
             writer = Writer(cluster.bootstrap)
             for how in SIGNALS:
                 taken = [once(folder, writer, how) * 1000 for _ in range(rounds)]

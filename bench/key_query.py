@@ -24,9 +24,9 @@ from typing import Any, Final
 
 import processes
 
-from headrace.client import admin, query
-from headrace.client.cluster import Cluster
-from headrace.client.produce import Outgoing, Produced, produce
+from headrace.client.admin import operations, query
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
@@ -216,7 +216,7 @@ def main() -> None:
         with Cluster(broker.bootstrap) as cluster:
             pid = broker.process.pid
             for topic, indexed in ((PLAIN, "false"), (KEYED, "true")):
-                admin.create_topic(cluster, topic, partitions=options.partitions, configs={"key.index": indexed})
+                operations.create_topic(cluster, topic, partitions=options.partitions, configs={"key.index": indexed})
             built = build(cluster, broker.process.pid, pool, rounds)
             show("build", **built)
             sizes = index_bytes(folder)

@@ -14,11 +14,11 @@ from report import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.frames import FRAME_BYTES
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import TopicPartition
-from headrace.storage.shared.frames import FRAME_BYTES
-from headrace.storage.shared.store import SharedStore
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from storage.harness import Harness, append, batch
 
 TURNS = 600

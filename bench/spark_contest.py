@@ -21,10 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from headrace.pipelines import archive
+from headrace.pipelines.table_sink import TableSink
 from headrace.records.arrow import BATCH_ROWS
 from headrace.spark import session
-from headrace.spark.pipelines import archive
-from headrace.spark.table_sink import TableSink
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 PIECE_ROWS = 100_000

@@ -35,10 +35,10 @@ from run import say
 
 import headrace
 from headrace import arrow
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import LATEST, list_offsets
-from headrace.client.produce import Outgoing, Produced, produce
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import LATEST, list_offsets
+from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.records import arrow as rows_of
 
 ROWS: Final = {100: 10_000_000, 1024: 2_000_000}
@@ -103,7 +103,7 @@ def fill(bootstraps: Sequence[str], topic: str, size_bytes: int, rows: int) -> N
     clusters = [Cluster(bootstrap) for bootstrap in bootstraps]
     try:
         for cluster in clusters:
-            admin.create_topic(cluster, topic, partitions=PARTITIONS)
+            operations.create_topic(cluster, topic, partitions=PARTITIONS)
             cluster.topic(topic, expected=True)
         sent = 0
         while sent < rows:

@@ -23,8 +23,8 @@ import processes
 from contestants import CACHE, HOST, Missing
 from loads import Invalid, Measured, await_quiet
 
-from headrace.client.cluster import Cluster
-from headrace.client.refusal import check
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import check
 from headrace.records import kernel
 from headrace.wire import api as apis
 from headrace.wire.message import Message

@@ -7,11 +7,11 @@ import os
 from brokers import LAYOUT_VARIABLE
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.layouts import Store
 from headrace.storage.log import TopicPartition
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
+from headrace.storage.segments.store import PartitionedStore
 
 
 def chosen_layout() -> str:

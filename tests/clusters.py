@@ -25,8 +25,8 @@ from typing import Final, Self
 
 from brokers import Broker, wait_for
 from etcd_nodes import EtcdNode, EtcdNodes, KeptPort
-from headrace.client import admin
-from headrace.client.cluster import Cluster, Retry
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.errors import HeadraceError
 
 ISOLATED_HOST_BITS: Final = 198 << 24 | 18 << 16  # 198.18.0.0/15 is set apart for tests of networks.
@@ -111,7 +111,7 @@ class BrokerCluster:
         timeout_ms = int(timeout_s * 1000)
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
         with Cluster(self.bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms)) as client:
-            admin.create_topic(
+            operations.create_topic(
                 client, name, partitions=partitions, replicas=replicas, configs=settings, timeout_ms=timeout_ms
             )
 

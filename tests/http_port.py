@@ -18,20 +18,20 @@ from chosen_layout import new_store
 from headrace.cluster.image import Broker, Image, PartitionState, Topic
 from headrace.cluster.names import check_topic_name
 from headrace.errors import UnknownPartition
-from headrace.groups.listing import ClosedPartition, Lag
+from headrace.groups.descriptions import ClosedPartition, Lag
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address
-from headrace.settings import load, log_settings
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import load, log_settings
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.log import TopicPartition
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
+from headrace.virtual.disk import SimDisk
 
 DEADLINE_SECONDS = 30.0
 BROKER = 7

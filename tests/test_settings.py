@@ -11,7 +11,7 @@ import pytest
 
 from headrace.cluster.config import text_of
 from headrace.errors import InvalidConfig, SettingError
-from headrace.settings import BROKER_BY_NAME, TOPIC_BY_NAME, load, log_settings
+from headrace.settings.values import BROKER_BY_NAME, TOPIC_BY_NAME, load, log_settings
 from proving import proves
 
 ROOT = Path(__file__).resolve().parent.parent

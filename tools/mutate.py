@@ -58,10 +58,15 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "replication": (("replication/*.py",), ("tests/replication", "tests/cluster/test_participant.py")),
     "storage": (
-        ("storage/commit*.py", "storage/recovery.py", "storage/shared/recovery.py", "storage/shared/commitlog.py"),
+        (
+            "storage/commit*.py",
+            "storage/segments/recovery.py",
+            "storage/commitlog/recovery.py",
+            "storage/commitlog/commitlog.py",
+        ),
         ("tests/storage",),
     ),
-    "cluster": (("cluster/insync.py", "cluster/controller.py"), ("tests/cluster",)),
+    "cluster": (("cluster/in_sync_replicas.py", "cluster/controller_core.py"), ("tests/cluster",)),
     "groups": (("groups/*.py",), ("tests/groups", "tests/frontend/test_group_loading.py")),
 }
 """What is changed in a room, and the tests that stand for it."""

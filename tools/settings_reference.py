@@ -1,4 +1,4 @@
-"""Writes docs/SETTINGS.md from the tables in headrace.declared; with --check only says whether it is current."""
+"""Writes docs/SETTINGS.md from the tables in headrace.settings; with --check only says whether it is current."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import sys
 from pathlib import Path
 
 from headrace.cluster.config import DYNAMIC
-from headrace.declared import GROUP_SETTINGS
 from headrace.kafka.broker_names import ALIASES
-from headrace.settings import BROKER_SETTINGS, REGISTRY_BY_NAME, REGISTRY_SETTINGS, TOPIC_SETTINGS, Setting, Value
+from headrace.settings.declared import GROUP_SETTINGS
+from headrace.settings.values import (
+    BROKER_SETTINGS,
+    REGISTRY_BY_NAME,
+    REGISTRY_SETTINGS,
+    TOPIC_SETTINGS,
+    Setting,
+    Value,
+)
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
 HEAD = """# Settings
 
-Generated from `src/headrace/declared.py`, `declared_broker.py` and `declared_registry.py` by `make settings`; do not
-edit.
+Generated from the tables in `src/headrace/settings/` by `make settings`; do not edit.
 
 A broker setting comes, weakest first, from its default, the config file (`headrace serve --config FILE`, TOML), the
 environment (`HEADRACE_` and the name in capitals, dots as underscores) and the command line (`--set name=value`).

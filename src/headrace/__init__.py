@@ -11,18 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client.cluster import UnknownTopic
-    from headrace.client.consuming.conduct import LATER
-    from headrace.client.consuming.consumer import Consumer
-    from headrace.client.consuming.group_progress import NotHeld
-    from headrace.client.consuming.read import read
-    from headrace.client.engine.errors import EngineClosed, ForkedEngine
-    from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
-    from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
-    from headrace.client.sending.producer import Producer
+    from headrace.client.admin.cluster import UnknownTopic
+    from headrace.client.connection.errors import EngineClosed, ForkedEngine
+    from headrace.client.consumer.consumer import Consumer
+    from headrace.client.consumer.group_progress import NotHeld
+    from headrace.client.consumer.listener_rules import LATER
+    from headrace.client.consumer.read import read
+    from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
+    from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+    from headrace.client.producer.producer import Producer
     from headrace.errors import HeadraceError
-    from headrace.records.building import Delivery, Report
-    from headrace.records.received import ReceivedRecord as Record
+    from headrace.records.builder import Delivery, Report
+    from headrace.records.consumer_records import ReceivedRecord as Record
 
 __version__ = "0.1.0"
 
@@ -50,25 +50,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LATER": "client.consuming.conduct",
-    "BrokerUnreachable": "client.refusal",
-    "Consumer": "client.consuming.consumer",
-    "Delivery": "records.building",
-    "DeliveryUnknown": "client.sending.errors",
-    "EngineClosed": "client.engine.errors",
-    "ForkedEngine": "client.engine.errors",
+    "LATER": "client.consumer.listener_rules",
+    "BrokerUnreachable": "client.errors",
+    "Consumer": "client.consumer.consumer",
+    "Delivery": "records.builder",
+    "DeliveryUnknown": "client.producer.errors",
+    "EngineClosed": "client.connection.errors",
+    "ForkedEngine": "client.connection.errors",
     "HeadraceError": "errors",
-    "NoBroker": "client.refusal",
-    "NotDelivered": "client.sending.errors",
-    "NotHeld": "client.consuming.group_progress",
-    "Producer": "client.sending.producer",
-    "ProducerClosed": "client.sending.errors",
-    "QueueFull": "client.sending.errors",
-    "Record": "records.received",
-    "Refusal": "client.refusal",
-    "Report": "records.building",
-    "UnknownTopic": "client.cluster",
-    "read": "client.consuming.read",
+    "NoBroker": "client.errors",
+    "NotDelivered": "client.producer.errors",
+    "NotHeld": "client.consumer.group_progress",
+    "Producer": "client.producer.producer",
+    "ProducerClosed": "client.producer.errors",
+    "QueueFull": "client.producer.errors",
+    "Record": "records.consumer_records",
+    "Refusal": "client.errors",
+    "Report": "records.builder",
+    "UnknownTopic": "client.admin.cluster",
+    "read": "client.consumer.read",
 }
 _NAMES_AT_HOME = {"Record": "ReceivedRecord"}
 

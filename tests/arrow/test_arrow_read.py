@@ -13,10 +13,10 @@ import pytest
 import headrace.arrow
 from arrow.topics import NOW_MS, consumed, make_topic, send
 from brokers import Broker
-from headrace.client import admin
-from headrace.client.bulk import TopicReplaced
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.refusal import NoBroker
+from headrace.client.admin import operations
+from headrace.client.admin.bulk import TopicReplaced
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.errors import NoBroker
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import DEFAULT_COLUMNS
 from proving import proves
@@ -142,9 +142,9 @@ def test_a_topic_made_anew_while_it_is_read_is_told(broker: Broker) -> None:
     headrace.arrow.write(topic, rows, bootstrap=broker.bootstrap)
     reader = headrace.arrow.read(topic, bootstrap=broker.bootstrap)
     with Cluster(broker.bootstrap) as cluster:
-        admin.delete_topic(cluster, topic)
+        operations.delete_topic(cluster, topic)
         cluster.forget()
-        admin.create_topic(cluster, topic, partitions=2)
+        operations.create_topic(cluster, topic, partitions=2)
     headrace.arrow.write(topic, rows, bootstrap=broker.bootstrap)
     with pytest.raises(TopicReplaced, match=f"topic '{topic}' was deleted and created again"):
         reader.read_all()

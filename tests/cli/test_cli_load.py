@@ -21,7 +21,7 @@ import headrace.arrow
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from cli.conftest import COMMAND, Run, environment
 from headrace.arrow.ledger import SCHEMA, Ledger, counting_from
-from headrace.arrow.rolling import RollingFiles
+from headrace.arrow.rolling_files import RollingFiles
 from headrace.errors import OperatorError
 from proving import proves
 

@@ -10,9 +10,9 @@ import pytest
 
 from brokers import Brokers
 from cli.conftest import Run
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.produce import Outgoing, produce
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.produce import Outgoing, produce
 from headrace.records import kernel
 from proving import proves
 from storage.harness import append, batch, real_harness
@@ -25,8 +25,8 @@ def stopped(brokers: Brokers, request: pytest.FixtureRequest) -> Path:
         pytest.skip("Apache Kafka's folders are not read")
     broker = brokers.start()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "orders", partitions=2, configs={"segment.bytes": "4096"})
-        admin.create_topic(cluster, "other", partitions=1)
+        operations.create_topic(cluster, "orders", partitions=2, configs={"segment.bytes": "4096"})
+        operations.create_topic(cluster, "other", partitions=1)
         for n in range(5):
             batch = kernel.build([(1, None, b"x" * 1500, []), (2, None, b"%d" % n, [])])
             produce(cluster, [Outgoing("orders", 1, batch)])

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from brokers import Broker
 from cli.conftest import Run
-from headrace.client import query
-from headrace.client.cluster import Cluster
-from headrace.client.producer import Producer
+from headrace.client.admin import query
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.producer import Producer
 from headrace.records.codecs import Codec
 from proving import proves
 

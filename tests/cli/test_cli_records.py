@@ -13,9 +13,9 @@ import pytest
 
 from brokers import Broker
 from cli.conftest import COMMAND, Run, Running, environment
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.partitioner import partition_for_key
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.partitioner import partition_for_key
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -129,7 +129,7 @@ def test_an_offset_before_the_log_is_refused_with_the_remedy(run: Run, topic: Ma
     name = topic()
     run("produce", name, stdin="0\n1\n2\n")
     with Cluster(broker.bootstrap) as cluster:
-        admin.delete_records(cluster, name, {0: 2})
+        operations.delete_records(cluster, name, {0: 2})
     assert "start at `beginning` or `end`" in run("consume", name, "--from", "0", exit_code=1).stderr
     assert run("consume", name).stdout == "2\n"
 

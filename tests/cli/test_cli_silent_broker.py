@@ -13,8 +13,8 @@ import pytest
 from brokers import wait_for
 from cli.conftest import run_command
 from clusters import BrokerCluster
-from headrace.client import admin
-from headrace.client.cluster import Cluster
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -31,7 +31,7 @@ def wounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]
         cluster.create_topic("t", 3, 2)
         cluster.wait_in_sync({"t": 3})
         with Cluster(cluster.bootstrap) as client:
-            assert admin.describe_cluster(client).controller_id == 1
+            assert operations.describe_cluster(client).controller_id == 1
         cluster.brokers[0].kill()
         cluster.pause(1)
         try:

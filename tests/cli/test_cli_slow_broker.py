@@ -10,8 +10,8 @@ import pytest
 
 from brokers import Broker, free_port
 from headrace.cli import cluster_reach
-from headrace.client.cluster import Cluster
-from headrace.client.refusal import NoBroker
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import NoBroker
 
 ANSWER_MS = 100
 TIMEOUT_MS = 60_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.cli.health import read
-from headrace.client.topology import Broker, Partition, Topic, Topology
+from headrace.client.connection.topology import Broker, Partition, Topic, Topology
 from headrace.ports.network import Address
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.local import cluster_file, control, planning
+from headrace.cli.local import cluster_file, control, plan
 from headrace.cli.local.cluster_file import LocalCluster
 from headrace.cli.local.processes import Process, State
 from headrace.errors import OperatorError
@@ -20,7 +20,7 @@ BASE_PORT = 21_000
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> LocalCluster:
-    return planning.plan(tmp_path, BASE_PORT, brokers=3, etcd=3, settings={"num.partitions": "4"})
+    return plan.plan(tmp_path, BASE_PORT, brokers=3, etcd=3, settings={"num.partitions": "4"})
 
 
 def test_no_two_processes_share_a_port(cluster: LocalCluster) -> None:
@@ -30,7 +30,7 @@ def test_no_two_processes_share_a_port(cluster: LocalCluster) -> None:
 
 
 def test_every_process_has_its_config_file(cluster: LocalCluster, tmp_path: Path) -> None:
-    planning.write_configs(cluster)
+    plan.write_configs(cluster)
     settings = [tomllib.loads((tmp_path / f"broker{n}" / "headrace.toml").read_text()) for n in (1, 2, 3)]
     assert [each["node.id"] for each in settings] == [1, 2, 3]
     assert {each["coordination"] for each in settings} == {

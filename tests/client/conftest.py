@@ -9,8 +9,8 @@ import pytest
 
 from brokers import Broker, Brokers
 from client.wire_tap import WireTap
-from headrace.client import admin
-from headrace.client.cluster import Cluster
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
 
 MakeTopic = Callable[..., str]
 
@@ -28,7 +28,7 @@ def topic(cluster: Cluster) -> MakeTopic:
     def make(partitions: int = 1, **configs: object) -> str:
         name = f"client-{uuid.uuid4().hex[:12]}"
         settings = {key.replace("_", "."): str(value) for key, value in configs.items()}
-        admin.create_topic(cluster, name, partitions=partitions, configs=settings)
+        operations.create_topic(cluster, name, partitions=partitions, configs=settings)
         return name
 
     return make

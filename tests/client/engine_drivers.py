@@ -8,8 +8,8 @@ from collections.abc import Callable
 import uvloop
 
 from headrace.aio.reactor import AsyncioReactor
-from headrace.client.engine.reactor import Reactor
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.connection.reactor import Reactor
+from headrace.client.connection.thread_reactor import ThreadReactor
 
 WAIT_S = 20.0
 KINDS = ("threads", "background", "asyncio", "uvloop")

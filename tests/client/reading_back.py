@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.client import offsets
-from headrace.client.cluster import Cluster
-from headrace.client.fetch import FetchLimits, Position, fetch
+from headrace.client.admin import offsets
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import FetchLimits, Position, fetch
 from headrace.records import kernel
 from headrace.records.record import Record
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.assignment import NO_GENERATION, Place
-from headrace.client.consuming.assignors import ASSIGNORS, Assign, assignor_named
-from headrace.client.consuming.assignors.average import assign_average, assign_range
-from headrace.client.consuming.assignors.consistent_hash import MOST_OF_AVERAGE, assign_by_ring
-from headrace.client.consuming.assignors.cooperative import assign_sticky
-from headrace.client.consuming.assignors.participants import Participant, Rooms, Shares
-from headrace.client.consuming.assignors.room_first import assign_room_first
+from headrace.client.consumer.assignors import ASSIGNORS, Assign, assignor_named
+from headrace.client.consumer.assignors.average import assign_average, assign_range
+from headrace.client.consumer.assignors.consistent_hash import MOST_OF_AVERAGE, assign_by_ring
+from headrace.client.consumer.assignors.cooperative import assign_sticky
+from headrace.client.consumer.assignors.participants import Participant, Rooms, Shares
+from headrace.client.consumer.assignors.room_first import assign_room_first
+from headrace.client.consumer.group_protocol import NO_GENERATION, Place
 from headrace.errors import SettingError
 from proving import proves
 

@@ -9,19 +9,19 @@ import pytest
 
 from brokers import Broker
 from client.conftest import MakeTopic
-from headrace.client import admin, groups, offsets
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.fetch import read
-from headrace.client.member import Member
-from headrace.client.produce import Outgoing, produce
-from headrace.client.refusal import Refusal
+from headrace.client.admin import groups, offsets, operations
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.fetch import read
+from headrace.client.admin.member import Member
+from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.errors import Refusal
 from headrace.errors import Code
 from headrace.records import kernel
 from proving import proves
 
 
 def own_settings(cluster: Cluster, name: str) -> dict[str, str | None]:
-    return {c.name: c.value for c in admin.describe_configs(cluster, "topic", name) if c.source == "topic"}
+    return {c.name: c.value for c in operations.describe_configs(cluster, "topic", name) if c.source == "topic"}
 
 
 @proves("J7")
@@ -31,11 +31,11 @@ def test_a_topic_is_created_enlarged_altered_and_deleted(cluster: Cluster, topic
     assert [p.index for p in described.partitions] == [0, 1]
     assert described.topic_id != bytes(16)
     assert own_settings(cluster, name) == {"retention.ms": "86400000"}
-    admin.alter_configs(cluster, "topic", name, values={"segment.bytes": "1048576"}, unset=["retention.ms"])
+    operations.alter_configs(cluster, "topic", name, values={"segment.bytes": "1048576"}, unset=["retention.ms"])
     assert own_settings(cluster, name) == {"segment.bytes": "1048576"}
-    admin.create_partitions(cluster, name, 4)
+    operations.create_partitions(cluster, name, 4)
     assert len(cluster.topic(name).partitions) == 4
-    admin.delete_topic(cluster, name)
+    operations.delete_topic(cluster, name)
     with pytest.raises(UnknownTopic, match=f"headrace topic create {name}"):
         cluster.topic(name)
 
@@ -43,41 +43,41 @@ def test_a_topic_is_created_enlarged_altered_and_deleted(cluster: Cluster, topic
 def test_what_cannot_be_done_to_a_topic_is_refused_with_the_reason(cluster: Cluster, topic: MakeTopic) -> None:
     name = topic(partitions=2)
     with pytest.raises(Refusal) as exists:
-        admin.create_topic(cluster, name)
+        operations.create_topic(cluster, name)
     assert exists.value.kafka_code == 36
     with pytest.raises(Refusal) as fewer:
-        admin.create_partitions(cluster, name, 1)
+        operations.create_partitions(cluster, name, 1)
     assert fewer.value.kafka_code == 37
     with pytest.raises(Refusal, match=r"nonsense\.setting"):
-        admin.alter_configs(cluster, "topic", name, values={"nonsense.setting": "1"})
+        operations.alter_configs(cluster, "topic", name, values={"nonsense.setting": "1"})
     with pytest.raises(Refusal) as replicas:
-        admin.create_topic(cluster, name + "-2", replicas=99)
+        operations.create_topic(cluster, name + "-2", replicas=99)
     assert replicas.value.kafka_code == 38
     with pytest.raises(UnknownTopic):
-        admin.delete_topic(cluster, "not-there")
+        operations.delete_topic(cluster, "not-there")
 
 
 def test_the_cluster_and_its_folders_are_described(cluster: Cluster, topic: MakeTopic) -> None:
     name = topic(partitions=2)
     produce(cluster, [Outgoing(name, 1, kernel.build([(1, None, b"x" * 500, [])]))])
-    described = admin.describe_cluster(cluster)
+    described = operations.describe_cluster(cluster)
     assert described.cluster_id
     assert described.controller_id in {broker.broker_id for broker in described.brokers}
-    sizes = {size.partition: size.size_bytes for size in admin.describe_log_folders(cluster, [name])}
+    sizes = {size.partition: size.size_bytes for size in operations.describe_log_folders(cluster, [name])}
     assert sizes.keys() == {0, 1}
     assert sizes[1] >= 500
     broker_id = described.brokers[0].broker_id
-    assert any(config.name == "node.id" for config in admin.describe_configs(cluster, "broker", str(broker_id)))
+    assert any(config.name == "node.id" for config in operations.describe_configs(cluster, "broker", str(broker_id)))
 
 
 def test_records_before_an_offset_are_deleted(cluster: Cluster, topic: MakeTopic) -> None:
     name = topic()
     produce(cluster, [Outgoing(name, 0, kernel.build([(1, None, b"x", [])])) for _ in range(10)])
-    assert admin.delete_records(cluster, name, {0: 4}) == {0: 4}
+    assert operations.delete_records(cluster, name, {0: 4}) == {0: 4}
     assert offsets.list_offsets(cluster, name, {0: offsets.EARLIEST})[0].offset == 4
     with pytest.raises(Refusal, match="start at `beginning`"):
         read(cluster, name, 0, 3, 1)
-    assert admin.delete_records(cluster, name, {0: -1}) == {0: 10}
+    assert operations.delete_records(cluster, name, {0: -1}) == {0: 10}
 
 
 def test_a_member_joins_commits_goes_on_and_leaves(cluster: Cluster, topic: MakeTopic) -> None:

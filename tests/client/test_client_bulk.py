@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.client import admin, bulk
-from headrace.client.bulk import Span, TopicReplaced, record_sets
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.fetch import Fetched, FetchLimits, Position, fetch
-from headrace.client.offsets import LATEST, list_offsets
-from headrace.client.produce import Outgoing, Produced, produce
+from headrace.client.admin import bulk, operations
+from headrace.client.admin.bulk import Span, TopicReplaced, record_sets
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.fetch import Fetched, FetchLimits, Position, fetch
+from headrace.client.admin.offsets import LATEST, list_offsets
+from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.errors import CorruptBatch, OffsetOutOfRange
 from headrace.records import kernel
 from headrace.records.arrow import Decoder
@@ -103,7 +103,7 @@ def test_deleted_data_is_told_with_its_offsets(cluster: Cluster, topic: MakeTopi
     span = Span(name, 0, 100, 500)
     reader = record_sets(cluster, span, 6_500)
     next(reader)
-    admin.delete_records(cluster, name, {0: 400})
+    operations.delete_records(cluster, name, {0: 400})
     with pytest.raises(OffsetOutOfRange, match=rf"{name}-0: offsets \d+ to 399 are gone; the log begins at 400"):
         list(reader)
     with pytest.raises(OffsetOutOfRange, match=rf"{name}-0: offsets 100 to 399 are gone; the log begins at 400"):
@@ -140,9 +140,9 @@ def test_a_topic_made_anew_is_not_read_in_place_of_the_old(
     reader = record_sets(cluster, span, 20_000)
     next(reader)
     with Cluster(broker.bootstrap) as other:
-        admin.delete_topic(other, name)
+        operations.delete_topic(other, name)
         other.forget()
-        admin.create_topic(other, name, partitions=1)
+        operations.create_topic(other, name, partitions=1)
         send(other, name, range(now))
         with pytest.raises(TopicReplaced, match=rf"{name}-0: offsets 0 to 1999 are gone: .* created again"):
             list(reader)
@@ -155,7 +155,7 @@ def test_gaps_of_a_compacted_log_are_passed_over(fresh_broker: StartBroker) -> N
     broker = fresh_broker(settings={"retention.check.ms": 50})
     with Cluster(broker.bootstrap) as cluster:
         compacted = {"cleanup.policy": "compact", "segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01"}
-        admin.create_topic(cluster, "latest", partitions=1, configs=compacted)
+        operations.create_topic(cluster, "latest", partitions=1, configs=compacted)
         for _ in range(20):
             send(cluster, "latest", range(50))
         send(cluster, "latest", range(1_000, 1_001))
@@ -198,7 +198,7 @@ def test_an_answer_behind_the_span_is_no_gap(
 def test_a_damaged_last_batch_is_no_gap(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "spoilt", partitions=1)
+        operations.create_topic(cluster, "spoilt", partitions=1)
         send(cluster, "spoilt", range(100))
         (log,) = broker.data.rglob("spoilt-0/*.log")
         with log.open("r+b") as file:
@@ -212,7 +212,7 @@ def test_a_damaged_last_batch_is_no_gap(fresh_broker: StartBroker) -> None:
 def test_a_broker_that_is_killed_in_mid_read_is_waited_for(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "steady", partitions=1)
+        operations.create_topic(cluster, "steady", partitions=1)
         send(cluster, "steady", range(20_000))
         span = Span("steady", 0, 0, 20_000)
         reader = record_sets(cluster, span, 200_000)
@@ -228,7 +228,7 @@ def test_a_broker_that_is_killed_in_mid_read_is_waited_for(fresh_broker: StartBr
 def test_a_corrupt_batch_is_told_by_topic_partition_and_offset(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "spoilt", partitions=1)
+        operations.create_topic(cluster, "spoilt", partitions=1)
         send(cluster, "spoilt", range(1_000), value_bytes=20)
         (log,) = broker.data.rglob("spoilt-0/*.log")
         content = log.read_bytes()

@@ -17,12 +17,12 @@ import pytest
 from brokers import Broker, free_port
 from certificates import self_signed
 from client.conftest import MakeTopic
-from headrace.client import admin
-from headrace.client.cluster import Cluster, parse_address, parse_bootstrap
-from headrace.client.connection import Connection, Request, exchange
-from headrace.client.fetch import FetchLimits, Position, fetch, read
-from headrace.client.produce import Outgoing, produce
-from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, parse_address, parse_bootstrap
+from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
+from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
 from headrace.errors import HeadraceError, ProtocolError, SettingError
 from headrace.ports.network import Address
 from headrace.records import kernel
@@ -189,7 +189,7 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
     )
     trusting = ssl.create_default_context(cafile=str(certificate.certificate_path))
     with Cluster(broker.bootstrap, tls=trusting) as cluster:
-        admin.create_topic(cluster, "sealed")
+        operations.create_topic(cluster, "sealed")
         batch = kernel.build([(1, None, b"x" * 100_000, [])])
         produce(cluster, [Outgoing("sealed", 0, batch)] * 3)
         assert read(cluster, "sealed", 0, 0, 10).next_offset == 3
@@ -200,8 +200,8 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
 
 
 def test_what_a_client_raises_of_itself_does_not_make_a_code_final() -> None:
-    import headrace.client.sending.errors  # noqa: F401
-    from headrace.client.refusal import is_retriable
+    import headrace.client.producer.errors  # noqa: F401
+    from headrace.client.errors import is_retriable
 
     assert [is_retriable(code) for code in (3, 5, 6, 7, 19, 56)] == [True] * 6
     assert [is_retriable(code) for code in (1, 10, 17, 45)] == [False] * 4

@@ -18,13 +18,13 @@ import pytest
 
 from brokers import Broker, wait_for
 from client.conftest import MakeTopic
-from headrace.client import offsets
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.fetch import FetchLimits, Position, fetch, read
-from headrace.client.partitioner import partition_for_key
-from headrace.client.produce import Outgoing, Produced, encode_parts, init_producer_id, produce
-from headrace.client.producer import Producer
-from headrace.client.refusal import Refusal
+from headrace.client.admin import offsets
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
+from headrace.client.admin.partitioner import partition_for_key
+from headrace.client.admin.produce import Outgoing, Produced, encode_parts, init_producer_id, produce
+from headrace.client.admin.producer import Producer
+from headrace.client.errors import Refusal
 from headrace.records import kernel
 from headrace.records.batch import CONTROL
 from headrace.records.codecs import Codec
@@ -269,8 +269,8 @@ def test_many_requests_leave_in_one_vectored_write(broker: Broker, topic: MakeTo
         pytest.skip("strace is not installed")
     script = textwrap.dedent("""
         import sys
-        from headrace.client.cluster import Cluster
-        from headrace.client.produce import Outgoing, produce
+        from headrace.client.admin.cluster import Cluster
+        from headrace.client.admin.produce import Outgoing, produce
         from headrace.records import kernel
         with Cluster(sys.argv[1]) as cluster:
             batch = kernel.build([(1, None, b"v" * 1000, [])])

@@ -12,7 +12,7 @@ import pytest
 from brokers import Broker, wait_for
 from certificates import self_signed
 from headrace import Consumer, Producer, aio
-from headrace.client.refusal import NoBroker
+from headrace.client.errors import NoBroker
 from proving import proves
 
 VALUES = [b"%d" % number for number in range(100)]

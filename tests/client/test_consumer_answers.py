@@ -9,9 +9,9 @@ import pytest
 
 from brokers import wait_for
 from client.engine_peer import Answer, Peer
-from headrace.client.consuming.consumer import Consumer
-from headrace.client.consuming.fetching import Reset
-from headrace.client.refusal import Refusal
+from headrace.client.consumer.consumer import Consumer
+from headrace.client.consumer.fetcher import Reset
+from headrace.client.errors import Refusal
 from headrace.records import kernel
 from headrace.records.batch import sign
 from headrace.wire import api as apis
@@ -264,7 +264,7 @@ def test_offsets_without_records_are_passed_over(play: Play, priority_header: st
 def test_a_leader_that_falls_silent_is_left_when_another_has_taken_over(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.client.consuming.fetching.SLOW_S", 0.1)
+    monkeypatch.setattr("headrace.client.consumer.fetcher.SLOW_S", 0.1)
 
     def script(broker_id: int, asked: Message) -> Message | None:
         if broker_id == 1 and asked.fetch_offset >= 20:

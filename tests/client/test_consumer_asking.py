@@ -10,13 +10,13 @@ import pytest
 from brokers import wait_for
 from client.engine_peer import Answer, Peer
 from client.test_consumer_answers import Scripted
-from headrace.client.assignment import Place
-from headrace.client.consuming.consumer import Consumer
-from headrace.client.consuming.coordinator import Coordinator
-from headrace.client.consuming.group_requests import Identity, heartbeat_request
-from headrace.client.consuming.listing import Listing
-from headrace.client.engine.network import shared
-from headrace.client.offsets import EARLIEST
+from headrace.client.admin.offsets import EARLIEST
+from headrace.client.connection.connections import shared
+from headrace.client.consumer.consumer import Consumer
+from headrace.client.consumer.coordinator import Coordinator
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_requests import Identity, heartbeat_request
+from headrace.client.consumer.offset_lookup import Listing
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message

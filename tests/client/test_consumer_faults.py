@@ -10,14 +10,14 @@ import pytest
 
 from brokers import Broker, wait_for
 from client.test_consumer_pull import collect, send, values
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.consuming.consumer import Consumer
-from headrace.client.consuming.fetching import Reset
-from headrace.client.refusal import NoBroker
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.consumer.consumer import Consumer
+from headrace.client.consumer.fetcher import Reset
+from headrace.client.errors import NoBroker
 from headrace.errors import CorruptBatch
 from headrace.records.batch import CRC_AT, batches
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
 StartBroker = Callable[..., Broker]
@@ -35,7 +35,7 @@ def poll_until(consumer: Consumer, done: Callable[[], bool]) -> list[ReceivedRec
 def test_a_broker_killed_and_restarted_in_mid_read_is_waited_for(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "steady", partitions=2)
+        operations.create_topic(cluster, "steady", partitions=2)
         for partition in (0, 1):
             send(cluster, "steady", range(15_000), partition, per_batch=500)
     found: list[ReceivedRecord] = []
@@ -64,7 +64,7 @@ def test_a_broker_killed_and_restarted_in_mid_read_is_waited_for(fresh_broker: S
 def test_a_consumer_started_before_its_broker_finds_it_later(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "early", partitions=1)
+        operations.create_topic(cluster, "early", partitions=1)
         send(cluster, "early", range(10))
     broker.kill()
     found: list[ReceivedRecord] = []
@@ -92,7 +92,7 @@ def test_partitions_that_a_topic_gains_are_read_from_their_first_record(
     name = topic(partitions=1)
     with Consumer(name, bootstrap=broker.bootstrap, start=start, max_wait_ms=50) as consumer:  # type: ignore[arg-type]
         assert consumer.position(name, 0) == 0
-        admin.create_partitions(cluster, name, 3)
+        operations.create_partitions(cluster, name, 3)
         cluster.forget()
         for partition in range(3):
             wait_for("the partition", lambda partition=partition: len(cluster.topic(name).partitions) > partition)  # type: ignore[misc]
@@ -115,10 +115,10 @@ def test_a_topic_made_anew_is_read_from_its_first_record_and_told(
     with Consumer(name, bootstrap=broker.bootstrap, start="latest", max_wait_ms=50, on_reset=told.append) as consumer:
         consumer.seek_to_start()
         assert values(collect(consumer, 100)) == list(range(100))
-        admin.delete_topic(cluster, name)
+        operations.delete_topic(cluster, name)
         cluster.forget()
         assert consumer.poll(timeout_ms=100) == []
-        admin.create_topic(cluster, name, partitions=1)
+        operations.create_topic(cluster, name, partitions=1)
         send(cluster, name, range(500, 700))
         assert values(collect(consumer, 200)) == list(range(500, 700))
         assert consumer.assignment == [(name, 0)]
@@ -142,9 +142,9 @@ def test_of_a_topic_made_anew_nothing_old_is_handed_out_and_no_old_offset_counts
 
     with Consumer(name, bootstrap=broker.bootstrap, max_wait_ms=50, on_reset=told.append) as consumer:
         assert take(consumer) == list(range(10))
-        admin.delete_topic(cluster, name)
+        operations.delete_topic(cluster, name)
         cluster.forget()
-        admin.create_topic(cluster, name, partitions=1)
+        operations.create_topic(cluster, name, partitions=1)
         send(cluster, name, range(500, 520))
         wait_for("the new topic to be noticed", lambda: told)
         assert take(consumer) == list(range(500, 510))
@@ -156,7 +156,7 @@ def test_of_a_topic_made_anew_nothing_old_is_handed_out_and_no_old_offset_counts
 def test_a_damaged_batch_is_told_with_its_place_and_others_are_read_on(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "spoilt", partitions=2)
+        operations.create_topic(cluster, "spoilt", partitions=2)
         send(cluster, "spoilt", range(1000), 0)
         send(cluster, "spoilt", range(2000, 2100), 1)
     damage(broker, "spoilt-0", 7)
@@ -197,7 +197,7 @@ def read_to_the_damage(consumer: Consumer, *, arrow: bool, whole: int) -> tuple[
 def test_a_member_started_before_its_broker_finds_it_later(fresh_broker: StartBroker) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "early", partitions=1)
+        operations.create_topic(cluster, "early", partitions=1)
         send(cluster, "early", range(10))
     broker.kill()
     found: list[ReceivedRecord] = []
@@ -222,7 +222,7 @@ def test_a_member_started_before_its_broker_finds_it_later(fresh_broker: StartBr
 def test_what_stands_before_a_damage_is_decoded(fresh_broker: StartBroker, priority_header: str | None) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "decoded", partitions=1)
+        operations.create_topic(cluster, "decoded", partitions=1)
         send(cluster, "decoded", range(200))
     damage(broker, "decoded-0", 2)
     with Consumer(

@@ -11,8 +11,8 @@ import pytest
 
 from brokers import Broker
 from headrace import Consumer, Producer, Record, aio
-from headrace.client.consuming.handing import TAKEN_BYTES
-from headrace.client.consuming.options import ConsumerOptions
+from headrace.client.consumer.collector import TAKEN_BYTES
+from headrace.client.consumer.options import ConsumerOptions
 from proving import proves
 
 COUNT = 6000

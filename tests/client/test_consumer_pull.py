@@ -10,15 +10,15 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
 from brokers import Broker, wait_for
-from headrace.client import admin
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.consuming.consumer import Consumer
-from headrace.client.consuming.fetching import Reset
-from headrace.client.consuming.options import ConsumerOptions
-from headrace.client.consuming.read import read
-from headrace.client.engine.errors import EngineClosed
-from headrace.client.produce import Outgoing, Produced, produce
-from headrace.client.refusal import NoBroker, Refusal
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.consumer.consumer import Consumer
+from headrace.client.consumer.fetcher import Reset
+from headrace.client.consumer.options import ConsumerOptions
+from headrace.client.consumer.read import read
+from headrace.client.errors import NoBroker, Refusal
 from headrace.errors import (
     HeadraceError,
     InvalidRecord,
@@ -29,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.records import kernel
 from headrace.records.arrow import TYPES
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 from headrace.records.record import NewRecord
 from proving import proves
 
@@ -276,7 +276,7 @@ def test_an_offset_that_is_gone_is_told_and_gone_on_from(
     name = topic(partitions=2)
     send(cluster, name, range(100), 0)
     send(cluster, name, range(100, 110), 1)
-    admin.delete_records(cluster, name, {0: 60})
+    operations.delete_records(cluster, name, {0: 60})
     told: list[Reset] = []
     one = consumer(name, on_reset=told.append)
     one.seek(name, 0, 20)
@@ -327,7 +327,7 @@ def test_what_is_not_there_is_told_and_may_come_later(
     with pytest.raises(UnknownTopic, match="no partition 7, only 0 to 0"):
         consumer(partitions=[(name, 7)]).poll(timeout_ms=5000)
     late = consumer([name, f"{name}-late"])
-    admin.create_topic(cluster, f"{name}-late", partitions=1)
+    operations.create_topic(cluster, f"{name}-late", partitions=1)
     send(cluster, f"{name}-late", range(5))
     found: list[ReceivedRecord] = []
 

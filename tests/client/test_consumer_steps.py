@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from headrace.client.consuming.contiguous import Contiguous
-from headrace.client.consuming.feed import (
+from headrace.client.consumer.contiguous import Contiguous
+from headrace.client.consumer.cursor import (
     PAUSE_MOST_S,
     PAUSE_S,
     REPLICA_KEPT_S,
@@ -18,11 +18,11 @@ from headrace.client.consuming.feed import (
     fetchable,
     next_time,
 )
-from headrace.client.consuming.priority import RECORDS_MAX, PriorityOrder, priority_of
-from headrace.client.extent import extent
+from headrace.client.consumer.priority import RECORDS_MAX, PriorityOrder, priority_of
+from headrace.client.record_sets import extent
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.records import kernel
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 from headrace.records.record import NewRecord
 from proving import proves
 

@@ -11,9 +11,9 @@ import pytest
 
 from brokers import Broker, wait_for
 from client.test_consumer_pull import collect, send, values
-from headrace.client.cluster import Cluster
-from headrace.client.consuming.consumer import Consumer
-from headrace.client.engine.errors import EngineClosed
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.consumer.consumer import Consumer
 from headrace.errors import InvalidRequest
 from proving import proves
 

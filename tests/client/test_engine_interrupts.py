@@ -17,8 +17,8 @@ from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition
 from client.test_engine_threads import WAIT_S, Echo, driven
-from headrace.client.cluster import Cluster
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.thread_reactor import ThreadReactor
 from proving import proves
 
 HANDLED = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM]

@@ -8,9 +8,9 @@ import pytest
 
 from brokers import Broker
 from client.conftest import MakeTopic
-from headrace.client.engine.network import Network, shared
-from headrace.client.engine.threads import ThreadReactor
-from headrace.client.topology import Topic
+from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.connection.topology import Topic
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from headrace.client.engine.stream import FrameReader, PartWriter
+from headrace.client.connection.stream import FrameReader, PartWriter
 from headrace.errors import ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.client.cluster import parse_address
-from headrace.client.engine.errors import EngineClosed, ForkedEngine
-from headrace.client.engine.link import Link
-from headrace.client.engine.network import shared
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.admin.cluster import parse_address
+from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.connections import shared
+from headrace.client.connection.errors import EngineClosed, ForkedEngine
+from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.errors import HeadraceError
-from headrace.records.building import Delivery, SentBatch
+from headrace.records.builder import Delivery, SentBatch
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves

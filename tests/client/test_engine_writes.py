@@ -18,8 +18,8 @@ from proving import proves
 
 SCRIPT = textwrap.dedent("""
     import sys, threading
-    from headrace.client.engine.network import shared
-    from headrace.client.produce import Outgoing, encode_parts
+    from headrace.client.connection.connections import shared
+    from headrace.client.admin.produce import Outgoing, encode_parts
     from headrace.records import kernel
     from headrace.wire import api as apis
 

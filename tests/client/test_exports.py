@@ -27,7 +27,7 @@ def test_the_client_is_loaded_when_it_is_asked_for() -> None:
 import sys, headrace
 before = [name for name in sys.modules if name.startswith(("headrace.client", "headrace.records"))]
 headrace.Producer
-print(before, "headrace.client.sending.producer" in sys.modules, "headrace.client.consuming.consumer" in sys.modules)
+print(before, "headrace.client.producer.producer" in sys.modules, "headrace.client.consumer.consumer" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] True False"

@@ -12,8 +12,8 @@ from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from clusters import BrokerCluster
 from headrace import Consumer
-from headrace.client import groups
-from headrace.client.cluster import Cluster
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
 from proving import proves
 
 PARTITIONS = 6

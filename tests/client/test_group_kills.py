@@ -16,8 +16,8 @@ from brokers import Broker, wait_for
 from client.producer_account import KEYS, NumberedLoad
 from clusters import BrokerCluster
 from headrace import Consumer, Producer
-from headrace.client import groups
-from headrace.client.cluster import Cluster
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
 from proving import proves
 
 SETTINGS: dict[str, object] = {

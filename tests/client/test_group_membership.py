@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers import Broker
-from headrace.client import admin, groups
-from headrace.client.assignment import Place
-from headrace.client.cluster import Cluster
-from headrace.client.consuming.group_progress import NotHeld
-from headrace.client.consuming.membership import Membership, State
-from headrace.client.consuming.progress import Offsets
-from headrace.client.engine.network import Network, shared
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.admin import groups, operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.consumer.group_progress import NotHeld
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.membership import Membership, State
+from headrace.client.consumer.progress import Offsets
 from headrace.errors import Code, HeadraceError
 from proving import proves
 
@@ -238,7 +238,7 @@ def test_partitions_that_a_topic_gains_are_shared_out(
     target = topic(partitions=2)
     members = [join(group, target, assignor=assignor) for _ in range(3)]
     wait(lambda: sum(len(member.numbers) for member in members) == 2)
-    admin.create_partitions(cluster, target, 6)
+    operations.create_partitions(cluster, target, 6)
     wait(share(*members))
     assert all(len(member.numbers) == 2 for member in members)
 
@@ -249,7 +249,7 @@ def test_a_topic_that_comes_later_is_read_when_it_is_there(
     target = f"later-{uuid.uuid4().hex[:8]}"
     member = join(group, target)
     wait(lambda: member.membership.state is State.STABLE)
-    admin.create_topic(cluster, target, partitions=6)
+    operations.create_topic(cluster, target, partitions=6)
     wait(share(member))
 
 

@@ -12,8 +12,8 @@ from brokers import Broker, wait_for
 from clients.members import JOIN_DEADLINE_S, Member, wait_shared, wait_values
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
-from headrace.client import groups
-from headrace.client.cluster import Cluster
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
 from proving import proves
 
 PARTITIONS = 6

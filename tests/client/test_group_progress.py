@@ -18,15 +18,15 @@ from client.engine_peer import Peer
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace import Consumer
-from headrace.client import admin, groups
-from headrace.client.cluster import Cluster
-from headrace.client.consuming.coordinator import Coordinator
-from headrace.client.consuming.group_progress import GroupProgress
-from headrace.client.consuming.group_requests import Identity
-from headrace.client.consuming.options import Options
-from headrace.client.consuming.progress import ProgressUnusable
-from headrace.client.engine.network import shared
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.admin import groups, operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.connections import shared
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.consumer.coordinator import Coordinator
+from headrace.client.consumer.group_progress import GroupProgress
+from headrace.client.consumer.group_requests import Identity
+from headrace.client.consumer.options import Options
+from headrace.client.consumer.progress import ProgressUnusable
 from headrace.errors import Code, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -246,7 +246,7 @@ def test_in_broadcast_mode_each_reads_what_a_topic_gains_and_goes_on_there_after
 
     with start("a") as first, start("b") as second:
         assert first.position(target, 0) == second.position(target, 0) == 10
-        admin.create_partitions(cluster, target, 3)
+        operations.create_partitions(cluster, target, 3)
         write(broker, target, 30, partitions=3)
         for consumer in (first, second):
             # What a refresh brings every half minute, now.

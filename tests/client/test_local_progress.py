@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.client.assignment import Place
-from headrace.client.consuming.progress import LocalProgress, Offsets, ProgressUnusable
-from headrace.client.engine.threads import ThreadReactor
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.progress import LocalProgress, Offsets, ProgressUnusable
 from headrace.errors import HeadraceError
 from headrace.ports.disk import Disk, write_atomically
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
 from headrace.system.disk import SystemDisk
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from proving import proves
 
 FOLDER = Path("/state/progress")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_python_murmur2
 
-from headrace.client.partitioner import Partitioner, murmur2, partition_for_key
+from headrace.client.admin.partitioner import Partitioner, murmur2, partition_for_key
 from proving import proves
 
 

@@ -15,9 +15,9 @@ from brokers import Broker
 from client.conftest import MakeTopic
 from client.reading_back import read_partition, read_topic
 from headrace.aio import Delivery, NotDelivered, Producer, QueueFull
-from headrace.client import admin
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.sending.errors import ProducerClosed
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.producer.errors import ProducerClosed
 from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
 from proving import proves
 
@@ -128,7 +128,7 @@ def test_a_topic_that_grows_is_used_whole_by_coroutines(broker: Broker, cluster:
     async def go() -> None:
         async with Producer(broker.bootstrap) as producer:
             await producer.send(name, b"v")
-            await asyncio.to_thread(admin.create_partitions, cluster, name, 3)
+            await asyncio.to_thread(operations.create_partitions, cluster, name, 3)
             assert (await producer.send(name, b"v", partition=2)).partition == 2
 
     run(go())

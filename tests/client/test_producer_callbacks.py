@@ -9,8 +9,8 @@ import pytest
 
 from brokers import Broker, wait_for
 from client.conftest import MakeTopic
-from headrace.client.sending.producer import Producer
-from headrace.records.building import Delivery
+from headrace.client.producer.producer import Producer
+from headrace.records.builder import Delivery
 from proving import proves
 
 WAIT_S = 30.0

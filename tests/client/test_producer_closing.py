@@ -13,10 +13,10 @@ import pytest
 import headrace.aio
 from brokers import Broker, wait_for
 from client.reading_back import read_partition
-from headrace.client.cluster import Cluster
-from headrace.client.engine.errors import ForkedEngine
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed
-from headrace.client.sending.producer import Producer
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.errors import ForkedEngine
+from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed
+from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError
 from proving import proves
 

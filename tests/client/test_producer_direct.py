@@ -16,18 +16,18 @@ from brokers import Broker, Brokers, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition
 from client.wire_tap import Seen, WireTap
-from headrace.client.cluster import Cluster
-from headrace.client.engine import threads
-from headrace.client.engine.errors import CalledWithin, ForkedEngine
-from headrace.client.engine.link import Link
-from headrace.client.engine.stream import FrameReader
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
-from headrace.client.sending.form import Form
-from headrace.client.sending.producer import Producer
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection import thread_reactor
+from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.errors import CalledWithin, ForkedEngine
+from headrace.client.connection.stream import FrameReader
+from headrace.client.producer.errors import DeliveryUnknown, NotDelivered
+from headrace.client.producer.form import Form
+from headrace.client.producer.producer import Producer
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
-from headrace.records.building import Delivery
+from headrace.records.builder import Delivery
 from headrace.wire import api as apis
 from headrace.wire.codec import encode_response
 from headrace.wire.header import write_response
@@ -40,7 +40,7 @@ TOO_LARGE = 10
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits alone does so until something happens."""
-    monkeypatch.setattr(threads, "DOZE_S", 30.0)
+    monkeypatch.setattr(thread_reactor, "DOZE_S", 30.0)
 
 
 @pytest.fixture

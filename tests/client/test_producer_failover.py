@@ -13,9 +13,9 @@ from client.producer_account import NumberedLoad, check, told
 from client.reading_back import read_topic
 from clusters import BrokerCluster
 from headrace import Delivery, Producer
-from headrace.client.cluster import Cluster
-from headrace.client.consuming.consumer import Consumer
-from headrace.client.placement import moves_under_way, order_moves
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.placement import moves_under_way, order_moves
+from headrace.client.consumer.consumer import Consumer
 from headrace.records.record import Record
 from proving import proves
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.client.sending.faults import FaultLatency
-from headrace.client.sending.spread import next_partition
+from headrace.client.producer.faults import FaultLatency
+from headrace.client.producer.spread import next_partition
 from headrace.errors import SettingError
 from proving import proves
 

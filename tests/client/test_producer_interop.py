@@ -13,7 +13,7 @@ from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_topic
 from headrace import Producer
-from headrace.client.cluster import Cluster
+from headrace.client.admin.cluster import Cluster
 from proving import proves
 
 PARTITIONS = 7

@@ -14,13 +14,13 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.client.sending import outcomes
-from headrace.client.sending.lane import Fate, Lane, Parcel
-from headrace.client.sending.outcomes import Outcome
+from headrace.client.producer import outcomes
+from headrace.client.producer.lane import Fate, Lane, Parcel
+from headrace.client.producer.outcomes import Outcome
 from headrace.errors import HeadraceError
 from headrace.records.batch import BatchHeader
-from headrace.sim.clock import VirtualClock
 from headrace.storage.producers import Load, ProducerLoads, ProducerTable
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 NOT_ENOUGH_REPLICAS = 19

@@ -11,12 +11,12 @@ import pytest
 
 from brokers import Broker, wait_for
 from client.conftest import MakeTopic
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.sending.errors import QueueFull
-from headrace.client.sending.producer import Producer
-from headrace.client.sending.track import Load
-from headrace.records.building import Delivery
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.producer.errors import QueueFull
+from headrace.client.producer.producer import Producer
+from headrace.client.producer.track import Load
+from headrace.records.builder import Delivery
 from proving import proves
 
 MakeProducer = Callable[..., Producer]
@@ -49,7 +49,7 @@ def test_a_batch_that_waits_keeps_none_behind_it_in_memory(
     producer = producing(batch_bytes=1_000, interval_ms=3_600_000)
     if stuck == "its topic":
         producer.send(gone, b"v")
-        admin.delete_topic(cluster, gone)
+        operations.delete_topic(cluster, gone)
         waits = producer.send_async(gone, bytes(2_000))
     else:
         waits = producer.send_async(name, b"v", partition=1)

@@ -15,18 +15,18 @@ from brokers import Broker, Brokers, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition, read_topic
 from clients.cutting import CuttingProxy
-from headrace.client import admin
-from headrace.client.cluster import Cluster, UnknownTopic
-from headrace.client.engine import network
-from headrace.client.fetch import FetchLimits, Position, fetch
-from headrace.client.refusal import BrokerUnreachable
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
-from headrace.client.sending.lane import Parcel
-from headrace.client.sending.producer import Producer
-from headrace.client.sending.track import Load
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.connection import connections
+from headrace.client.errors import BrokerUnreachable
+from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+from headrace.client.producer.lane import Parcel
+from headrace.client.producer.producer import Producer
+from headrace.client.producer.track import Load
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError
 from headrace.records.batch import BatchHeader
-from headrace.records.building import Delivery, Report
+from headrace.records.builder import Delivery, Report
 from headrace.records.partitioner import partition_for_key
 from proving import proves
 
@@ -304,7 +304,7 @@ def test_a_record_for_a_topic_that_was_deleted_fails_and_says_so(
     name = topic()
     producer = producing(delivery_timeout_ms=3_000)
     producer.send(name, b"v")
-    admin.delete_topic(cluster, name)
+    operations.delete_topic(cluster, name)
     with pytest.raises(NotDelivered, match=name):
         producer.send(name, b"w")
 
@@ -373,7 +373,7 @@ def test_a_topic_that_grows_is_used_whole(producing: MakeProducer, cluster: Clus
     name = topic(partitions=2)
     producer = producing()
     producer.send(name, b"v")
-    admin.create_partitions(cluster, name, 4)
+    operations.create_partitions(cluster, name, 4)
     assert wait_for("the new partition", lambda: _placed(producer, name, 3)).partition == 3
     wait_for("records in all", lambda: producer.send(name, b"w").partition == 2)
 
@@ -393,7 +393,7 @@ def test_an_order_key_keeps_its_partition_when_the_topic_grows(
     producer = producing()
     keys = [b"order-%d" % nth for nth in range(12)]
     before = {key: producer.send_ordered(name, b"1", key).result().partition for key in keys}
-    admin.create_partitions(cluster, name, 7)
+    operations.create_partitions(cluster, name, 7)
     wait_for("the new partitions", lambda: _placed(producer, name, 6))
     after = {key: producer.send_ordered(name, b"2", key, key=b"another").result().partition for key in keys}
     assert after == before
@@ -439,7 +439,7 @@ def test_connections_cut_at_any_byte_double_nothing_and_lose_nothing(
     proxy.upstream = broker.host_port
     count = 4_000
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "cut", partitions=3)
+        operations.create_topic(cluster, "cut", partitions=3)
         with Producer(broker.bootstrap, batch_bytes=3_000, interval_ms=1) as producer:
             deliveries = [
                 producer.send_async("cut", b"%d" % nth + bytes(200), key=b"%d" % (nth % 50)) for nth in range(count)
@@ -523,8 +523,8 @@ def test_a_topic_made_anew_with_fewer_partitions_is_written_on(
     while reports[-1].partition != 1:
         # Records without a key go to partition 2 from here on.
         reports.append(producer.send(name, b"v"))
-    admin.delete_topic(cluster, name)
-    admin.create_topic(cluster, name, partitions=1)
+    operations.delete_topic(cluster, name)
+    operations.create_topic(cluster, name, partitions=1)
     assert producer.send(name, b"w").partition == 0
     assert producer.send(name, b"w").partition == 0
     assert {producer.send_ordered(name, b"w", key).result(20.0).partition for key in keys} == {0}
@@ -547,10 +547,10 @@ def test_a_record_that_cannot_be_says_what_is_wrong(
 
 
 def test_a_table_that_cannot_be_leaves_no_network_behind() -> None:
-    before = len(network._registry)
+    before = len(connections._registry)
     with pytest.raises(SettingError):
         Producer("127.0.0.1:1", client_id="wrong table", latency_table=[(5, 1), (1, 5)])
-    assert len(network._registry) == before
+    assert len(connections._registry) == before
 
 
 @proves("R6")

@@ -14,12 +14,12 @@ from client.producer_account import NumberedLoad, check, told
 from client.reading_back import read_partition, read_topic
 from client.wire_tap import Seen, WireTap
 from headrace import aio
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.fetch import FetchLimits, Position, fetch
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered
-from headrace.client.sending.producer import Producer
-from headrace.records.building import Delivery
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.producer.errors import DeliveryUnknown, NotDelivered
+from headrace.client.producer.producer import Producer
+from headrace.records.builder import Delivery
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -44,7 +44,7 @@ def producing(broker: Broker) -> Iterator[MakeProducer]:
 
 
 def limit(cluster: Cluster, topic: str, size_bytes: int) -> None:
-    admin.alter_configs(cluster, "topic", topic, values={"max.message.bytes": str(size_bytes)})
+    operations.alter_configs(cluster, "topic", topic, values={"max.message.bytes": str(size_bytes)})
 
 
 def batch_sizes(cluster: Cluster, topic: str, from_offset: int) -> list[int]:
@@ -199,7 +199,7 @@ def test_divided_batches_on_asyncio(broker: Broker, cluster: Cluster, topic: Mak
 def test_a_batch_that_may_be_written_and_is_then_too_large_is_not_written_twice(ordered: bool, tap: WireTap) -> None:
     name = f"unsure-{ordered}"
     with Cluster(tap.address) as cluster:
-        admin.create_topic(cluster, name, partitions=1)
+        operations.create_topic(cluster, name, partitions=1)
     lowered: list[Seen] = []
 
     def change(seen: Seen, answer: Message) -> None:

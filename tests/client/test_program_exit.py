@@ -17,9 +17,10 @@ from brokers import DIES_WITH_PARENT, Broker, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition
 from headrace import Consumer, Producer
-from headrace.client import exits, groups
-from headrace.client.cluster import Cluster
-from headrace.client.engine.telling import Teller
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection import exits
+from headrace.client.connection.callbacks import Teller
 from proving import proves
 
 WITHIN_S = 60

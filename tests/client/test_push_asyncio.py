@@ -14,11 +14,11 @@ from brokers import Broker
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace.aio import LATER, Consumer
-from headrace.client import admin, groups
-from headrace.client.cluster import Cluster
-from headrace.client.refusal import Refusal
+from headrace.client.admin import groups, operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import Refusal
 from headrace.errors import Code, InvalidRequest
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -246,7 +246,7 @@ def test_listening_that_ends_by_an_error_leaves_the_group_and_a_failed_partition
 ) -> None:
     target = topic(partitions=2)
     write(broker, target, 20, partitions=2)
-    admin.delete_records(cluster, target, {0: 5})
+    operations.delete_records(cluster, target, {0: 5})
     groups.commit_offsets(cluster, group, {(target, 0): 0, (target, 1): 0})
 
     async def main() -> None:

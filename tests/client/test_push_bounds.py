@@ -12,9 +12,9 @@ import pytest
 from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from headrace import Consumer, Producer, aio
-from headrace.client.cluster import Cluster
-from headrace.client.consuming.priority import PriorityOrder
-from headrace.records.received import ReceivedRecord
+from headrace.client.admin.cluster import Cluster
+from headrace.client.consumer.priority import PriorityOrder
+from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
 RECORD_BYTES = 100_000

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.assignment import Place
-from headrace.client.consuming import retrying
-from headrace.client.consuming.retrying import DELAYS_MS, RetryRules, returned
-from headrace.client.consuming.workload import SPAN_MAX, Job, Share, Workload
+from headrace.client.consumer import redelivery
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.redelivery import DELAYS_MS, RetryRules, returned
+from headrace.client.consumer.workload import SPAN_MAX, Job, Share, Workload
 from headrace.errors import SettingError
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
 A, B = ("t", 0), ("t", 1)
@@ -194,10 +194,10 @@ def test_sixteen_tries_with_growing_delays_and_then_the_dead_letter_topic() -> N
     assert (dead.topic, dead.partition, dead.key, dead.value) == ("billing.dead", None, b"key", b"value")
     said = dict(dead.headers)
     assert said["trace"] == b"x"
-    assert said[retrying.TRIES] == b"17"
-    assert said[retrying.ERROR] == b"ValueError: no"
-    assert (said[retrying.TOPIC], said[retrying.OFFSET]) == (b"orders", b"42")
-    assert retrying.DUE not in said
+    assert said[redelivery.TRIES] == b"17"
+    assert said[redelivery.ERROR] == b"ValueError: no"
+    assert (said[redelivery.TOPIC], said[redelivery.OFFSET]) == (b"orders", b"42")
+    assert redelivery.DUE not in said
 
 
 def test_more_tries_than_delays_use_the_last_delay_again() -> None:
@@ -208,8 +208,8 @@ def test_more_tries_than_delays_use_the_last_delay_again() -> None:
 
 
 def test_a_record_that_somebody_else_put_into_the_retry_topic_is_tried_at_once() -> None:
-    strange = ReceivedRecord("g.retry", 0, 5, 1, headers=[(retrying.TRIES, b"many")])
-    assert returned(strange) == retrying.Returned(strange, 0, 0)
+    strange = ReceivedRecord("g.retry", 0, 5, 1, headers=[(redelivery.TRIES, b"many")])
+    assert returned(strange) == redelivery.Returned(strange, 0, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"max_tries": -1}, {"delays_ms": ()}, {"delays_ms": (1, -1)}])

@@ -20,12 +20,12 @@ from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace import LATER, Consumer, Producer
-from headrace.client import admin, groups
-from headrace.client.cluster import Cluster
-from headrace.client.consuming import listening
-from headrace.client.refusal import Refusal
+from headrace.client.admin import groups, operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.consumer import listener as listener_module
+from headrace.client.errors import Refusal
 from headrace.errors import Code, InvalidRequest, SettingError
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -229,13 +229,13 @@ def test_a_record_that_cannot_be_put_aside_is_sent_until_it_can_without_calling_
     broker: Broker, cluster: Cluster, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, seen = topic(max_message_bytes=4 << 20), Seen({LARGE: 99})
-    admin.create_topic(cluster, f"{group}.dead", partitions=1, configs={"max.message.bytes": "1000"})
+    operations.create_topic(cluster, f"{group}.dead", partitions=1, configs={"max.message.bytes": "1000"})
     with Producer(broker.bootstrap, max_record_bytes=3 << 20) as producer:
         producer.send(target, LARGE)
     consumer = Consumer(target, bootstrap=broker.bootstrap, group=group)
     with caplog.at_level(logging.ERROR), consumer.listen(seen, ordered=True, max_tries=0, pause_ms=10):
         wait_for("the error", lambda: f"{target}-0 at offset 0 failed and cannot be put into" in caplog.text)
-        admin.alter_configs(cluster, "topic", f"{group}.dead", values={"max.message.bytes": "4000000"})
+        operations.alter_configs(cluster, "topic", f"{group}.dead", values={"max.message.bytes": "4000000"})
         with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
             assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [LARGE]
     assert len(seen.records) == 1
@@ -386,7 +386,7 @@ def test_a_partition_that_cannot_be_read_is_told_and_the_others_go_on(
 ) -> None:
     target, seen = topic(partitions=2), Seen()
     write(broker, target, 20, partitions=2)
-    admin.delete_records(cluster, target, {0: 5})
+    operations.delete_records(cluster, target, {0: 5})
     groups.commit_offsets(cluster, group, {(target, 0): 0, (target, 1): 0})
     consumer = Consumer(target, bootstrap=broker.bootstrap, group=group, start="none")
     with caplog.at_level(logging.ERROR), consumer.listen(seen) as running:
@@ -402,7 +402,7 @@ def test_listeners_that_do_not_return_are_waited_for_together(
     broker: Broker, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other they would take a minute."""
-    monkeypatch.setattr(listening, "JOIN_S", 2.0)
+    monkeypatch.setattr(listener_module, "JOIN_S", 2.0)
     target, seen, gate = topic(), Seen(), threading.Event()
     write(broker, target, 30, partitions=1)
 

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 import headrace.client
-from headrace.client.remembered import Remembered
+from headrace.client.connection.weak_set import Remembered
 
 
 class Thing:

@@ -8,7 +8,7 @@ from itertools import islice
 from brokers import wait_for
 from client.wire_tap import Seen, WireTap
 from headrace import Consumer, Producer
-from headrace.client.refusal import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves

@@ -14,8 +14,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from brokers import Broker
 from clients.records import Client
 from clients.topics import MakeTopic
-from headrace.client.cluster import Cluster
-from headrace.client.fetch import Position, fetch
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import Position, fetch
 from headrace.records.codecs import Codec
 
 DEADLINE_S = 60.0

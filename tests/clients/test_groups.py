@@ -14,7 +14,7 @@ from brokers import Broker, wait_for
 from clients.members import Member, wait_shared, wait_values
 from clients.records import Client, Record
 from clients.topics import MakeTopic, create_topic
-from headrace.settings import BROKER_BY_NAME
+from headrace.settings.values import BROKER_BY_NAME
 from proving import proves
 
 PARTITIONS = 4

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from etcd_nodes import EtcdNodes
-from headrace.cluster.etcd import EtcdCoordination
-from headrace.cluster.etcd_link import EtcdAccess
+from headrace.coordination.etcd import EtcdCoordination
+from headrace.coordination.etcd_connection import EtcdAccess
 from headrace.system.clock import LoopClock
 
 DEADLINE_SECONDS: Final = 60.0

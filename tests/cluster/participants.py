@@ -18,12 +18,12 @@ from headrace.ports.network import Address
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.records.record import NewRecord
-from headrace.settings import load
-from headrace.sim.coordination import CoordinationStore
-from headrace.sim.disk import SimDisk
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.network import MemoryHost, MemoryNetwork
-from headrace.sim.process import Process
+from headrace.settings.values import load
+from headrace.virtual.coordination import CoordinationStore
+from headrace.virtual.disk import SimDisk
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.network import MemoryHost, MemoryNetwork
+from headrace.virtual.process import Process
 
 DATA = "/data"
 DEADLINE_SECONDS = 60.0

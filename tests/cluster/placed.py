@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.cluster.controls import Controls
+from headrace.cluster.controller_state import Controls
 from headrace.cluster.image import NO_LEADER, Broker, Endpoint, Image, PartitionState, Topic
-from headrace.cluster.reassign import Reassignment
+from headrace.placement.plans import Reassignment
 
 Placement = Mapping[str, Sequence[Sequence[int]]]
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from headrace.cluster.assignment import Assignment
 from headrace.cluster.image import Image, Topic
-from headrace.settings import Value
+from headrace.settings.values import Value
 
 NONE = cast(Any, None)
 

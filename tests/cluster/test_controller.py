@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.controller import MOVES_MAX, Context, Decision, Rules, decide, in_transactions
-from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Controls, Order, ReplicaEnd
-from headrace.cluster.draining import plan_drains
+from headrace.cluster.controller_core import MOVES_MAX, Context, Decision, Rules, decide, in_transactions
+from headrace.cluster.controller_state import PREFERRED, RESIGN, UNCLEAN, Controls, Order, ReplicaEnd
 from headrace.cluster.image import LEAVING, NO_LEADER, Broker, Image, Lost, PartitionState, Previous, Topic
-from headrace.cluster.reassign import ReplicaMove
+from headrace.placement.drains import plan_drains
+from headrace.placement.plans import ReplicaMove
 from headrace.ports.coordination import Compare, Delete, Put
 from proving import proves
 

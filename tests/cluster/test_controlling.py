@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cluster import keys
-from headrace.cluster.controller import Rules
-from headrace.cluster.controlling import UNFINISHED_SECONDS, Controlling
-from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.cluster.controller import UNFINISHED_SECONDS, Controlling
+from headrace.cluster.controller_core import Rules
 from headrace.cluster.image import (
     CREATING,
     NO_LEADER,
@@ -23,9 +22,10 @@ from headrace.cluster.image import (
 )
 from headrace.cluster.membership import LEASE_SECONDS, Membership
 from headrace.cluster.view import ClusterView
+from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import InvalidConfig
 from headrace.ports.coordination import Compare, Coordination, Delete, Put, TransactionResult
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 PREFIX = "/headrace/c/"

@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 
 from cluster.participants import DATA, Cluster, Machine, run
-from headrace.cluster.controls import UNCLEAN
+from headrace.cluster.controller_state import UNCLEAN
 from headrace.cluster.orders import plan_elections
-from headrace.cluster.reporting import RESIGN_AGAIN_SECONDS
+from headrace.cluster.replica_reports import RESIGN_AGAIN_SECONDS
 from headrace.errors import HeadraceError
 from headrace.ports.disk import read_whole
 from proving import proves

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.placed import image_of
-from headrace.cluster.controls import Controls
-from headrace.cluster.draining import PAUSE_SECONDS, Drains, plan_drains
+from headrace.cluster.controller_state import Controls
 from headrace.cluster.image import Image
 from headrace.cluster.orders import plan_moves
-from headrace.cluster.waiting import at_once
-from headrace.sim.loop import VirtualLoop
+from headrace.coordination.waits import at_once
+from headrace.placement.drains import PAUSE_SECONDS, Drains, plan_drains
+from headrace.virtual.loop import VirtualLoop
 from proving import proves
 
 

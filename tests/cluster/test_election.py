@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.controls import Controls
+from headrace.cluster.controller_state import Controls
 from headrace.cluster.election import Election, Term, may_claim, predecessor
-from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import Broker, Image, Previous
 from headrace.cluster.membership import LEASE_SECONDS, Membership
 from headrace.cluster.view import ClusterView
+from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import OperatorError
 from headrace.ports.coordination import Delete, Put
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 PREFIX = "/headrace/c/"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cluster.coordination_contract import CoordinationContract, Store
-from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import DataFolderError
 from headrace.ports.coordination import Compacted, Put
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 
@@ -58,8 +58,8 @@ def test_an_acknowledged_change_survives_a_killed_process(tmp_path: Path) -> Non
     program = f"""
 import asyncio, os, signal, sys
 sys.path[:0] = {sys.path!r}
-from headrace.sim.clock import VirtualClock
-from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.virtual.clock import VirtualClock
+from headrace.coordination.embedded import EmbeddedCoordination
 async def main():
     store = EmbeddedCoordination({str(tmp_path / "metadata.sqlite")!r}, VirtualClock())
     await store.put("/a", b"acknowledged")

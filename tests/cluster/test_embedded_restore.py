@@ -7,7 +7,7 @@ from pathlib import Path
 
 from brokers import Broker, wait_for
 from cli.conftest import run_command
-from headrace.cluster.coordination import FILE
+from headrace.coordination.choice import FILE
 from proving import proves
 
 

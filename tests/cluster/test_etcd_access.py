@@ -13,8 +13,8 @@ from aetcd import rpc
 from certificates import self_signed
 from cluster.etcd_clients import DEADLINE_SECONDS, reaching
 from etcd_nodes import EtcdNodes, EtcdTls, etcd_nodes
-from headrace.cluster.etcd import EtcdCoordination
-from headrace.cluster.etcd_link import EtcdAccess, EtcdLink, Metadata, Node
+from headrace.coordination.etcd import EtcdCoordination
+from headrace.coordination.etcd_connection import EtcdAccess, EtcdLink, Metadata, Node
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Put
 from headrace.system.clock import LoopClock

@@ -19,8 +19,8 @@ from brokers import free_port
 from cluster.etcd_clients import DEADLINE_SECONDS, client, clients, reaching, until
 from cluster.losing_proxy import LosingProxy
 from etcd_nodes import EtcdNodes, etcd_nodes
-from headrace.cluster.etcd import EtcdCoordination
-from headrace.cluster.etcd_link import EtcdAccess
+from headrace.coordination.etcd import EtcdCoordination
+from headrace.coordination.etcd_connection import EtcdAccess
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Behind, Compare, OutcomeUnknown, Put
 from proving import proves

@@ -11,8 +11,8 @@ from brokers import wait_for
 from cli.conftest import run_command
 from clusters import BrokerCluster
 from headrace import Producer
-from headrace.client.cluster import Cluster, Retry
-from headrace.client.doubts import metadata_doubts
+from headrace.client.admin.cluster import Cluster, Retry
+from headrace.client.admin.metadata_doubts import metadata_doubts
 from headrace.cluster.lineage import EPOCHS_ABOVE
 from proving import proves
 

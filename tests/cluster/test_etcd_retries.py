@@ -14,9 +14,9 @@ from cluster.coordination_contract import absent
 from cluster.etcd_clients import client, reaching, until
 from cluster.losing_proxy import LosingProxy
 from etcd_nodes import EtcdNodes, etcd_nodes
-from headrace.cluster.etcd import EtcdCoordination
-from headrace.cluster.etcd_link import EtcdAccess
-from headrace.cluster.etcd_receipts import RECEIPTS
+from headrace.coordination.etcd import EtcdCoordination
+from headrace.coordination.etcd_connection import EtcdAccess
+from headrace.coordination.etcd_receipts import RECEIPTS
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Compare, Delete, OutcomeUnknown, Put, TransactionResult
 from proving import proves

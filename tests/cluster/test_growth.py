@@ -10,13 +10,13 @@ from brokers import wait_for
 from cluster.participants import Cluster, run
 from cluster.placed import Placement, image_of
 from clusters import BrokerCluster
-from headrace.client import groups
-from headrace.client.cluster import Cluster as Client
-from headrace.client.cluster import Retry
-from headrace.cluster.growth import plan_growth
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster as Client
+from headrace.client.admin.cluster import Retry
 from headrace.cluster.image import Image
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.topics import CreateTopic
-from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.placement.internal_topics import plan_growth
 from proving import proves
 
 INTERNAL = "__of_its_own"

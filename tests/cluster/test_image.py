@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.controls import Controller, Controls, Order, ReplicaEnd, encode_end
+from headrace.cluster.controller_state import Controller, Controls, Order, ReplicaEnd, encode_end
 from headrace.cluster.image import (
     CREATING,
     LIVE,

@@ -5,8 +5,8 @@ import pytest
 from headrace.cluster.image import Previous
 from headrace.cluster.incarnation import FILE_NAME, read_incarnation, write_incarnation
 from headrace.ports.disk import write_atomically
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 FOLDER = "/data"
 WITH_LOST = b'{"incarnation":"i","boot":"b","clean":true,"lost":[["no hex",0]]}'

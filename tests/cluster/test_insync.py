@@ -11,8 +11,7 @@ import pytest
 
 from chosen_layout import new_store
 from headrace.cluster import keys
-from headrace.cluster.controls import Doubt, encode_doubt
-from headrace.cluster.embedded import EmbeddedCoordination
+from headrace.cluster.controller_state import Doubt, encode_doubt
 from headrace.cluster.image import (
     LEAVING,
     LIVE,
@@ -25,17 +24,18 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.insync import InSyncSets
+from headrace.cluster.in_sync_replicas import InSyncSets
 from headrace.cluster.membership import Membership
 from headrace.cluster.view import ClusterView
-from headrace.partitions.core import SetChange
+from headrace.coordination.embedded import EmbeddedCoordination
+from headrace.partitions.leader_core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.coordination import Compare, Delete, OutcomeUnknown, Put, TransactionResult
-from headrace.settings import log_settings
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import log_settings
 from headrace.storage.log import TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from proving import proves
 
 PREFIX = "/headrace/c/"

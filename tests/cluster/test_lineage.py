@@ -13,7 +13,15 @@ import pytest
 
 from cluster.participants import DATA, Cluster, run
 from headrace.cluster import keys
-from headrace.cluster.controls import Controller, Controls, Difference, Doubt, Lineage, decode_doubt, encode_doubt
+from headrace.cluster.controller_state import (
+    Controller,
+    Controls,
+    Difference,
+    Doubt,
+    Lineage,
+    decode_doubt,
+    encode_doubt,
+)
 from headrace.cluster.image import Image
 from headrace.cluster.lineage import (
     EPOCHS_ABOVE,
@@ -30,9 +38,9 @@ from headrace.cluster.topics import CreateTopic
 from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
 from headrace.ports.coordination import Compare, Delete, Put, TransactionResult
 from headrace.ports.disk import write_atomically
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk, SimFile
 from headrace.storage.damage import look_at
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk, SimFile
 from partitions.led import Deletion
 from proving import proves
 

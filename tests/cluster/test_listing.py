@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 from cluster.placed import image_of
 from headrace.cluster.image import Image
-from headrace.cluster.listing import BrokerRow, HeldRow, PartitionRow, ReplicaRow, by_broker, by_topic
-from headrace.cluster.moves import begin_move
+from headrace.placement.listing import BrokerRow, HeldRow, PartitionRow, ReplicaRow, by_broker, by_topic
+from headrace.placement.moves import begin_move
 from proving import proves
 
 

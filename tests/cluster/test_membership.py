@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import Broker, Endpoint, Image
 from headrace.cluster.membership import (
     LEASE_SECONDS,
@@ -18,9 +17,10 @@ from headrace.cluster.membership import (
     settle_cluster_id,
 )
 from headrace.cluster.view import ClusterView
+from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import CoordinationError, DataFolderError, OperatorError, RequestTimedOut
 from headrace.ports.coordination import Delete, Put
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 PREFIX = "/headrace/c/"

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.cluster.image import NO_LEADER, PartitionState
-from headrace.cluster.moves import begin_move, can_finish_move, cancel_move, finish_move, goal, lead
 from headrace.errors import InvalidAssignment, InvalidRequest
+from headrace.placement.moves import begin_move, can_finish_move, cancel_move, finish_move, goal, lead
 from proving import proves
 
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cluster.coordination import etcd_addresses, on_etcd, open_coordination
-from headrace.cluster.embedded import EmbeddedCoordination
-from headrace.cluster.etcd import EtcdCoordination
+from headrace.coordination.choice import etcd_addresses, on_etcd, open_coordination
+from headrace.coordination.embedded import EmbeddedCoordination
+from headrace.coordination.etcd import EtcdCoordination
 from headrace.errors import OperatorError, SettingError
 from headrace.ports.coordination import Coordination
-from headrace.settings import load
-from headrace.sim.clock import VirtualClock
+from headrace.settings.values import load
+from headrace.virtual.clock import VirtualClock
 
 
 def opened(folder: Path, **flags: object) -> Coordination:
@@ -58,10 +58,10 @@ def test_without_the_extra_an_operator_hears_what_to_install() -> None:
     program = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-from headrace.cluster.coordination import open_coordination
+from headrace.coordination.choice import open_coordination
 from headrace.errors import OperatorError
-from headrace.settings import load
-from headrace.sim.clock import VirtualClock
+from headrace.settings.values import load
+from headrace.virtual.clock import VirtualClock
 assert not any(name.partition(".")[0] in ("grpc", "aetcd", "google") for name in sys.modules)
 sys.modules["aetcd"] = None
 try:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cluster.controls import PREFERRED, UNCLEAN, Controls, Order
+from headrace.cluster.changes import Plan, unchanged
+from headrace.cluster.controller_state import PREFERRED, UNCLEAN, Controls, Order
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState, Topic
 from headrace.cluster.orders import (
     ORDERS_A_STEP,
@@ -19,7 +20,6 @@ from headrace.cluster.orders import (
     plan_elections,
     plan_moves,
 )
-from headrace.cluster.tasks import Plan, unchanged
 from headrace.errors import InvalidAssignment, InvalidRequest, NoMoveUnderWay, UnknownPartition
 from headrace.ports.coordination import Put
 from proving import proves

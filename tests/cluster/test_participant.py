@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 from cluster.participants import Cluster, Machine, run
 from headrace.cluster import keys
+from headrace.cluster.changes import Plan
 from headrace.cluster.config import ConfigChange, Operation
-from headrace.cluster.controls import PREFERRED, UNCLEAN
+from headrace.cluster.controller_state import PREFERRED, UNCLEAN
 from headrace.cluster.image import NO_LEADER, Image, Lost
 from headrace.cluster.orders import plan_elections
-from headrace.cluster.tasks import Plan
 from headrace.records import kernel
 from proving import proves
 

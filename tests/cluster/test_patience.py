@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from headrace.cluster.patience import NO_END, SAY_AGAIN_SECONDS, Patience
-from headrace.cluster.waiting import pause
+from headrace.coordination.startup_wait import NO_END, SAY_AGAIN_SECONDS, Patience
+from headrace.coordination.waits import pause
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import CoordinationRefused
-from headrace.sim.loop import VirtualLoop
+from headrace.virtual.loop import VirtualLoop
 
 CALL_SECONDS = 8.0
 

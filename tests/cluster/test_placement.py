@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.cluster.evenness import Counts
-from headrace.cluster.placement import Site, spread
 from headrace.errors import InvalidReplication
+from headrace.placement.balance import Counts
+from headrace.placement.spread import Site, spread
 from proving import proves
 
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cluster.placed import Placement, carried_out, image_of, replicas_in
 from headrace.cluster.image import Image
-from headrace.cluster.moves import begin_move
-from headrace.cluster.placement import Site, spread
-from headrace.cluster.reassign import (
+from headrace.errors import InvalidAssignment, InvalidReplication, InvalidRequest, UnknownPartition
+from headrace.placement.moves import begin_move
+from headrace.placement.plans import (
     BrokerLoad,
     LeaderChange,
     Reassignment,
@@ -24,8 +24,8 @@ from headrace.cluster.reassign import (
     preferred_leaders,
     rebalance,
 )
-from headrace.cluster.ring import Ring
-from headrace.errors import InvalidAssignment, InvalidReplication, InvalidRequest, UnknownPartition
+from headrace.placement.ring import Ring
+from headrace.placement.spread import Site, spread
 from proving import proves
 
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
-from headrace.cluster.reporting import EndReports
+from headrace.cluster.replica_reports import EndReports
 from partitions.led import BROKER, Led, topic_id
 from proving import proves
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cluster.test_controller import broker, end, image_of, led
-from headrace.cluster.controls import UNCLEAN, ReplicaEnd
+from headrace.cluster.controller_state import UNCLEAN, ReplicaEnd
 from headrace.cluster.image import NO_LEADER, Broker
-from headrace.cluster.reports_due import REGISTRATIONS_MAX, ReportsDue
-from headrace.sim.clock import VirtualClock
+from headrace.cluster.report_deadline import REGISTRATIONS_MAX, ReportsDue
+from headrace.virtual.clock import VirtualClock
 
 LEASE_SECONDS = 3.0
 WHERE = "t", 0

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.cluster.placement import Site
-from headrace.cluster.ring import POINTS, Ring, point
 from headrace.errors import InvalidReplication
+from headrace.placement.ring import POINTS, Ring, point
+from headrace.placement.spread import Site
 from proving import proves
 
 properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,7 +41,7 @@ def test_the_ring_never_changes() -> None:
 
 def test_another_process_computes_the_same_ring() -> None:
     code = (
-        "from headrace.cluster.ring import Ring; from headrace.cluster.placement import Site;"
+        "from headrace.placement.ring import Ring; from headrace.placement.spread import Site;"
         "print([Ring([Site(n) for n in range(5)]).replicas_of('t', n, 3) for n in range(50)])"
     )
     answers = {

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from cluster.participants import Cluster, Machine, run
-from headrace.cluster.controller import UNKNOWN_END
+from headrace.cluster.controller_core import UNKNOWN_END
 from headrace.cluster.image import NO_LEADER, Lost
 from headrace.cluster.incarnation import read_incarnation
 from headrace.records.batch import batches
-from headrace.storage.shared.frames import APPEND
+from headrace.storage.commitlog.frames import APPEND
 from proving import proves
 
 LOG = f"/data/t/t-0/{0:020d}.log"

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from headrace.cluster import keys
+from headrace.cluster.changes import Tasks
 from headrace.cluster.config import ConfigChange, Configs, Operation, changed, durability_altered_at, effective
-from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import Broker, Endpoint, encode_broker
-from headrace.cluster.placement import Site
-from headrace.cluster.ring import Ring
-from headrace.cluster.tasks import Tasks
 from headrace.cluster.topics import CreateTopic, EnlargeTopic, TopicLimits, Topics, draft_topic, plan_create
 from headrace.cluster.view import ClusterView
+from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import (
     HeadraceError,
     InvalidAssignment,
@@ -30,9 +28,11 @@ from headrace.errors import (
     TopicExists,
     UnknownPartition,
 )
+from headrace.placement.ring import Ring
+from headrace.placement.spread import Site
 from headrace.ports.coordination import TransactionResult
-from headrace.settings import TOPIC_BY_NAME, load
-from headrace.sim.clock import VirtualClock
+from headrace.settings.values import TOPIC_BY_NAME, load
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 NOW_MS = 1_700_000_000_000

@@ -8,10 +8,10 @@ import pytest
 
 from headrace.cluster import keys
 from headrace.cluster.image import Image, StoredValue, apply, empty
-from headrace.cluster.placement import Site
-from headrace.cluster.ring import Ring
-from headrace.cluster.values import NAME_MAX, VALUES_MAX, check_name, find, plan_delete, plan_put
+from headrace.cluster.user_values import NAME_MAX, VALUES_MAX, check_name, find, plan_delete, plan_put
 from headrace.errors import ChangedMeanwhile, CoordinationError, InvalidRequest, PolicyViolation, UnknownValue
+from headrace.placement.ring import Ring
+from headrace.placement.spread import Site
 from headrace.ports.coordination import Compare, Delete, Event, Put, WatchResponse
 from proving import proves
 

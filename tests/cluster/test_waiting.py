@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.cluster.waiting import OwnedTask
+from headrace.coordination.waits import OwnedTask
 
 
 def test_the_owner_of_a_task_hears_why_it_ended_and_nothing_when_it_is_closed() -> None:

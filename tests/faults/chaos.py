@@ -20,8 +20,8 @@ from typing import Final
 from brokers import wait_for
 from clusters import BrokerCluster, NamespacedCluster
 from headrace.storage.log import TopicPartition
-from headrace.storage.report import DumpedBatch
-from headrace.storage.verify import dump
+from headrace.storage.offline.report import DumpedBatch
+from headrace.storage.offline.verify import dump
 from headrace.system.disk import SystemDisk
 
 RECORDS_AFTER: Final = 200

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Producer
 
-from headrace.client import fetch, offsets
-from headrace.client.cluster import Cluster, Retry
+from headrace.client.admin import fetch, offsets
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import batch, kernel
 

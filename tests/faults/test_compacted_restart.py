@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from brokers import Broker, wait_for
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.fetch import Position, fetch
-from headrace.client.produce import Outgoing, Produced, produce
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import Position, fetch
+from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader
 from headrace.records.record import NewRecord
@@ -27,7 +27,7 @@ def test_offsets_in_the_gaps_of_a_compacted_topic_are_served_after_a_restart(
     broker = fresh_broker(settings={"retention.check.ms": 10})
     settings = {"segment.bytes": "2048", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(cluster, "s", partitions=1, configs=settings)
+        operations.create_topic(cluster, "s", partitions=1, configs=settings)
         for nth in range(ROUNDS):
             new: list[NewRecord] = [(1_790_000_000_000, b"k%d" % key, b"%d" % nth * 40, []) for key in range(KEYS)]
             (answer,) = produce(cluster, [Outgoing("s", 0, kernel.build(new))])

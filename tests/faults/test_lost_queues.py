@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from brokers import Broker
-from headrace.client import admin, query
-from headrace.client.bulk import Span, record_sets
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import LATEST, list_offsets
-from headrace.client.produce import Outgoing, Produced, produce
+from headrace.client.admin import operations, query
+from headrace.client.admin.bulk import Span, record_sets
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import LATEST, list_offsets
+from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.records import kernel
 from proving import proves
 
@@ -67,7 +67,7 @@ def answers(cluster: Cluster, topics: list[str], seed: int) -> list[tuple[str, b
 def lose_and_start(broker: Broker, topics: list[str], records: int, seed: int) -> dict[str, object]:
     with Cluster(broker.bootstrap) as cluster:
         for topic in topics:
-            admin.create_topic(cluster, topic, partitions=1, configs={"key.index": "true"})
+            operations.create_topic(cluster, topic, partitions=1, configs={"key.index": "true"})
         fill(cluster, topics, records)
         before, asked = contents(cluster, topics, records), answers(cluster, topics, seed)
     assert all(rows for _, _, rows in asked)

@@ -13,12 +13,12 @@ from confluent_kafka import Consumer, TopicPartition
 from brokers import wait_for
 from frontend.clustered import SharedCluster
 from frontend.raw import batch_of
-from headrace.archived import ArchivedOffsets
 from headrace.cluster.image import Image, Topic
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
-from headrace.sim.clock import VirtualClock
+from headrace.server.archive_progress import ArchivedOffsets
 from headrace.storage.log import TopicPartition as Where
+from headrace.virtual.clock import VirtualClock
 from partitions.led import Led
 
 OLD, NEW = b"o" * 16, b"n" * 16

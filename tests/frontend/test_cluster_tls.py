@@ -14,7 +14,7 @@ from clusters import BrokerCluster
 from frontend.raw import Raw, batch_of
 from headrace.errors import SettingError
 from headrace.kafka import listeners
-from headrace.settings import load
+from headrace.settings.values import load
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves

@@ -15,16 +15,16 @@ import pytest
 from chosen_layout import log_path
 from frontend.test_group_loading import LIMITS
 from headrace.cluster.image import Image, PartitionState, Topic
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import Code
+from headrace.groups import offsets_partitions
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
-from headrace.groups.offsets import OFFSETS_TOPIC
-from headrace.kafka import group_loading
-from headrace.kafka.group_loading import GroupPartitions
-from headrace.kafka.group_log import GroupLog
+from headrace.groups.offsets_log import GroupLog
+from headrace.groups.offsets_partitions import GroupPartitions
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimFile
 from headrace.storage.log import TICK_SECONDS, TopicPartition
+from headrace.virtual.disk import SimFile
 from proving import proves
 from replication import scene as replicas
 from replication.scene import Broker, Scene
@@ -223,7 +223,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
     """Some steps of loads cannot read, or cannot open, what they want."""
     monkeypatch.setattr(replicas, "TOPIC", OFFSETS_TOPIC)
     number = 0
-    read, step = SimFile.pread, group_loading._Load._step
+    read, step = SimFile.pread, offsets_partitions._Load._step
 
     def pread(file: SimFile, count: int, position: int) -> bytes:
         if number and file.path.endswith(".log"):
@@ -231,7 +231,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
         return read(file, count, position)
 
     def draw(drawn: random.Random) -> None:
-        def one_step(load: group_loading._Load, work: Callable[[], None]) -> None:
+        def one_step(load: offsets_partitions._Load, work: Callable[[], None]) -> None:
             nonlocal number
             if drawn.random() < FAILED_READS_PART:
                 number = drawn.choice((errno.EMFILE, errno.ENOMEM, errno.EIO))
@@ -240,7 +240,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
             finally:
                 number = 0
 
-        monkeypatch.setattr(group_loading._Load, "_step", one_step)
+        monkeypatch.setattr(offsets_partitions._Load, "_step", one_step)
         monkeypatch.setattr(SimFile, "pread", pread)
 
     return draw

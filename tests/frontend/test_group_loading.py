@@ -10,24 +10,31 @@ import pytest
 
 from chosen_layout import log_path, new_store
 from headrace.cluster.image import Deletion, Image, PartitionState, Topic
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import Code
 from headrace.groups.commits import records_of
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
 from headrace.groups.messages import CommitRequest, JoinReply, JoinRequest, OffsetToCommit, PartitionResult
-from headrace.groups.offsets import OFFSETS_TOPIC, OffsetAndMetadata, Record
-from headrace.kafka.group_loading import PAUSE_MOST_SECONDS, PIECE_BYTES, UNABLE_AFTER_SECONDS, GroupPartitions, Loss
-from headrace.kafka.group_log import GroupLog
+from headrace.groups.offsets import OffsetAndMetadata, Record
+from headrace.groups.offsets_log import GroupLog
+from headrace.groups.offsets_partitions import (
+    PAUSE_MOST_SECONDS,
+    PIECE_BYTES,
+    UNABLE_AFTER_SECONDS,
+    GroupPartitions,
+    Loss,
+)
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
 from headrace.ports.disk import read_whole
 from headrace.records import kernel
-from headrace.settings import log_settings
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk, SimFile
+from headrace.settings.values import log_settings
 from headrace.storage.layouts import Store
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk, SimFile
 from proving import proves
 
 BROKER, OTHER = 1, 2

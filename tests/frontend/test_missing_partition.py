@@ -8,7 +8,7 @@ from contextlib import closing
 
 from brokers import Broker, wait_for
 from frontend.raw import Raw, batch_of, values
-from headrace.cluster.coordination import FILE
+from headrace.coordination.choice import FILE
 from headrace.errors import Code
 from headrace.wire import api as apis
 from headrace.wire.message import Message

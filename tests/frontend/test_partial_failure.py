@@ -13,7 +13,7 @@ from frontend.test_request_boundary import Wire
 from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.metrics import Metrics
-from headrace.settings import load
+from headrace.settings.values import load
 from headrace.storage.folder import PARTITIONED
 from headrace.wire import api as apis
 from headrace.wire.codec import decode_response, encode_request

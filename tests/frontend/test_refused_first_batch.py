@@ -23,7 +23,7 @@ from headrace.metrics import Metrics
 from headrace.partitions import early_refusals
 from headrace.records import kernel
 from headrace.records.record import NewRecord
-from headrace.settings import load, log_settings
+from headrace.settings.values import load, log_settings
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.producers import Load, ProducerTable
 from headrace.wire import api as apis

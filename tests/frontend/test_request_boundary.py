@@ -12,8 +12,8 @@ from headrace.kafka.request import Request, Slot
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.network import Address, Part
-from headrace.settings import load
-from headrace.sim.clock import VirtualClock
+from headrace.settings.values import load
+from headrace.virtual.clock import VirtualClock
 from headrace.wire import api as apis
 from headrace.wire.header import write_request
 from headrace.wire.message import Message

@@ -26,7 +26,7 @@ from headrace.groups.messages import (
     SyncRequest,
 )
 from headrace.groups.offsets import Record
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 
 LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebalance_delay_ms=0))
 SESSION_MS = 10_000

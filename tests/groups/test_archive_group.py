@@ -7,7 +7,7 @@ from dataclasses import replace
 from groups.scene import LIMITS, Scene
 from headrace.errors import Code
 from headrace.groups.limits import limits_from
-from headrace.settings import load
+from headrace.settings.values import load
 from proving import proves
 
 ARCHIVE = "the-archive"

@@ -9,8 +9,8 @@ from groups.scene import GROUP, LIMITS, SESSION_MS, TOPIC_ID, Scene, Waiter
 from headrace.errors import Code, CorruptBatch
 from headrace.groups.actions import Moment
 from headrace.groups.coordinator import partition_of
+from headrace.groups.descriptions import Lag
 from headrace.groups.limits import limits_from
-from headrace.groups.listing import Lag
 from headrace.groups.messages import (
     CommitRequest,
     FetchedOffset,
@@ -22,8 +22,8 @@ from headrace.groups.messages import (
     PartitionResult,
 )
 from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
-from headrace.settings import load
-from headrace.sim.clock import VirtualClock
+from headrace.settings.values import load
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 RETENTION_SECONDS = LIMITS.retention_ms / 1000

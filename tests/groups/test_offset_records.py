@@ -16,7 +16,7 @@ from headrace.groups.offsets import (
     encode_offset,
     encode_offset_key,
 )
-from headrace.groups.reading import Reader, uvarint
+from headrace.groups.record_reader import Reader, uvarint
 from headrace.groups.snapshot import GroupSnapshot, MemberSnapshot, decode_group, encode_group
 from headrace.groups.subscription import subscribed, topics_of
 

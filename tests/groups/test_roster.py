@@ -10,7 +10,7 @@ from headrace.errors import Code
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member
 from headrace.groups.messages import JoinRequest
-from headrace.groups.patience import Patience
+from headrace.groups.rebalance_delay import Patience
 from headrace.groups.roster import Roster
 
 LIMITS = GroupLimits(1000, 60_000, max_size=2)

@@ -16,9 +16,9 @@ from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
 from headrace.ports.network import Address
-from headrace.settings import load
-from headrace.sim.network import MemoryNetwork
+from headrace.settings.values import load
 from headrace.storage.keys.builder import KeyIndexes
+from headrace.virtual.network import MemoryNetwork
 from partitions.led import BROKER, Led
 from system.joined import Recorder
 

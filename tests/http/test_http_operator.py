@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headrace.groups.listing import ClosedPartition, Lag
+from headrace.groups.descriptions import ClosedPartition, Lag
 from headrace.http import status
 from headrace.metrics import LATENCY_BOUNDS_SECONDS, Sample
 from http_port import HttpPort

@@ -12,10 +12,10 @@ from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.records.record import NewRecord
-from headrace.settings import log_settings
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import log_settings
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 BROKER = 1
 DATA = "/data"

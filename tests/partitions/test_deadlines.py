@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from headrace.partitions.deadlines import REBUILD_LEAST, Deadlines
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 
 
 class Waiting:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange, StorageFailed
-from headrace.partitions.core import START_SECONDS_MAX, UNKNOWN, LagLimits, LeaderCore, Progress, SetChange
-from headrace.storage.checkpointing import Done
+from headrace.partitions.leader_core import START_SECONDS_MAX, UNKNOWN, LagLimits, LeaderCore, Progress, SetChange
+from headrace.storage.checkpointer import Done
 from partitions.led import Deletion, Led
 from proving import proves
 

@@ -6,9 +6,9 @@ import pytest
 
 from headrace.errors import InvalidConfig
 from headrace.partitions import levels
-from headrace.partitions.core import LeaderCore
+from headrace.partitions.leader_core import LeaderCore
 from headrace.partitions.levels import Reliability
-from headrace.settings import log_settings
+from headrace.settings.values import log_settings
 from proving import proves
 
 RACKS = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from headrace.errors import HeadraceError, StorageFailed
-from headrace.partitions.starts import LogStart
+from headrace.partitions.log_start import LogStart
 from headrace.storage.log import Log, TopicPartition
 
 

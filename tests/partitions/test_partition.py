@@ -17,7 +17,7 @@ from headrace.errors import (
     OutOfOrderSequence,
     StorageFailed,
 )
-from headrace.partitions.core import LeaderCore, Progress
+from headrace.partitions.leader_core import LeaderCore, Progress
 from headrace.partitions.partition import Partition, sequenced
 from headrace.storage.log import ReadResult, TopicPartition
 from headrace.storage.producers import ProducerTable, UnreadableProducers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.partitions.core import (
+from headrace.partitions.leader_core import (
     NEVER_REACHED,
     REFUSED_PAUSE_SECONDS,
     STRIKES_TO_LEAVE,

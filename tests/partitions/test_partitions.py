@@ -30,7 +30,7 @@ from headrace.partitions.validation import WORDED_MAX
 from headrace.records import codecs, kernel
 from headrace.records.batch import read_header
 from headrace.records.record import NewRecord
-from headrace.settings import log_settings
+from headrace.settings.values import log_settings
 from headrace.storage.folder import PARTITIONED
 from headrace.storage.log import TopicPartition
 from partitions.led import Led, Outcome, Reader, batch, values

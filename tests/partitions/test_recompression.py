@@ -20,7 +20,7 @@ from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import batches, sign
 from headrace.records.codecs import Codec
-from headrace.settings import log_settings
+from headrace.settings.values import log_settings
 from partitions.held_threads import Threads
 from partitions.led import BROKER, Led, Outcome
 from proving import proves

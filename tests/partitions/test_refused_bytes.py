@@ -11,14 +11,14 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.partitions.partitions import Partitions
 from headrace.records.batch import read_header
-from headrace.settings import log_settings
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import log_settings
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import TopicPartition
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
+from headrace.storage.segments.log import PartitionedLog
+from headrace.storage.segments.store import PartitionedStore
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from partitions.led import BROKER, DATA, TOPIC_ID, batch
 
 

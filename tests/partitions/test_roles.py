@@ -12,10 +12,10 @@ from headrace.errors import (
     StorageFailed,
     UnknownPartition,
 )
-from headrace.partitions.core import SetChange
+from headrace.partitions.leader_core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.settings import log_settings
+from headrace.settings.values import log_settings
 from headrace.storage.log import TopicPartition
 from partitions.led import BROKER, Led, Reader, batch, topic_id
 from proving import proves

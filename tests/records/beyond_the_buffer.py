@@ -9,7 +9,7 @@ import random
 import sys
 
 from headrace.errors import HeadraceError
-from headrace.records import batch, kernel, received
+from headrace.records import batch, consumer_records, kernel
 from headrace.records.codecs import Codec
 
 PAGE = mmap.PAGESIZE
@@ -84,8 +84,8 @@ def main(seed: int, rounds: int) -> None:
             continue
         placed = room[ROOM - len(data) :]
         placed[:] = data
-        found: list[received.ReceivedRecord] = []
-        records = received.RecordSet(placed, "orders", 0, 0, check_crc=chance.random() < 0.7)
+        found: list[consumer_records.ReceivedRecord] = []
+        records = consumer_records.RecordSet(placed, "orders", 0, 0, check_crc=chance.random() < 0.7)
         try:
             while not records.finished:
                 records.take(found, chance.choice([1, 3, 1000]))

@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 
 import headrace.records.arrow
-import headrace.records.building
-import headrace.records.decoding
-import headrace.records.encoding
+import headrace.records.arrow_decoder
+import headrace.records.arrow_encoder
+import headrace.records.builder
+import headrace.records.consumer_records
 import headrace.records.kernel
-import headrace.records.key_hashing
-import headrace.records.received
-import headrace.records.routing
+import headrace.records.key_hashes
+import headrace.records.router
 
 ROOT = Path(__file__).parents[2]
 BUILD_TIMEOUT_S = 300
@@ -109,37 +109,42 @@ def arrow_on(**kernels: ModuleType) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def compiled_arrow(built: Callable[[], Path]) -> ModuleType:
-    return arrow_on(decoding=as_c(headrace.records.decoding, built), encoding=as_c(headrace.records.encoding, built))
+    return arrow_on(
+        arrow_decoder=as_c(headrace.records.arrow_decoder, built),
+        arrow_encoder=as_c(headrace.records.arrow_encoder, built),
+    )
 
 
 @pytest.fixture(scope="session")
 def uncompiled_arrow() -> ModuleType:
-    return arrow_on(decoding=as_python(headrace.records.decoding), encoding=as_python(headrace.records.encoding))
+    return arrow_on(
+        arrow_decoder=as_python(headrace.records.arrow_decoder), arrow_encoder=as_python(headrace.records.arrow_encoder)
+    )
 
 
 @pytest.fixture(scope="session", params=["compiled", "uncompiled"])
 def arrow(request: pytest.FixtureRequest) -> ModuleType:
     module: ModuleType = request.getfixturevalue(f"{request.param}_arrow")
-    assert module.decoding.compiled == module.encoding.compiled == (request.param == "compiled")
+    assert module.arrow_decoder.compiled == module.arrow_encoder.compiled == (request.param == "compiled")
     return module
 
 
 @pytest.fixture(scope="session", params=["compiled", "uncompiled"])
 def key_hashing(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
-    installed = headrace.records.key_hashing
+    installed = headrace.records.key_hashes
     return as_c(installed, built) if request.param == "compiled" else as_python(installed)
 
 
 @pytest.fixture(scope="session", params=["compiled", "uncompiled"])
 def building(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
-    installed = headrace.records.building
+    installed = headrace.records.builder
     return as_c(installed, built) if request.param == "compiled" else as_python(installed)
 
 
 @pytest.fixture(scope="session")
 def routing(building: ModuleType, built: Callable[[], Path]) -> ModuleType:
     """The router over the same form of batches."""
-    installed = headrace.records.routing
+    installed = headrace.records.router
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, building.__name__.replace("uncompiled_", ""), building)
         return as_c(installed, built) if building.compiled else as_python(installed)
@@ -147,5 +152,5 @@ def routing(building: ModuleType, built: Callable[[], Path]) -> ModuleType:
 
 @pytest.fixture(scope="session", params=["compiled", "uncompiled"])
 def received(request: pytest.FixtureRequest, built: Callable[[], Path]) -> ModuleType:
-    installed = headrace.records.received
+    installed = headrace.records.consumer_records
     return as_c(installed, built) if request.param == "compiled" else as_python(installed)

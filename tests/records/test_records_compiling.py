@@ -14,7 +14,7 @@ from headrace.records import kernel
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
-LATER = ("received", "decoding", "encoding")
+LATER = ("consumer_records", "arrow_decoder", "arrow_encoder")
 
 pytestmark = pytest.mark.skipif(not kernel.compiled, reason="nothing is compiled here")
 
@@ -53,14 +53,14 @@ def is_cut_short(said: str) -> bool:
 
 
 def import_all(checkout: Path) -> None:
-    script = "import headrace.cli.main, headrace.client, headrace.records.arrow, headrace.records.routing"
+    script = "import headrace.cli.main, headrace.client, headrace.records.arrow, headrace.records.router"
     subprocess.run(
         [sys.executable, "-c", script], env={"PYTHONPATH": str(checkout / "src")}, timeout=TIMEOUT_S, check=True
     )
 
 
 @pytest.mark.parametrize(
-    ("changed", "how_it_ends"), [("building.py", "KeyboardInterrupt"), ("building.pxd", "RuntimeError")]
+    ("changed", "how_it_ends"), [("builder.py", "KeyboardInterrupt"), ("builder.pxd", "RuntimeError")]
 )
 def test_kernels_of_changed_sources_all_go(checkout: Path, changed: str, how_it_ends: str) -> None:
     records = checkout / "src" / "headrace" / "records"
@@ -90,7 +90,7 @@ def test_a_wheel_takes_the_kernels_beside_their_sources(checkout: Path) -> None:
 
 @pytest.mark.parametrize("one", ["missing", "older than its source"])
 def test_a_wheel_takes_no_kernels_beside_their_sources_if_one_is(checkout: Path, one: str) -> None:
-    (file,) = (checkout / "src" / "headrace" / "records").glob("routing.*.so")
+    (file,) = (checkout / "src" / "headrace" / "records").glob("router.*.so")
     if one == "missing":
         file.unlink()
     else:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import headrace.records.key_hashing as installed
+import headrace.records.key_hashes as installed
 from headrace.records import kernel
 from headrace.records.batch import APPEND_TIME, CONTROL
 from headrace.records.codecs import Codec

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
 SENT_AND_READ = """
 import importlib, sys
-from headrace.records.received import receive
+from headrace.records.consumer_records import receive
 from headrace.records.kernel import build
 read = []
 assert receive(bytes(build([(1, b"key", b"value", ())])), "orders", 0, 0, 1, read) == 1

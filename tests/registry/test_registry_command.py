@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
-from headrace.declared_registry import REGISTRY_SETTINGS
-from headrace.settings import BROKER_BY_NAME, REGISTRY_BY_NAME
+from headrace.settings.registry import REGISTRY_SETTINGS
+from headrace.settings.values import BROKER_BY_NAME, REGISTRY_BY_NAME
 from proving import proves
 
 

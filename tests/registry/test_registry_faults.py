@@ -20,11 +20,11 @@ import headrace
 from brokers import wait_for
 from clusters import BrokerCluster
 from etcd_nodes import STARTER, etcd_nodes
-from headrace.client.cluster import Cluster
+from headrace.client.admin.cluster import Cluster
 from headrace.cluster.keys import CLUSTER_ID
 from headrace.errors import SettingError
-from headrace.registry.registry import Registry as Server
-from headrace.settings import load
+from headrace.server.registry import Registry as Server
+from headrace.settings.values import load
 from proving import proves
 from registries import Registry, begin
 

@@ -16,7 +16,7 @@ from certificates import self_signed
 from clusters import BrokerCluster
 from frontend.raw import Raw
 from frontend.test_cluster_routing import fetch, produce
-from headrace.client.cluster import Cluster
+from headrace.client.admin.cluster import Cluster
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.cluster import keys
-from headrace.cluster.embedded import EmbeddedCoordination
 from headrace.cluster.image import LEAVING, Broker, encode_broker
 from headrace.cluster.view import ClusterView
+from headrace.coordination.embedded import EmbeddedCoordination
+from headrace.registry.cluster_view import ToldView
 from headrace.registry.pulse import PULSE_SECONDS, SILENT_SECONDS, Pulse
-from headrace.registry.told import ToldView
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 from proving import proves
 
 PREFIX = "/headrace/c/"

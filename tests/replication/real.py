@@ -11,7 +11,7 @@ from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
 from headrace.ports.network import Address
 from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
-from headrace.settings import log_settings
+from headrace.settings.values import log_settings
 from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.system.clock import LoopClock

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chosen_layout import new_store
-from headrace.partitions.core import SetChange
+from headrace.partitions.leader_core import SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
@@ -19,13 +19,13 @@ from headrace.ports.network import Address
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.replication.replication import Replication, ReplicationSettings
-from headrace.settings import LogSettings, log_settings
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
-from headrace.sim.network import MemoryNetwork
+from headrace.settings.values import LogSettings, log_settings
 from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.storage.watermarks import Watermarks
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
+from headrace.virtual.network import MemoryNetwork
 from partitions.led import Deletion, Outcome, batch
 
 DATA = "/data"

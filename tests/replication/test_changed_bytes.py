@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimDisk
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from replication.test_replicas_with_bad_sectors import FOLDER, RECORDS, bad_sector, filled, readable, value
 

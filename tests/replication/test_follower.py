@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.errors import CorruptBatch
-from headrace.partitions.starts import LogStart
+from headrace.partitions.log_start import LogStart
 from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Following, Stage
 from headrace.replication.frames import Subscribe, Truncate
 from replication.peer import at

@@ -10,7 +10,7 @@ from headrace.errors import CorruptBatch, HeadraceError, StorageFailed, StorageF
 from headrace.ports.network import Address
 from headrace.replication import frames
 from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, Following, Stage
-from headrace.replication.following import FollowingEnd
+from headrace.replication.follower_session import FollowingEnd
 from headrace.replication.frames import Frame, Kind, Reason, Reset, Start, Stop, Subscribe, Truncate
 from headrace.storage import producers
 from headrace.storage.log import Log

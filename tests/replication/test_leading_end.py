@@ -10,14 +10,14 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.replication import frames, leader, leading
+from headrace.replication import frames, leader, leader_session
 from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
 from headrace.replication.leader import Stream
-from headrace.replication.leading import LeadingEnd
+from headrace.replication.leader_session import LeadingEnd
 from headrace.replication.link import Link
-from headrace.sim.disk import SimDisk, SimFile
 from headrace.storage.log import Log, ReadResult
 from headrace.storage.scan import WALK_WINDOW_BYTES
+from headrace.virtual.disk import SimDisk, SimFile
 from replication.peer import Peer, subscription, with_peer
 from replication.scene import Scene
 from replication.test_epoch_starts import COMPACTED, LAYOUTS, put, records
@@ -263,7 +263,7 @@ def test_a_follower_drops_nothing_that_its_leader_cannot_read(monkeypatch: pytes
 def test_what_a_follower_is_about_to_drop_is_read_a_piece_each_time_that_it_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
     scene, peer = led()
     for first in (1, 4):
         peer.frames.clear()
@@ -284,7 +284,7 @@ def looked_at(scene: Scene, end: int, held: int, *, warm: bool = True) -> str:
 
 
 def test_a_look_goes_on_where_it_stood_and_begins_anew_for_who_asks_from_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
     scene, _ = led()
     assert looked_at(scene, 1, 4) == "LOOKING read up to offset 2 of 4"
     assert looked_at(scene, 2, 4) == "LOOKING read up to offset 3 of 4"
@@ -297,7 +297,7 @@ def test_a_look_goes_on_where_it_stood_and_begins_anew_for_who_asks_from_lower(m
 
 
 def test_a_look_begins_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
     scene, peer = led()
     copied(peer)
     scene.alive[1].log().delete_before(2)
@@ -419,11 +419,11 @@ def test_who_catches_up_gets_nothing_while_the_window_is_full(monkeypatch: pytes
 
 def test_who_catches_up_gets_nothing_while_much_is_queued_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, peer = throttled(monkeypatch)
-    monkeypatch.setattr(Link, "queued_bytes", leading.SLOW_QUEUED_BYTES)
+    monkeypatch.setattr(Link, "queued_bytes", leader_session.SLOW_QUEUED_BYTES)
     peer.send(subscription(1, 0, -1))
     scene.run(0.3)
     assert Kind.APPEND not in peer.kinds()
-    monkeypatch.setattr(Link, "queued_bytes", leading.SLOW_QUEUED_BYTES - 1)
+    monkeypatch.setattr(Link, "queued_bytes", leader_session.SLOW_QUEUED_BYTES - 1)
     scene.run(0.3)
     assert Kind.APPEND in peer.kinds()
 
@@ -470,16 +470,16 @@ def test_a_read_that_brings_no_whole_batch_sends_nothing(monkeypatch: pytest.Mon
 
 def test_small_frames_leave_as_one_and_files_and_large_ones_as_they_are() -> None:
     scene, _ = led()
-    most = leading.JOINED_MAX_BYTES
+    most = leader_session.JOINED_MAX_BYTES
     half = bytes(most // 2)
-    assert leading._joined([half, half]) == [half + half]
+    assert leader_session._joined([half, half]) == [half + half]
     larger: list[Part] = [half, half + b"."]
-    assert leading._joined(larger) is larger
+    assert leader_session._joined(larger) is larger
     alone: list[Part] = [b"small"]
-    assert leading._joined(alone) is alone
+    assert leader_session._joined(alone) is alone
     (piece,) = scene.alive[1].log().read(0, 1000, 4).slices
     mixed: list[Part] = [b"head", piece]
-    assert leading._joined(mixed) is mixed
+    assert leader_session._joined(mixed) is mixed
 
 
 # Pages that are not in memory.
@@ -568,7 +568,7 @@ def test_what_the_disk_brings_for_a_look_that_nobody_waits_for_begins_no_stream(
 
 @pytest.mark.parametrize("is_cold", [True, False])
 def test_a_log_is_doubted_once_however_often_its_follower_asks(is_cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leading, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
     scene, peer = led()
     doubted: list[int] = []
     monkeypatch.setattr(type(scene.alive[1].log()), "doubt", lambda _: doubted.append(1))

@@ -11,7 +11,7 @@ from headrace.ports.network import Address, Part
 from headrace.replication import frames
 from headrace.replication.frames import HEAD_BYTES, Frame, Hello
 from headrace.replication.link import PINGS_PER_TIMEOUT, Link
-from headrace.sim.clock import VirtualClock
+from headrace.virtual.clock import VirtualClock
 
 OURS = Hello("test", 1, "run-1")
 THEIRS = Hello("test", 2, "run-2")

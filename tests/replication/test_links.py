@@ -11,7 +11,7 @@ from headrace.partitions.submission import submit
 from headrace.ports.network import Address
 from headrace.replication import frames
 from headrace.replication.frames import Frame, Hello, Kind, Start, Subscribe
-from headrace.replication.leading import CHUNK_BYTES
+from headrace.replication.leader_session import CHUNK_BYTES
 from headrace.replication.replication import ReplicationSettings
 from partitions.led import batch
 from proving import proves

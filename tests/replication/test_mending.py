@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from replication.scene import Broker, Scene
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimDisk
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from replication.scene import Broker, Scene
 
@@ -154,7 +154,7 @@ def test_a_follower_does_not_drop_what_its_leader_cannot_read_elsewhere(layout: 
 
 
 def test_a_long_log_is_read_piece_by_piece_before_a_follower_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.replication.leading.LOOK_BYTES", 3000)
+    monkeypatch.setattr("headrace.replication.leader_session.LOOK_BYTES", 3000)
     scene = filled("partitioned")
     bad_sector(scene.disks[2], "partitioned")
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_a_shortage_is_no_damage(layout: str, number: int, monkeypatch: pytest.M
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.sim.disk.SimFile.pread", short)
+        patched.setattr("headrace.virtual.disk.SimFile.pread", short)
         with pytest.raises(StorageFailed):
             one.partition().read(WHERE, 1, warm=True)
     assert not one.partitions.damaged

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange
-from headrace.partitions.core import START_SECONDS_MAX, UNKNOWN
+from headrace.partitions.leader_core import START_SECONDS_MAX, UNKNOWN
 from headrace.replication.replication import ReplicationSettings
 from proving import proves
 from replication.scene import Scene

@@ -12,27 +12,28 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.cluster import controller, controlling, judging, lineage
-from headrace.cluster.controller import Batch
+from headrace.cluster import controller, controller_core, eligibility, lineage
+from headrace.cluster.changes import Step
+from headrace.cluster.controller_core import Batch
 from headrace.cluster.election import Election
+from headrace.cluster.eligibility import Judgement
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
-from headrace.cluster.judging import Judgement
 from headrace.cluster.lineage import MetadataWatch
-from headrace.cluster.tasks import Step
 from headrace.groups.offsets import OffsetAndMetadata
-from headrace.partitions.core import LeaderCore, Progress
+from headrace.partitions.leader_core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.replication import following, leader
+from headrace.replication import follower_session, leader
 from headrace.replication.follower import Following
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
-from headrace.sim.disk import SimDisk
-from headrace.storage import folder, retention, rewritten, shortfall, thinning
-from headrace.storage.commit import GroupCommit
+from headrace.storage import compacted_batch, folder, rewritten, shortfall
+from headrace.storage.commitlog import retention as shared_retention
+from headrace.storage.compacted_batch import Thinning
+from headrace.storage.group_commit import GroupCommit
 from headrace.storage.log import Log
 from headrace.storage.replicated import ReplicatedLog
-from headrace.storage.shared import retention as shared_retention
-from headrace.storage.thinning import Thinning
+from headrace.storage.segments import retention
+from headrace.virtual.disk import SimDisk
 
 Plant = Callable[[ExitStack], None]
 PLANTS: dict[str, Plant] = {}
@@ -108,7 +109,7 @@ def watermark_ignores_a_member(stack: ExitStack) -> None:
 @plant
 def elect_outside_the_set(stack: ExitStack) -> None:
     """The first replica that is alive leads, in sync or not."""
-    decide, led = controller._decide, controller._led
+    decide, led = controller_core._decide, controller_core._led
     images: list[Image] = []
 
     def deciding(image: Image, *args: Any) -> Any:
@@ -127,8 +128,8 @@ def elect_outside_the_set(stack: ExitStack) -> None:
         epoch = state.leader_epoch + 1
         return replace(after, leader=best, leader_epoch=epoch, isr=tuple(members), incarnations=members)
 
-    swap(stack, controller, "_decide", deciding)
-    swap(stack, controller, "_led", elected)
+    swap(stack, controller_core, "_decide", deciding)
+    swap(stack, controller_core, "_led", elected)
 
 
 @plant
@@ -184,7 +185,7 @@ def keep_positions_from_before_a_cut(stack: ExitStack) -> None:
 @plant
 def ignore_the_incarnation(stack: ExitStack) -> None:
     """A broker that returns is the member that it was, whatever its machine has lost."""
-    swap(stack, judging, "carries_over", lambda *_: True)
+    swap(stack, eligibility, "carries_over", lambda *_: True)
 
 
 @plant
@@ -205,13 +206,13 @@ def use_the_proposed_set_alone(stack: ExitStack) -> None:
 @plant
 def control_without_fence(stack: ExitStack) -> None:
     """Who was elected controller once stays it in its own eyes, and its writes compare nothing."""
-    in_transactions = controller.in_transactions
+    in_transactions = controller_core.in_transactions
 
     def unfenced(*args: Any, **named: Any) -> Iterator[Batch]:
         for batch in in_transactions(*args, **named):
             yield Batch(Step((), batch.step.actions), batch.decisions)
 
-    swap(stack, controlling, "in_transactions", unfenced)
+    swap(stack, controller, "in_transactions", unfenced)
     swap(stack, Election, "term", property(lambda self: self._term))
 
 
@@ -249,7 +250,7 @@ def read_beyond_the_watermark(stack: ExitStack) -> None:
 @plant
 def keep_the_epoch_of_a_returned_leader(stack: ExitStack) -> None:
     """A leader that restarted goes on in the epoch that it had."""
-    led = controller._led
+    led = controller_core._led
 
     def same_epoch(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
         after = led(state, judged, successors)
@@ -257,7 +258,7 @@ def keep_the_epoch_of_a_returned_leader(stack: ExitStack) -> None:
             return replace(after, leader_epoch=state.leader_epoch)
         return after
 
-    swap(stack, controller, "_led", same_epoch)
+    swap(stack, controller_core, "_led", same_epoch)
 
 
 @plant
@@ -283,7 +284,7 @@ def believe_the_page_cache_after_a_failed_sync(stack: ExitStack) -> None:
 @plant
 def take_damage_of_our_own_for_the_leaders(stack: ExitStack) -> None:
     """A follower that cannot append because its own log is damaged waits for better records."""
-    swap(stack, following, "UnreadableProducers", StopIteration)  # which no append raises
+    swap(stack, follower_session, "UnreadableProducers", StopIteration)  # which no append raises
     swap(stack, rewritten, "write_again", lambda *_: None)
 
 
@@ -323,12 +324,12 @@ def join_by_what_is_only_written(stack: ExitStack) -> None:
 @plant
 def carry_over_whatever_ran_before(stack: ExitStack) -> None:
     """What a process says of the run before it is taken for the member of the set, whichever incarnation that is."""
-    carries_over = judging.carries_over
+    carries_over = eligibility.carries_over
 
     def carried(broker: Broker, known: str, *rest: Any) -> bool:
         return carries_over(broker, known and broker.previous.incarnation if broker.previous else known, *rest)
 
-    swap(stack, judging, "carries_over", carried)
+    swap(stack, eligibility, "carries_over", carried)
 
 
 @plant
@@ -380,7 +381,7 @@ def compact_what_is_not_committed(stack: ExitStack) -> None:
 @plant
 def prefer_a_leader_outside_the_set(stack: ExitStack) -> None:
     """The first replica is elected by hand as soon as it is alive, in the set or not."""
-    decide = controller._decide
+    decide = controller_core._decide
     images: list[Image] = []
 
     def deciding(image: Image, *args: Any) -> Any:
@@ -395,8 +396,8 @@ def prefer_a_leader_outside_the_set(stack: ExitStack) -> None:
         epoch = state.leader_epoch + 1
         return replace(state, leader=first, leader_epoch=epoch, isr=tuple(members), incarnations=members)
 
-    swap(stack, controller, "_decide", deciding)
-    swap(stack, controller, "_preferred", preferred)
+    swap(stack, controller_core, "_decide", deciding)
+    swap(stack, controller_core, "_preferred", preferred)
 
 
 @plant
@@ -445,7 +446,7 @@ def compaction_drops_the_last_of_a_key(stack: ExitStack) -> None:
     stays = Thinning._stays
 
     def kept(self: Thinning, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
-        if key is not None and self._latest.get(thinning._short(key)) == offset:
+        if key is not None and self._latest.get(compacted_batch._short(key)) == offset:
             return False
         return stays(self, offset, key, is_tombstone)
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from headrace.cluster.insync import InSyncSets
+from headrace.cluster.in_sync_replicas import InSyncSets
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import KeyValue, Listing, WatchResponse
-from headrace.sim.coordination import DEADLINE_SECONDS, CoordinationStore
-from headrace.sim.quorum import CoordinationQuorum, Node, QuorumClient
+from headrace.virtual.coordination import DEADLINE_SECONDS, CoordinationStore
+from headrace.virtual.quorum import CoordinationQuorum, Node, QuorumClient
 from sim.planted import found_by, plant, swap
 
 

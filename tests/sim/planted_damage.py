@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from headrace.records.batch import read_header
-from headrace.replication.leading import LeadingEnd, Look
-from headrace.storage import copied
+from headrace.replication.leader_session import LeadingEnd, Look
+from headrace.storage import copied_batches
 from sim.planted import found_by, plant, swap
 
 
@@ -14,7 +14,7 @@ from sim.planted import found_by, plant, swap
 @plant
 def copy_without_a_look_at_crcs(stack: ExitStack) -> None:
     """A replica takes what its leader has as it is, and that one does not look before another drops its own."""
-    swap(stack, copied, "check", read_header)
+    swap(stack, copied_batches, "check", read_header)
     swap(stack, LeadingEnd, "_look", lambda *_: Look.WHOLE)
 
 

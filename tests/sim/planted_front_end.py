@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from headrace.cluster.producer_ids import ProducerIds
 from headrace.errors import Code
+from headrace.groups import offsets_log, offsets_partitions
 from headrace.groups.appends import Appends
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
-from headrace.kafka import group_loading, group_log
+from headrace.groups.offsets_partitions import GroupPartitions
 from headrace.kafka.api import delete_records, fetch, list_offsets, produce
 from headrace.kafka.connection import Connection
-from headrace.kafka.group_loading import GroupPartitions
-from headrace.kafka.producer_ids import ProducerIds
-from headrace.partitions.core import LeaderCore
+from headrace.partitions.leader_core import LeaderCore
 from headrace.partitions.partition import Partition
 from headrace.storage.producers import ProducerTable
 from headrace.wire import produce as wire
@@ -155,7 +155,7 @@ def start_raised_without_the_followers(stack: ExitStack) -> None:
 @plant
 def commit_answered_by_the_leader_alone(stack: ExitStack) -> None:
     """What groups append is answered when the coordinator has written it."""
-    swap(stack, group_log, "ALL_IN_SYNC", LEADER_ALONE)
+    swap(stack, offsets_log, "ALL_IN_SYNC", LEADER_ALONE)
 
 
 @plant
@@ -187,25 +187,25 @@ def commit_refused_and_kept(stack: ExitStack) -> None:
 @plant
 def groups_open_before_the_watermark(stack: ExitStack) -> None:
     """A new coordinator loads what it knows to be committed, though its epoch began with more."""
-    begun = group_loading._Load.__init__
+    begun = offsets_partitions._Load.__init__
 
     def built(self: Any, owner: Any, partition: Partition, *rest: Any) -> None:
         begun(self, owner, partition, *rest)
         self._needed = self._end = partition.high_watermark
 
-    swap(stack, group_loading._Load, "__init__", built)
+    swap(stack, offsets_partitions._Load, "__init__", built)
 
 
 @plant
 def groups_open_without_a_load(stack: ExitStack) -> None:
     """A new coordinator answers from nothing."""
-    read = group_loading._Load._read_piece
+    read = offsets_partitions._Load._read_piece
 
     def nothing(self: Any, *, warm: bool) -> None:
         self._offset = self._end
         read(self, warm=warm)
 
-    swap(stack, group_loading._Load, "_read_piece", nothing)
+    swap(stack, offsets_partitions._Load, "_read_piece", nothing)
 
 
 @plant

@@ -6,17 +6,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from headrace.cluster import controller, moves, orders
+from headrace.cluster import controller_core, orders
 from headrace.cluster.assignment import Assignment
-from headrace.cluster.draining import Drains
 from headrace.cluster.image import NO_LEADER, Image, PartitionState
+from headrace.placement import moves
+from headrace.placement.drains import Drains
 from sim.planted import found_by, plant, swap
 
 
 @plant
 def end_a_move_before_its_brokers_hold_the_data(stack: ExitStack) -> None:
     """A move ends as soon as its brokers are there, and they count as in sync."""
-    decide = controller._decide
+    decide = controller_core._decide
     images: list[Image] = []
 
     def deciding(image: Image, *args: Any) -> Any:
@@ -32,9 +33,9 @@ def end_a_move_before_its_brokers_hold_the_data(stack: ExitStack) -> None:
         after = replace(state, replicas=state.target, isr=tuple(members), incarnations=members, target=(), adding=())
         return replace(after, leader=leader, leader_epoch=state.leader_epoch + 1)
 
-    swap(stack, controller, "_decide", deciding)
-    swap(stack, controller, "can_finish_move", can_finish)
-    swap(stack, controller, "finish_move", finished)
+    swap(stack, controller_core, "_decide", deciding)
+    swap(stack, controller_core, "can_finish_move", can_finish)
+    swap(stack, controller_core, "finish_move", finished)
 
 
 @plant

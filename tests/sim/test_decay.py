@@ -12,10 +12,10 @@ from headrace.simulator.decay import alone_in, batch_at, loss_of
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import DATA, Machine
 from headrace.simulator.scenario import draw
-from headrace.storage import verify
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
-from headrace.storage.report import DumpedBatch
+from headrace.storage.offline import verify
+from headrace.storage.offline.report import DumpedBatch
 from proving import proves
 
 HERE = TopicPartition("kept", 0)

@@ -13,7 +13,7 @@ from headrace.simulator.history import Trace
 from headrace.simulator.machine import A_BATCH, DATA, Machine
 from headrace.simulator.scenario import draw
 from headrace.storage import folder
-from headrace.storage.segment import LOG, stem
+from headrace.storage.segments.segment import LOG, stem
 from proving import proves
 
 

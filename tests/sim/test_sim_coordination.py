@@ -13,9 +13,9 @@ import pytest
 from cluster.coordination_contract import CoordinationContract, Store
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import OutcomeUnknown, WatchResponse
-from headrace.sim.coordination import DEADLINE_SECONDS, CoordinationStore, SimCoordination
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.process import Process
+from headrace.virtual.coordination import DEADLINE_SECONDS, CoordinationStore, SimCoordination
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.process import Process
 
 
 class TestSimulated(CoordinationContract):

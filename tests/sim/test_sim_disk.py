@@ -8,10 +8,10 @@ import asyncio
 import pytest
 
 from headrace.ports.disk import read_whole
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.process import Process
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.process import Process
 
 SEEDS = range(200)
 

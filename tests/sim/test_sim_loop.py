@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace.ports.clock import Clock
-from headrace.sim.loop import Stalled, VirtualLoop
-from headrace.sim.process import Process
 from headrace.system.clock import LoopClock
+from headrace.virtual.loop import Stalled, VirtualLoop
+from headrace.virtual.process import Process
 
 
 def until(loop: asyncio.AbstractEventLoop, condition: Callable[[], object]) -> None:

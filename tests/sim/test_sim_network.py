@@ -8,9 +8,9 @@ import asyncio
 import pytest
 
 from headrace.ports.network import Address
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.network import MemoryHost, MemoryNetwork
-from headrace.sim.process import Process
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.network import MemoryHost, MemoryNetwork
+from headrace.virtual.process import Process
 from system.joined import Recorder
 
 PORT = 9000

@@ -10,10 +10,10 @@ import pytest
 
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Behind, Compacted, OutcomeUnknown, WatchResponse
-from headrace.sim.coordination import DEADLINE_SECONDS
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.process import Process
-from headrace.sim.quorum import ATTEMPT_SECONDS, ELECTION_SECONDS, NOTICE_SECONDS, CoordinationQuorum, Node
+from headrace.virtual.coordination import DEADLINE_SECONDS
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.process import Process
+from headrace.virtual.quorum import ATTEMPT_SECONDS, ELECTION_SECONDS, NOTICE_SECONDS, CoordinationQuorum, Node
 from sim import test_sim_coordination
 
 LEASE_SECONDS = 5.0

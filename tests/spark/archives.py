@@ -15,8 +15,8 @@ import pyarrow.dataset as ds
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from deltalake import DeltaTable
 
-from headrace.client import groups
-from headrace.client.cluster import Cluster
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
 
 FIRST_TIMESTAMP_MS = 1_700_000_000_000
 READ_WITHIN_S = 60.0

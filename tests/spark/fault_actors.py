@@ -11,7 +11,7 @@ from typing import Any
 
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from cli.conftest import COMMAND, environment
-from headrace.spark.faults import VARIABLE
+from headrace.pipelines.faults import VARIABLE
 from spark import process_tree
 from spark.standalone import LOOPBACK
 from spark.standalone_driver import SETTINGS

@@ -21,12 +21,11 @@ from deltalake import DeltaTable
 
 from brokers import Broker, free_port, wait_for
 from clients.topics import create_topic
-from headrace.client import groups
-from headrace.client.admin import delete_records
-from headrace.client.cluster import Cluster
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.operations import delete_records
 from headrace.errors import HeadraceError, OperatorError
-from headrace.spark import archive_state
-from headrace.spark.pipelines import archive
+from headrace.pipelines import archive, archive_state
 from proving import proves
 from spark.archives import (
     archive_rows,
@@ -304,7 +303,7 @@ def test_what_cannot_be_archived_is_said_before_anything_starts(broker: Broker, 
 
 def test_two_archives_of_one_folder_exclude_each_other(broker: Broker, topic: str, tmp_path: Path) -> None:
     """The lock of a process that was killed is taken over."""
-    hold = "import sys, pathlib\nfrom headrace.spark.archive_state import locked\n"
+    hold = "import sys, pathlib\nfrom headrace.pipelines.archive_state import locked\n"
     hold += "with locked(pathlib.Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()\n"
     other = subprocess.Popen(
         [sys.executable, "-c", hold, str(tmp_path / "a")],

@@ -24,8 +24,7 @@ from deltalake import DeltaTable
 from brokers import Broker, wait_for
 from clients.topics import create_topic
 from headrace.cli.main import main
-from headrace.spark import archive_tables
-from headrace.spark.pipelines import archive
+from headrace.pipelines import archive, archive_tables
 from proving import proves
 from spark import process_tree
 from spark.archives import archive_rows, committed, dead_rows, orphans, records_table, topic_rows

@@ -14,10 +14,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from archive_tables import Traffic, append
 from headrace.errors import OperatorError
-from headrace.spark import archive_files, archive_tables, delta
-from headrace.spark.archive_files import FileSet
-from headrace.spark.archive_sink import ArchiveWriter, FilesWritten, parted
-from headrace.spark.archive_tables import DEAD_LETTERS, DEAD_SCHEMA, RECORD_COLUMNS, RECORDS, RECORDS_SCHEMA
+from headrace.pipelines import archive_files, archive_tables, delta
+from headrace.pipelines.archive_files import FileSet
+from headrace.pipelines.archive_sink import ArchiveWriter, FilesWritten, parted
+from headrace.pipelines.archive_tables import DEAD_LETTERS, DEAD_SCHEMA, RECORD_COLUMNS, RECORDS, RECORDS_SCHEMA
 from proving import proves
 
 INSIDE = pa.schema([field for field in RECORDS_SCHEMA if field.name not in ("topic", "date")])
@@ -136,7 +136,7 @@ def test_a_crash_between_the_two_tables_is_mended_by_the_second_run(
             raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.spark.faults.reached", crash)
+        patched.setattr("headrace.pipelines.faults.reached", crash)
         with pytest.raises(Crash):
             archive.writer().commit(archive.written(0, rows(0, 10, bad=3)), 0)
     assert archive_tables.half_committed(archive.folder)

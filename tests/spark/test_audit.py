@@ -28,15 +28,15 @@ from brokers import Broker
 from cli.conftest import COMMAND, environment
 from headrace.arrow.ledger import SCHEMA
 from headrace.cli.main import main
-from headrace.client import groups
-from headrace.client.cluster import Cluster
-from headrace.client.produce import Outgoing, Produced, produce
+from headrace.client.admin import groups
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.errors import OperatorError
+from headrace.pipelines.audit import Options, run
+from headrace.pipelines.stores import archive as archive_store
+from headrace.pipelines.summary import Progress, Summary
 from headrace.records import kernel
 from headrace.records.batch import batches
-from headrace.spark.pipelines.audit import Options, run
-from headrace.spark.pipelines.summary import Progress, Summary
-from headrace.spark.stores import archive as archive_store
 from proving import proves
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def test_the_exit_code_says_whether_all_agree(
 def test_more_faults_than_the_driver_can_hold_are_counted(
     spark: SparkSession, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.spark.pipelines.audit.COLLECTED_MAX", 100)
+    monkeypatch.setattr("headrace.pipelines.audit.COLLECTED_MAX", 100)
     summary = audit(spark, ledgers=(scene.ledger,), archive=archive(scene.rows.slice(1_000), tmp_path))
     (store,) = summary.tables[1].rows
     assert not summary.ok

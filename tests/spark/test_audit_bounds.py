@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.arrow.ledger import SCHEMA
-from headrace.spark import accounting
-from headrace.spark.judgement import Bound
-from headrace.spark.pipelines import audit
-from headrace.spark.pipelines.summary import Progress, Summary
-from headrace.spark.stores import STORE_TYPE, Store
+from headrace.pipelines import accounting, audit
+from headrace.pipelines.judgement import Bound
+from headrace.pipelines.stores import STORE_TYPE, Store
+from headrace.pipelines.summary import Progress, Summary
 from proving import proves
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from deltalake.schema import PrimitiveType
 
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
 from headrace.arrow.archive import Bounds, File, list_files
-from headrace.spark import delta, durable, faults
-from headrace.spark.pipelines import compact, latest
-from headrace.spark.pipelines.compact import Options
-from headrace.spark.pipelines.summary import Progress
+from headrace.pipelines import compact, delta, durable, faults, latest
+from headrace.pipelines.compact import Options
+from headrace.pipelines.summary import Progress
 from proving import proves
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.errors import OperatorError
-from headrace.spark import delta
+from headrace.pipelines import delta
 from proving import proves
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from brokers import Broker
-from headrace.spark import delta
-from headrace.spark.pipelines import run
+from headrace.pipelines import delta, run
 from json_topics import create, fill, json_values, records
 from proving import proves
 

@@ -19,11 +19,11 @@ from clients.topics import create_topic
 from headrace.arrow.archive import Archive, Wanted, Work
 from headrace.arrow.key_index import BLOCK_OFFSETS, KeyIndex, key_hash
 from headrace.cli.main import main
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import EARLIEST, list_offsets
-from headrace.spark.pipelines import archive, compact, index
-from headrace.spark.pipelines.index import Generation
-from headrace.spark.pipelines.summary import Progress
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import EARLIEST, list_offsets
+from headrace.pipelines import archive, compact, index
+from headrace.pipelines.index import Generation
+from headrace.pipelines.summary import Progress
 from json_topics import fill, new_name
 from proving import proves
 from spark.archives import produce, values

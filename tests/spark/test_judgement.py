@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from headrace.spark.judgement import NO_OFFSET, Bound, judge
+from headrace.pipelines.judgement import NO_OFFSET, Bound, judge
 from proving import proves
 
 Claim = tuple[str, int, int, int, int]

@@ -14,12 +14,12 @@ import pytest
 
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES
-from headrace.settings import log_settings
-from headrace.spark import log_options, log_planning, log_reading
-from headrace.spark.log_planning import LogProblem, SharedSplit
-from headrace.storage.convert import Options, convert
+from headrace.settings.values import log_settings
+from headrace.spark import log_options, log_plan, log_reader
+from headrace.spark.log_plan import LogProblem, SharedSplit
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
+from headrace.storage.offline.convert import Options, convert
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -56,15 +56,15 @@ def data(left: tuple[Path, Any], tmp_path: Path) -> Path:
     return Path(shutil.copytree(left[0], tmp_path / "data"))
 
 
-def planned(data: Path, **more: str) -> log_planning.Plan:
-    return log_planning.plan(SystemDisk(), log_options.parse({"path": str(data), **more}))
+def planned(data: Path, **more: str) -> log_plan.Plan:
+    return log_plan.plan(SystemDisk(), log_options.parse({"path": str(data), **more}))
 
 
 def read(data: Path, **more: str) -> tuple[dict[str, list[int]], list[LogProblem]]:
     rows: dict[str, list[int]] = {}
     problems: list[LogProblem] = []
     for split in planned(data, **more).splits:
-        for found in log_reading.read_split(split, ["topic", "partition", "offset", "value", "segment"]):
+        for found in log_reader.read_split(split, ["topic", "partition", "offset", "value", "segment"]):
             if isinstance(found, LogProblem):
                 problems.append(found)
                 continue
@@ -93,10 +93,10 @@ def test_damage_is_a_problem_and_the_rest_are_rows(data: Path, left: tuple[Path,
     assert (problem.kind, problem.offset, problem.position, problem.fails) == ("corrupt", offset, position, True)
     assert rows["busy-0"] == [each for each in left[1]["busy-0"] if each != offset]
     (check,) = planned(data, table="problems").checks
-    (told,) = log_reading.check_folder(check)
+    (told,) = log_reader.check_folder(check)
     assert (told.topic, told.kind, told.position, told.offset) == ("busy", "corrupt", position, offset)
     (check,) = planned(data, table="problems", topic="late").checks
-    assert not list(log_reading.check_folder(check))
+    assert not list(log_reader.check_folder(check))
     Path(path).rename(path + ".deleted")
     assert read(data, topic="late")[0] == {"late-0": left[1]["late-0"]}
 
@@ -162,7 +162,7 @@ def test_rows_come_from_the_bytes_that_were_checked(tmp_path: Path, monkeypatch:
             append(log, batch(b"right".ljust(size, b".")))
         harness.write()
         stop(harness)
-    monkeypatch.setattr(log_reading, "PIECE_BYTES", 1)
+    monkeypatch.setattr(log_reader, "PIECE_BYTES", 1)
     pread = os.pread
     read_to: dict[int, int] = {}
 
@@ -174,7 +174,7 @@ def test_rows_come_from_the_bytes_that_were_checked(tmp_path: Path, monkeypatch:
 
     (split,) = planned(data).splits
     monkeypatch.setattr(os, "pread", other_when_read_again)
-    found = list(log_reading.read_split(split, ["value"]))
+    found = list(log_reader.read_split(split, ["value"]))
     values = [row["value"] for each in found if not isinstance(each, LogProblem) for row in each.to_pylist()]
     assert [value[:5] for value in values] == [b"right", b"right"]
 
@@ -184,7 +184,7 @@ def test_a_torn_tail_is_told_once_as_torn(data: Path) -> None:
     size = newest.stat().st_size
     newest.write_bytes(newest.read_bytes() + b"HRFA torn")
     (check,) = planned(data, table="problems").checks
-    (told,) = log_reading.check_folder(check)
+    (told,) = log_reader.check_folder(check)
     assert (told.topic, told.segment, told.position, told.kind) == (None, newest.name, size, "torn")
 
 
@@ -195,7 +195,7 @@ def test_lost_queues_cost_no_rows_and_are_told(data: Path, left: tuple[Path, dic
     assert not problems
     assert rows == {where: found for where, found in left[1].items() if found}
     (check,) = planned(data, table="problems").checks
-    assert {each.kind for each in log_reading.check_folder(check)} == {"index"}
+    assert {each.kind for each in log_reader.check_folder(check)} == {"index"}
 
 
 def test_spark_reads_either_layout_alike(

@@ -15,20 +15,21 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from brokers import Broker, Brokers, wait_for
 from clients.records import CODECS, Record, samples_for
 from clients.with_confluent import ConfluentKafka, record_of
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.produce import Outgoing, produce
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.produce import Outgoing, produce
 from headrace.errors import DataFolderError, SettingError
+from headrace.pipelines import replicas
+from headrace.pipelines.stores import data_folder
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, batches, sign
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
-from headrace.spark import log_options, log_planning, log_reading, replicas
-from headrace.spark.log_planning import LogProblem, SharedSplit, Split
-from headrace.spark.stores import data_folder
-from headrace.storage.convert import Options, convert
+from headrace.spark import log_options, log_plan, log_reader
+from headrace.spark.log_plan import LogProblem, SharedSplit, Split
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.index import OffsetIndex
+from headrace.storage.offline.convert import Options, convert
+from headrace.storage.segments.index import OffsetIndex
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -60,7 +61,7 @@ def fill(bootstrap: str) -> None:
             ("shortened", 1, {"segment.bytes": "2048"}),
         ):
             configs = {"retention.ms": "-1", "index.interval.bytes": "500", **configs}
-            admin.create_topic(cluster, topic, partitions=partitions, configs=configs)
+            operations.create_topic(cluster, topic, partitions=partitions, configs=configs)
         for n, codec in enumerate(CODECS):
             client.produce(bootstrap, "mixed", samples, codec)
             more = [Record(b"%d" % i, key=b"k", partition=1) for i in range(n * 10)]
@@ -73,7 +74,7 @@ def fill(bootstrap: str) -> None:
             produce(
                 cluster, [Outgoing("shortened", 0, kernel.build([(n, None, b"%d" % i * 99, []) for i in range(4)]))]
             )
-        admin.delete_records(cluster, "shortened", {0: 42})
+        operations.delete_records(cluster, "shortened", {0: 42})
 
 
 def consume(bootstrap: str, topic: str) -> list[Record]:
@@ -147,10 +148,10 @@ def in_order(records: list[Record]) -> list[Record]:
 def read(options: Mapping[str, str]) -> Iterator[pa.RecordBatch | LogProblem]:
     """As Spark's tasks do, without Spark."""
     chosen = log_options.parse(options)
-    planned = log_planning.plan(SystemDisk(), chosen)
+    planned = log_plan.plan(SystemDisk(), chosen)
     yield from planned.problems
     for split in planned.splits:
-        yield from log_reading.read_split(split, chosen.columns, thorough=True)
+        yield from log_reader.read_split(split, chosen.columns, thorough=True)
 
 
 def rows_of(found: list[pa.RecordBatch | LogProblem]) -> list[dict[str, Any]]:
@@ -209,7 +210,7 @@ def test_an_audit_knows_what_compaction_and_deletion_have_removed(spark: SparkSe
     kept = {(bound.topic, bound.first_offset, bound.compacted) for bound in store.bounds()}
     assert kept == {("states", 0, True), ("shortened", 42, False)}
     # Damage does not look like compaction: here a batch counts fewer records than offsets.
-    for split in log_planning.plan(SystemDisk(), log_options.parse({"path": str(data), "topic": "shortened"})).splits:
+    for split in log_plan.plan(SystemDisk(), log_options.parse({"path": str(data), "topic": "shortened"})).splits:
         for run in split.runs[3:4] if isinstance(split, SharedSplit) else ():
             content = bytearray(Path(run.path).read_bytes())
             content[run.position + HEADER_BYTES - 1] ^= 4
@@ -223,7 +224,7 @@ def test_a_large_segment_is_cut_where_the_index_leads(left: Left) -> None:
         options = {"path": str(left.data), "topic": topic, "maxPartitionBytes": partition_bytes}
         assert (rows_of(list(read(options))), problems_of(whole)) == (rows_of(whole), [])
         plans = [
-            log_planning.plan(SystemDisk(), log_options.parse(each))
+            log_plan.plan(SystemDisk(), log_options.parse(each))
             for each in (options, {"path": options["path"], "topic": topic})
         ]
         # How large the batches of "mixed" are is up to the client.
@@ -234,15 +235,15 @@ def test_a_large_segment_is_cut_where_the_index_leads(left: Left) -> None:
 def test_pieces_of_any_size_give_the_same_rows(left: Left, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
     options = {"path": str(left.data), "topics": "mixed,states,shortened"}
     whole = rows_of(list(read(options)))
-    monkeypatch.setattr(log_reading, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(log_reader, "PIECE_BYTES", piece_bytes)
     assert rows_of(list(read(options))) == whole
 
 
 def test_bytes_are_read_from_the_disk_once(left: Left) -> None:
     chosen = log_options.parse({"path": str(left.data), "topic": "mixed"})
-    splits = log_planning.plan(SystemDisk(), chosen).splits
+    splits = log_plan.plan(SystemDisk(), chosen).splits
     before = bytes_read()
-    assert rows_of([found for split in splits for found in log_reading.read_split(split, chosen.columns)])
+    assert rows_of([found for split in splits for found in log_reader.read_split(split, chosen.columns)])
     logs = sum(log.stat().st_size for partition in (0, 1) for log in segments(left.data, "mixed", partition))
     # Indexes, epochs and checkpoints come on top.
     assert logs <= bytes_read() - before < 1.5 * logs
@@ -398,14 +399,14 @@ def test_compaction_between_plan_and_read_gives_no_record_twice(left: Left, tmp_
     options = {"path": str(before), "topic": "states"}
     chosen = log_options.parse(options)
     old = rows_of(list(read(options)))
-    splits = log_planning.plan(SystemDisk(), chosen).splits
+    splits = log_plan.plan(SystemDisk(), chosen).splits
     assert len(splits) > 2
     found: list[pa.RecordBatch | LogProblem] = []
     for nth, split in enumerate(splits):
         if nth == 1:
             shutil.rmtree(before / "states")
             shutil.copytree(left.data / "states", before / "states")
-        found += log_reading.read_split(split, chosen.columns)
+        found += log_reader.read_split(split, chosen.columns)
     offsets = [row["offset"] for row in rows_of(found)]
     assert sorted(set(offsets)) == offsets
     assert {row["offset"] for row in rows_of(list(read(options)))} <= set(offsets) <= {row["offset"] for row in old}
@@ -414,9 +415,9 @@ def test_compaction_between_plan_and_read_gives_no_record_twice(left: Left, tmp_
 
 def test_what_a_running_broker_deleted_meanwhile_is_told(data: Path) -> None:
     chosen = log_options.parse({"path": str(data), "topic": "mixed"})
-    splits = log_planning.plan(SystemDisk(), chosen).splits
+    splits = log_plan.plan(SystemDisk(), chosen).splits
     segments(data, "mixed")[0].unlink()
-    (problem,) = problems_of(list(log_reading.read_split(splits[0], chosen.columns)))
+    (problem,) = problems_of(list(log_reader.read_split(splits[0], chosen.columns)))
     assert (problem.kind, problem.offset, problem.fails) == ("removed", 0, True)
 
 
@@ -487,10 +488,10 @@ def test_wrong_input_is_refused_when_it_is_loaded(spark: SparkSession, left: Lef
 def test_wrong_options_are_named(left: Left, options: dict[str, str], told: str) -> None:
     given = options if not options or "path" in options else {"path": str(left.data), **options}
     with pytest.raises((SettingError, DataFolderError), match=told):
-        log_planning.plan(SystemDisk(), log_options.parse(given))
+        log_plan.plan(SystemDisk(), log_options.parse(given))
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     split = Split(str(tmp_path / "gone"), str(tmp_path / "gone" / "t" / "t-0"), "t", 0, 0, 10, 0, 0, False)
     with pytest.raises(DataFolderError, match="every worker has to see it"):
-        list(log_reading.read_split(split, ["offset"]))
+        list(log_reader.read_split(split, ["offset"]))

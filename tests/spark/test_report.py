@@ -12,8 +12,8 @@ import pytest
 
 from headrace.arrow.traces import SCHEMA, open_traces
 from headrace.errors import OperatorError
-from headrace.spark.pipelines.report import Options, run
-from headrace.spark.pipelines.summary import Progress
+from headrace.pipelines.report import Options, run
+from headrace.pipelines.summary import Progress
 from proving import proves
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from headrace.errors import OperatorError
-from headrace.spark.pipelines import run
-from headrace.spark.pipelines.summary import Summary
+from headrace.pipelines import run
+from headrace.pipelines.summary import Summary
 from json_topics import create, fill, json_values, new_name, records
 from proving import proves
 

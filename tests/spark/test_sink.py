@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from brokers import Broker
-from headrace.client.refusal import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable
 from headrace.spark import sink
 from spark.confluent_rows import create_topic, rows_of
 

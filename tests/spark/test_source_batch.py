@@ -12,10 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from brokers import Broker, free_port, wait_for
-from headrace.client.admin import delete_records
-from headrace.client.cluster import Cluster
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.operations import delete_records
 from headrace.records.arrow import PASSED_ON_BYTES
-from headrace.spark import options, planning
+from headrace.spark import options, plan
 from headrace.spark.source import BatchReader
 from proving import proves
 from spark.confluent_rows import CODECS, START_MS, create_topic, numbered, odd_records, rows_in, rows_of, send
@@ -212,7 +212,7 @@ def test_few_large_records_are_split_by_their_size(broker: Broker) -> None:
     send(broker, topic, ({"value": b"small", "partition": 1} for _ in range(600)))
     with Cluster(broker.bootstrap) as cluster:
         spans = {(topic, 0): (0, 600), (topic, 1): (0, 600)}
-        splits = planning.cut(cluster, {topic: "1a"}, spans, min_partitions=None, max_records=None)
+        splits = plan.cut(cluster, {topic: "1a"}, spans, min_partitions=None, max_records=None)
     assert [(split.partition, split.first_offset, split.next_offset) for split in splits] == [
         (0, 0, 200),
         (0, 200, 400),

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from headrace.client.cluster import Cluster
-from headrace.spark import loss, planning
+from headrace.client.admin.cluster import Cluster
+from headrace.spark import loss, plan
 from headrace.spark.loss import DataLoss
 from headrace.spark.options import Topics
-from headrace.spark.planning import Found, Place
+from headrace.spark.plan import Found, Place
 from headrace.spark.progress import Position, default_group_id
 from headrace.spark.screen import Quiet
 from headrace.spark.stream import share
@@ -45,7 +45,7 @@ def test_splits_cover_what_is_read_once_and_are_as_many_as_asked_for(seed: int) 
             start = draw.randrange(100)
             spans["a", n] = (start, start + draw.randrange(400))
         least, most = draw.choice([None, draw.randrange(1, 20)]), draw.choice([None, draw.randrange(1, 90)])
-        splits = planning.cut(NOBODY, {"a": "1a"}, spans, min_partitions=least, max_records=most)
+        splits = plan.cut(NOBODY, {"a": "1a"}, spans, min_partitions=least, max_records=most)
         covered = [(s.partition, offset) for s in splits for offset in range(s.first_offset, s.next_offset)]
         assert covered == [(n, offset) for (_, n), (start, end) in spans.items() for offset in range(start, end)]
         assert all(s.next_offset > s.first_offset for s in splits)

@@ -14,13 +14,13 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from brokers import Broker, wait_for
-from headrace.client.admin import create_partitions, delete_records
-from headrace.client.cluster import Cluster
-from headrace.client.refusal import Refusal
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.operations import create_partitions, delete_records
+from headrace.client.errors import Refusal
 from headrace.errors import Code
-from headrace.spark import options, progress, reading
+from headrace.spark import options, progress, split_reader
 from headrace.spark.options import Topics
-from headrace.spark.planning import Split
+from headrace.spark.plan import Split
 from headrace.spark.stream import StreamReader
 from proving import proves
 from spark.confluent_rows import CODECS, create_topic, delete_topic, numbered, odd_records, rows_in, rows_of, send
@@ -241,10 +241,10 @@ def test_a_task_says_where_the_log_begins_and_ends(
     send(broker, topic, numbered(10))
     with Cluster(broker.bootstrap) as cluster:
         topic_id = cluster.topic(topic).topic_id.hex()
-    how = reading.How(broker.bootstrap, 30_000, ("offset",), fail_on_data_loss=False)
+    how = split_reader.How(broker.bootstrap, 30_000, ("offset",), fail_on_data_loss=False)
 
     def read(next_offset: int) -> list[int]:
-        rows = reading.read(how, Split(topic, 0, 0, next_offset, topic_id))
+        rows = split_reader.read(how, Split(topic, 0, 0, next_offset, topic_id))
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     assert read(20) == list(range(10))
@@ -259,7 +259,7 @@ def test_a_task_says_where_the_log_begins_and_ends(
     def refusing(*_: object) -> NoReturn:
         raise Refusal(Code.UNKNOWN_TOPIC_OR_PARTITION, "as from a broker that has just started")
 
-    monkeypatch.setattr(reading, "record_sets", refusing)
+    monkeypatch.setattr(split_reader, "record_sets", refusing)
     with pytest.raises(Refusal, match="just started"):
         read(10)
     assert "cut off" not in caplog.text

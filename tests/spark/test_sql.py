@@ -19,9 +19,9 @@ from brokers import DIES_WITH_PARENT, Broker
 from headrace.cli.main import main
 from headrace.cli.sql import show_rows
 from headrace.errors import HeadraceError, OperatorError
-from headrace.spark.pipelines import archive
-from headrace.spark.statements import split, substitute
-from headrace.spark.views import TopicView, Views, words
+from headrace.pipelines import archive
+from headrace.pipelines.statements import split, substitute
+from headrace.pipelines.views import TopicView, Views, words
 from json_topics import create, fill, new_name
 from proving import proves
 

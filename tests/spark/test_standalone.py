@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from brokers import DIES_WITH_PARENT, Broker
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.produce import Outgoing, produce
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.produce import Outgoing, produce
 from headrace.records import kernel
 from headrace.records.arrow import digest
 from headrace.records.codecs import Codec
@@ -44,7 +44,7 @@ def sent(broker: Broker) -> Iterator[list[list[int]]]:
     """Partition, offset and digest of every record of the topic."""
     known: list[list[int]] = []
     with Cluster(broker.bootstrap) as cluster:
-        admin.create_topic(
+        operations.create_topic(
             cluster, TOPIC, partitions=PARTITIONS, configs={"segment.bytes": "60000", "retention.ms": "-1"}
         )
         for partition in range(PARTITIONS):
@@ -54,7 +54,7 @@ def sent(broker: Broker) -> Iterator[list[list[int]]]:
                 known += [[partition, n * 100 + i, digest(r[1], r[2], [])] for i, r in enumerate(records)]
     yield sorted(known)
     with Cluster(broker.bootstrap) as cluster:
-        admin.delete_topic(cluster, TOPIC)
+        operations.delete_topic(cluster, TOPIC)
 
 
 def run_driver(command: Sequence[str], broker: Broker, result: Path, environment: dict[str, str]) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from headrace.errors import HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.records.record import NewRecord
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
-from headrace.storage.convert import FOLDER, Options, convert
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED, layout_of
 from headrace.storage.log import Log, Phase, TopicPartition
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.warming import are_warm
+from headrace.storage.offline.convert import FOLDER, Options, convert
+from headrace.storage.page_cache import are_warm
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from storage.harness import Harness, append, settings
 
 KEYS = 4

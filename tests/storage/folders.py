@@ -6,9 +6,9 @@ import hashlib
 import random
 
 from headrace.records.batch import BatchHeader
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log, TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from storage.harness import Harness, append, batch
 
 START_MS = 1_750_000_000_000

@@ -14,15 +14,15 @@ from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches, read_header
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
-from headrace.settings import LogSettings, log_settings
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import LogSettings, log_settings
+from headrace.storage.commitlog.rewriter import REWRITE_SHARE
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, ReadResult, TopicPartition
-from headrace.storage.shared.rewriting import REWRITE_SHARE
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
+from headrace.storage.segments.store import PartitionedStore
 from headrace.system.disk import SystemDisk
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 TOPIC = TopicPartition("orders", 0)
 TOPIC_ID = bytes(range(16))

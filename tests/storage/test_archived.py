@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.records import kernel
-from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.segments.log import PartitionedLog
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, read_all, settings, values
 

@@ -8,10 +8,10 @@ from headrace.errors import CorruptBatch, UnreadableBatch
 from headrace.ports.disk import read_whole
 from headrace.records import kernel
 from headrace.records.batch import ATTRIBUTES_AT, batches, read_header, sign
-from headrace.sim.disk import SimDisk
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.producers import UnreadableProducers
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness, values
 from storage.test_compaction import COMPACTED, compact

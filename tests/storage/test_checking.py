@@ -8,12 +8,12 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.records.batch import batches
-from headrace.sim.disk import SimDisk
-from headrace.storage import checked
-from headrace.storage.checked import CheckBudget, CheckedBytes
 from headrace.storage.log import Log, ReadResult, TopicPartition
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.warming import are_warm
+from headrace.storage.page_cache import are_warm
+from headrace.storage.segments import checked_bytes
+from headrace.storage.segments.checked_bytes import CheckBudget, CheckedBytes
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, read_all
 
@@ -24,7 +24,7 @@ OTHER = TopicPartition("orders", 1)
 
 @pytest.fixture(autouse=True)
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "TURN_BATCHES", TURN)
+    monkeypatch.setattr(checked_bytes, "TURN_BATCHES", TURN)
 
 
 def old(harness: Harness, **overrides: object) -> Log:
@@ -146,7 +146,7 @@ def test_a_budget_is_renewed_by_the_next_turn(sim: Harness) -> None:
     assert budget.spent
     sim.clock.run_soon()
     assert not budget.spent
-    budget.spend(checked.TURN_BYTES, 1)
+    budget.spend(checked_bytes.TURN_BYTES, 1)
     assert budget.spent
     sim.clock.run_soon()
     assert not budget.spent

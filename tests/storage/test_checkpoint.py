@@ -11,10 +11,10 @@ from crc32c import crc32c
 
 from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimDisk
 from headrace.storage import checkpoint
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.log import TopicPartition
+from headrace.virtual.disk import SimDisk
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, values
 
 PATH = "/data/@checkpoint"

@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.commitlog import FILE_BYTES_MAX, CommitLog
+from headrace.storage.commitlog.frames import FRAME_BYTES, position
 from headrace.storage.log import Tail
-from headrace.storage.shared.commitlog import FILE_BYTES_MAX, CommitLog
-from headrace.storage.shared.frames import FRAME_BYTES, position
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 FOLDER = "/data/@commitlog"
 
@@ -219,7 +219,7 @@ def test_what_is_set_aside_is_not_synced_any_more() -> None:
 
 
 def test_only_so_many_files_are_held_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.storage.shared.commitlog.OPEN_FILES_MAX", 2)
+    monkeypatch.setattr("headrace.storage.commitlog.commitlog.OPEN_FILES_MAX", 2)
     disk = new_disk()
     log = three_files(disk)
     log.roll([b"d"], 1)

@@ -10,14 +10,14 @@ import pytest
 from headrace.errors import DuplicateSequence
 from headrace.records import kernel
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
-from headrace.storage.dirty import DirtyLogs
+from headrace.storage.commitlog import compaction as shared_compaction
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
+from headrace.storage.dirty_logs import DirtyLogs
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared import compaction as shared_compaction
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, settings
 

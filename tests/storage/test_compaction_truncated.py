@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from headrace.storage import compaction
 from headrace.storage.cleaner import Steps
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
+from headrace.storage.segments import compaction
+from headrace.storage.segments.log import PartitionedLog
 from storage.harness import Harness, append, batch, sim_harness, values
 
 KEYS = 10

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from headrace.errors import DataFolderError
-from headrace.sim.disk import SimDisk
-from headrace.storage import folder, verify
-from headrace.storage.convert import Options, Summary, convert
+from headrace.storage import folder
+from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Tail, TopicPartition
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.log import SharedLog
+from headrace.storage.offline import verify
+from headrace.storage.offline.convert import Options, Summary, convert
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.folders import FolderHarness, contents, fill, fill_at_random, folder_harness, stop
 from storage.harness import Harness, append, batch, settings
@@ -29,8 +30,8 @@ OTHER = {PARTITIONED: SHARED, SHARED: PARTITIONED}
 LOGS = TopicPartition("keys", 0)
 KILLER = """
 import asyncio, os, signal, sys
-from headrace.storage.convert import Options, convert
-from headrace.settings import log_settings
+from headrace.storage.offline.convert import Options, convert
+from headrace.settings.values import log_settings
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 data, target, step, nth = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])

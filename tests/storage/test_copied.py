@@ -13,11 +13,11 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import read_whole
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
-from headrace.storage import verify
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.offline import verify
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.folders import contents
 from storage.harness import content, read_all, sim_harness

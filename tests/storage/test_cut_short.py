@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.records.codecs import Codec
-from headrace.sim.disk import SimDisk
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Tail
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 

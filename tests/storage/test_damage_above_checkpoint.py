@@ -11,11 +11,11 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.records import kernel
 from headrace.records.batch import batches
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.frames import APPEND, FRAME_BYTES
 from headrace.storage.damage import first_damaged_offset
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Tail, TopicPartition
-from headrace.storage.shared.frames import APPEND, FRAME_BYTES
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, sim_harness
 

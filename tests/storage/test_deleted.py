@@ -9,11 +9,11 @@ from contextlib import suppress
 import pytest
 
 from headrace.errors import HeadraceError, UnknownPartition
-from headrace.settings import LogSettings
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import LogSettings
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, settings, sim_harness, values
 

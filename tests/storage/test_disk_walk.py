@@ -8,11 +8,11 @@ import pytest
 
 from disk_calls import NUMBERS, figures
 from headrace.errors import DataFolderError
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
 from headrace.storage import watermarks
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.watermarks import Watermarks
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.disk_walk import ENDINGS, Operation, Walk, World
 

@@ -7,12 +7,12 @@ import errno
 import pytest
 
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimDisk
 from headrace.storage import checkpoint as points
 from headrace.storage import folder
+from headrace.storage.commitlog import checkpoint as shared_points
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Phase, TopicPartition
-from headrace.storage.shared import checkpoint as shared_points
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, sim_harness, values
 

@@ -9,10 +9,10 @@ import pytest
 
 from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.disk import File, SyncFailed
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
-from headrace.storage.commit import RETRY_SECONDS, GroupCommit, SyncedLog, concerns
+from headrace.storage.group_commit import RETRY_SECONDS, GroupCommit, SyncedLog, concerns
 from headrace.storage.log import Log, TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 
 class Held:

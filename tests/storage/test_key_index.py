@@ -14,13 +14,13 @@ from headrace.ports.disk import Disk, read_whole
 from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord, Record
-from headrace.sim.disk import SimDisk
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.file import KeyFile
 from headrace.storage.keys.index import KeyLimits
 from headrace.storage.keys.query import Found, Wanted
 from headrace.storage.log import Log
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, read_all, real_harness, settings, sim_harness
 

@@ -9,12 +9,12 @@ import pytest
 
 from chosen_layout import log_path
 from headrace.ports.disk import Disk
-from headrace.sim.disk import SimDisk
-from headrace.storage.convert import Options, convert
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import reconciled
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
+from headrace.storage.offline.convert import Options, convert
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, read_all, sim_harness
 from storage.log_contract import SMALL, least_starts, placed

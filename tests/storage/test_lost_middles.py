@@ -9,12 +9,12 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk
 from headrace.records.batch import batches
-from headrace.storage import compaction
+from headrace.storage.commitlog.frames import MAGIC
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
 from headrace.storage.scan import walk
-from headrace.storage.shared.frames import MAGIC
+from headrace.storage.segments import compaction
+from headrace.storage.segments.log import PartitionedLog
 from proving import proves
 from storage.harness import Harness, append, batch, content, sim_harness
 

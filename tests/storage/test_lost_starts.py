@@ -8,9 +8,9 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.ports.disk import File
-from headrace.sim.disk import SimDisk
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 

@@ -9,13 +9,13 @@ import pytest
 
 from headrace.records import kernel
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
-from headrace.storage import verify
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.queuefile import DAMAGED
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queuefile import DAMAGED
+from headrace.storage.offline import verify
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness
 

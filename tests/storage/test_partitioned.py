@@ -11,13 +11,13 @@ import pytest
 from headrace.errors import DataFolderError, HeadraceError, StorageFailed, StorageFull
 from headrace.ports.disk import File
 from headrace.records.batch import read_header
-from headrace.settings import LogSettings
-from headrace.sim.disk import SimDisk
+from headrace.settings.values import LogSettings
 from headrace.storage.log import TopicPartition
-from headrace.storage.open_segments import OpenSegments
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.store import PartitionedStore
+from headrace.storage.segments.log import PartitionedLog
+from headrace.storage.segments.open_segments import OpenSegments
+from headrace.storage.segments.store import PartitionedStore
 from headrace.system.disk import SystemDisk
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, read_all, real_harness, settings, values
 from storage.log_contract import SMALL, LogContract

@@ -19,12 +19,12 @@ from headrace.errors import (
 )
 from headrace.ports.disk import read_whole
 from headrace.records.batch import BatchHeader, read_header
-from headrace.sim.disk import SimDisk
 from headrace.storage import producers
-from headrace.storage.checked import TURN_BATCHES
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.segments.checked_bytes import TURN_BATCHES
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 

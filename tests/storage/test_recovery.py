@@ -8,18 +8,19 @@ import pytest
 
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.ports.disk import read_whole
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk, SimFile
-from headrace.storage import checkpoint, producers, recovery, start_markers, sums
+from headrace.storage import checkpoint, producers
 from headrace.storage.checkpoint import LogPoint
-from headrace.storage.cuts import Marker
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail
-from headrace.storage.open_segments import OpenSegments
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.segment import Segment
-from headrace.storage.store import PartitionedStore
-from headrace.storage.surroundings import Found
+from headrace.storage.segments import recovery, start_markers, sums
+from headrace.storage.segments.log import PartitionedLog
+from headrace.storage.segments.open_segments import OpenSegments
+from headrace.storage.segments.segment import Segment
+from headrace.storage.segments.services import Found
+from headrace.storage.segments.store import PartitionedStore
+from headrace.storage.segments.truncation import Marker
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk, SimFile
 from storage.folders import copied
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, sim_harness, values
 

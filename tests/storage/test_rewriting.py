@@ -7,12 +7,12 @@ import random
 import pytest
 
 from headrace.records import kernel
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.frames import FRAME_BYTES
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
 from headrace.storage.log import TopicPartition
-from headrace.storage.shared.frames import FRAME_BYTES
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, content, read_all
 
@@ -125,7 +125,7 @@ class TestRewriting:
         self, sim: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By this broker's clock much of it is too old, but that is not for this broker to say."""
-        monkeypatch.setattr("headrace.storage.shared.retention.RUNS_MAX", 5)
+        monkeypatch.setattr("headrace.storage.commitlog.retention.RUNS_MAX", 5)
         create(sim)
         followed = sim.log(TopicPartition("followed", 0), **COMMON, retention_ms=1)
         followed.retire = lambda _offset: None
@@ -147,7 +147,7 @@ class TestRewriting:
         chance = random.Random(seed)
         if number % 2:  # queues of many files
             for module in ("queue", "queuefile"):
-                monkeypatch.setattr(f"headrace.storage.shared.{module}.ENTRIES_MAX", chance.choice((5, 9, 17)))
+                monkeypatch.setattr(f"headrace.storage.commitlog.{module}.ENTRIES_MAX", chance.choice((5, 9, 17)))
         create(sim)
         written = 0
         for _ in range(3):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import StorageFailed
-from headrace.sim.disk import SimDisk
 from headrace.storage.log import TopicPartition
 from headrace.storage.rewritten import MARKER
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 

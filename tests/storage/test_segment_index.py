@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
-from headrace.storage.index import OffsetIndex, TimeIndex
-from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.segments.index import OffsetIndex, TimeIndex
+from headrace.storage.segments.log import PartitionedLog
 from headrace.system.disk import SystemDisk
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, values
 

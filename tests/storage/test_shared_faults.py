@@ -9,12 +9,12 @@ import pytest
 from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
 from headrace.records import kernel
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.query import Found, Wanted
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, content, values
 

@@ -17,11 +17,11 @@ import pytest
 
 from headrace.records import kernel
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import EpochEnd, Log, TimedOffset, TopicPartition
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import append, batch, read_all, sim_harness
 
@@ -305,7 +305,7 @@ def run(seed: int, steps: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if seed % 2:  # queues of many files
             for module in ("queue", "queuefile"):
-                patched.setattr(f"headrace.storage.shared.{module}.ENTRIES_MAX", 5)
+                patched.setattr(f"headrace.storage.commitlog.{module}.ENTRIES_MAX", 5)
         _run(seed, steps)
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import read_whole
-from headrace.sim.disk import SimDisk, SimFile
 from headrace.storage import folder, producers
+from headrace.storage.commitlog import checkpoint, frames, recovery
+from headrace.storage.commitlog.commitlog import CommitLog
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.replay import Replay, State
+from headrace.storage.commitlog.services import Found
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import SHARED
 from headrace.storage.log import TopicPartition
-from headrace.storage.shared import checkpoint, frames, recovery
-from headrace.storage.shared.commitlog import CommitLog
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.replay import Replay, State
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.shared.surroundings import Found
+from headrace.virtual.disk import SimDisk, SimFile
 from storage.harness import TOPIC, Harness, append, batch, sim_harness, values
 
 FOLDER = "/data/orders/orders-0"

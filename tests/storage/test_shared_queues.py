@@ -9,14 +9,15 @@ import random
 import pytest
 
 from headrace.errors import CorruptBatch
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog import retention
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.queuefile import QueueFile
+from headrace.storage.commitlog.splice import Replacement
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
-from headrace.storage.report import PartitionReport
-from headrace.storage.shared import retention, verify
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queuefile import QueueFile
-from headrace.storage.shared.splicing import Replacement
-from headrace.storage.shared.store import SharedStore
+from headrace.storage.offline import commitlog_verify
+from headrace.storage.offline.report import PartitionReport
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, settings, sim_harness, values
 
@@ -28,7 +29,7 @@ NOW_MS = 1_750_000_000_000
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch) -> Harness:
     for module in ("queue", "queuefile"):
-        monkeypatch.setattr(f"headrace.storage.shared.{module}.ENTRIES_MAX", 5)
+        monkeypatch.setattr(f"headrace.storage.commitlog.{module}.ENTRIES_MAX", 5)
     harness = sim_harness(SHARED)
     harness.file_bytes = 2000
     return harness
@@ -75,10 +76,10 @@ class TestMissing:
         for nth in lost:
             sim.disk.remove(f"{FOLDER}/{names[nth]}")
         if clean:
-            wrong = [each for each in verify.reports(sim.disk, sim.data) if isinstance(each, PartitionReport)]
+            wrong = [each for each in commitlog_verify.reports(sim.disk, sim.data) if isinstance(each, PartitionReport)]
             missing = FOLDER if lost[0] == 0 else f"{FOLDER}/{names[lost[0]]}"
             assert [problem.path for problem in wrong[0].problems] == [missing]
-        assert len(list(verify.dump(sim.disk, sim.data))) == RECORDS
+        assert len(list(commitlog_verify.dump(sim.disk, sim.data))) == RECORDS
         sim.open()
         assert "built from the commit log" in caplog.text
         assert values(sim.log()) == right

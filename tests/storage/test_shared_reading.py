@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import batches
-from headrace.sim.disk import SimDisk
 from headrace.storage.log import ReadResult, TopicPartition
+from headrace.virtual.disk import SimDisk
 from storage.harness import TOPIC, Harness, append, batch
 
 OTHER = TopicPartition("payments", 0)

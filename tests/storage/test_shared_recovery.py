@@ -13,11 +13,11 @@ from headrace.errors import CorruptBatch
 from headrace.ports.disk import File, SyncDone
 from headrace.records import kernel
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
 from headrace.storage.log import Log, TopicPartition
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.folders import copied
 from storage.harness import Harness, append, batch, content, read_all, real_harness, values
@@ -80,7 +80,7 @@ class TestStart:
     def test_after_a_clean_stop_nothing_is_read(self, shared: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         right = fill(shared)
         store_of(shared).close()
-        monkeypatch.setattr("headrace.storage.shared.recovery.Replay", None)
+        monkeypatch.setattr("headrace.storage.commitlog.recovery.Replay", None)
         shared.open()
         assert store_of(shared).was_clean
         assert contents(shared) == right

@@ -11,12 +11,12 @@ import pytest
 from headrace.errors import DataFolderError, HeadraceError, StorageFailed, StorageFull
 from headrace.ports.disk import Buffer, File
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
+from headrace.storage.segments.store import PartitionedStore
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, read_all, real_harness, values
 from storage.small_disk import small_disk

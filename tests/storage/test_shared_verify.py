@@ -8,14 +8,15 @@ import pytest
 
 from headrace.errors import DataFolderError
 from headrace.records import kernel
-from headrace.sim.disk import SimDisk
-from headrace.storage import folder, verify
+from headrace.storage import folder
+from headrace.storage.commitlog import checkpoint
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.queuefile import ENTRY_BYTES, HEAD_BYTES
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import TopicPartition
-from headrace.storage.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
-from headrace.storage.shared import checkpoint
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queuefile import ENTRY_BYTES, HEAD_BYTES
-from headrace.storage.shared.store import SharedStore
+from headrace.storage.offline import verify
+from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.folders import contents, copied, fill, fill_at_random, stop
 from storage.harness import Harness, append, batch, sim_harness

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import HeadraceError, StorageFailed, StorageFull
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
-from headrace.storage.partitioned import PartitionedLog
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from storage.harness import Harness, append, batch, values
 
 SHORT = [errno.EMFILE, errno.ENFILE, errno.ENOMEM]

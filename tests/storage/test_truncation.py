@@ -11,14 +11,14 @@ import pytest
 from headrace.errors import HeadraceError, StorageFull
 from headrace.records import kernel
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
-from headrace.storage import verify
+from headrace.storage.commitlog.queuefile import QUEUE
 from headrace.storage.epochs import ENTRY as EPOCH_ENTRY
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import EpochEnd, Log
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.queuefile import QUEUE
+from headrace.storage.offline import verify
+from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness, values
 

@@ -11,11 +11,12 @@ import pytest
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches
-from headrace.sim.disk import SimDisk
-from headrace.storage import checked, verify
 from headrace.storage.log import Log
-from headrace.storage.report import DumpedBatch, Problem
+from headrace.storage.offline import verify
+from headrace.storage.offline.report import DumpedBatch, Problem
+from headrace.storage.segments import checked_bytes
 from headrace.system.disk import SystemDisk
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, content, read_all, sim_harness
 from storage.test_compaction import COMPACTED, compact, put
@@ -130,11 +131,11 @@ def test_a_flipped_bit_beside_the_log_is_found(make: object) -> None:
 @proves("J6")
 @pytest.mark.parametrize("make", [small_log, compacted_log])
 @pytest.mark.parametrize("stop", ["clean", "kill"])
-@pytest.mark.parametrize("turn_batches", [checked.TURN_BATCHES, 2])
+@pytest.mark.parametrize("turn_batches", [checked_bytes.TURN_BATCHES, 2])
 def test_a_flipped_bit_anywhere_is_never_served_as_good(
     make: object, stop: str, turn_batches: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checked, "TURN_BATCHES", turn_batches)
+    monkeypatch.setattr(checked_bytes, "TURN_BATCHES", turn_batches)
     chance = random.Random(seed)
     harness = make()  # type: ignore[operator]
     right = served(_open(harness))
@@ -175,7 +176,7 @@ def test_a_record_damaged_while_the_broker_was_stopped_is_named_and_what_is_whol
 
 
 def test_a_batch_above_what_one_read_checks_is_served_whole(sim: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "TURN_BYTES", 300)
+    monkeypatch.setattr(checked_bytes, "TURN_BYTES", 300)
     log = sim.log()
     for size in (1000, 10, 10, 10, 10, 10):
         append(log, batch(b"x" * size))

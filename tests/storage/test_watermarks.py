@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.ports.disk import read_whole
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
 from headrace.storage.watermarks import FILE_NAME, Watermark, Watermarks, decode, encode
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 ORDERS, PAYMENTS = bytes(range(16)), bytes(16)
 PATH = f"/data/{FILE_NAME}"

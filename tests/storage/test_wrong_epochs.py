@@ -6,12 +6,12 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.records.batch import batches
-from headrace.sim.disk import SimDisk
 from headrace.storage.checkpoint import seal
+from headrace.storage.commitlog.frames import EPOCH, FRAME_BYTES
+from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Tail, TopicPartition
-from headrace.storage.shared.frames import EPOCH, FRAME_BYTES
-from headrace.storage.shared.log import SharedLog
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, append, batch, content, sim_harness
 from storage.test_compaction import COMPACTED, compact
@@ -208,7 +208,7 @@ def test_a_folder_from_before_there_were_epoch_frames_is_read_as_it_is(
         before.setattr(SharedLog, "_epochs_of_turn", lambda _: [])
         before.setattr(SharedLog, "_epoch_frames", lambda *_: [])
         before.setattr(
-            "headrace.storage.shared.checkpoint.seal", lambda content: seal(content | {"epoch_frames": False})
+            "headrace.storage.commitlog.checkpoint.seal", lambda content: seal(content | {"epoch_frames": False})
         )
         sim, log = filled(SHARED, 1)
         sim.advance(61)

@@ -7,9 +7,9 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.records.batch import read_header
-from headrace.sim.disk import SimDisk
 from headrace.storage.log import Log
-from headrace.storage.verify import verify
+from headrace.storage.offline.verify import verify
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from storage.harness import Harness, batch, sim_harness
 

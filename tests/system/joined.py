@@ -14,9 +14,9 @@ import uvloop
 
 from certificates import Certificate
 from headrace.ports.network import Address, Channel, Listener, Network, Session
-from headrace.sim.clock import VirtualClock
-from headrace.sim.network import MemoryNetwork
 from headrace.system.network import SocketNetwork
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.network import MemoryNetwork
 
 DEADLINE_SECONDS = 30.0
 TURN_SECONDS = 0.001

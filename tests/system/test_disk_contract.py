@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.ports.disk import Disk, FileSlice, read_whole, write_atomically
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
 from headrace.system.disk import SystemDisk
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 
 DEADLINE_SECONDS = 20.0
 

@@ -20,12 +20,12 @@ from certificates import Certificate, self_signed
 from headrace.errors import OperatorError
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Address
-from headrace.sim.clock import VirtualClock
-from headrace.sim.disk import SimDisk
 from headrace.system import channel as channel_module
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
 from headrace.system.receive_buffers import LEAN_READ_BYTES
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import SimDisk
 from proving import proves
 from system.joined import DEADLINE_SECONDS, FrameReader, JoinedSockets, Recorder, frame, pattern, sockets, written
 

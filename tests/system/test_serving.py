@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace import serving
+from headrace.server import process
 
 DEADLINE_SECONDS = 20.0
 
@@ -37,5 +37,5 @@ def test_a_part_that_fails_ends_a_start_that_waits() -> None:
         made.append(Waiting(loop, failed))
         return made[0]
 
-    assert asyncio.run(asyncio.wait_for(serving._serve(make), DEADLINE_SECONDS)) == 1
+    assert asyncio.run(asyncio.wait_for(process._serve(make), DEADLINE_SECONDS)) == 1
     assert made[0].stopped

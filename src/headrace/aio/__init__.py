@@ -7,15 +7,15 @@ Deliveries, records and errors are those of `headrace`.
 
 from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
-from headrace.client.cluster import UnknownTopic
-from headrace.client.consuming.conduct import LATER
-from headrace.client.consuming.group_progress import NotHeld
-from headrace.client.engine.errors import EngineClosed
-from headrace.client.refusal import BrokerUnreachable, NoBroker, Refusal
-from headrace.client.sending.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+from headrace.client.admin.cluster import UnknownTopic
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.consumer.group_progress import NotHeld
+from headrace.client.consumer.listener_rules import LATER
+from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
+from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
 from headrace.errors import HeadraceError
-from headrace.records.building import Delivery, Report
-from headrace.records.received import ReceivedRecord as Record
+from headrace.records.builder import Delivery, Report
+from headrace.records.consumer_records import ReceivedRecord as Record
 
 __all__ = [
     "LATER",

@@ -16,23 +16,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.aio.reactor import AsyncioReactor
-from headrace.client import exits
-from headrace.client.assignment import Place
-from headrace.client.consuming.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S, check_most
-from headrace.client.consuming.listing import Listing
-from headrace.client.consuming.options import ConsumerOptions, chosen
-from headrace.client.consuming.reading import Reading
-from headrace.client.consuming.retrying import DELAYS_MS
-from headrace.client.engine.errors import EngineClosed
-from headrace.client.engine.network import shared
-from headrace.client.offsets import EARLIEST, LATEST
+from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.client.connection import exits
+from headrace.client.connection.connections import shared
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.consumer.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S, check_most
+from headrace.client.consumer.core import Reading
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.offset_lookup import Listing
+from headrace.client.consumer.options import ConsumerOptions, chosen
+from headrace.client.consumer.redelivery import DELAYS_MS
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
-from headrace.records.received import ReceivedRecord
+from headrace.records.consumer_records import ReceivedRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.aio.listening import Listener, Listening
+    from headrace.aio.listener import Listener, Listening
 
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Consumer:
         pause_ms: int = 1000,
     ) -> Listening:
         """Call a coroutine function for every record, from several tasks; otherwise as `headrace.Consumer.listen`."""
-        from headrace.aio.listening import Listening
+        from headrace.aio.listener import Listening
 
         self._check_open()
         self._listening = Listening(

@@ -22,16 +22,16 @@ from typing import Any, Final, Self, Unpack
 
 from headrace.aio.reactor import AsyncioReactor
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.engine.network import shared
-from headrace.client.sending.desk import FIND_WITHIN_S, not_heard_of
-from headrace.client.sending.driver import Need
-from headrace.client.sending.errors import ProducerClosed, QueueFull
-from headrace.client.sending.options import OptionFields, Options
-from headrace.client.sending.ordered import Ordered
-from headrace.client.sending.sender import Sender
-from headrace.client.sending.track import Sent
+from headrace.client.connection.connections import shared
+from headrace.client.producer.desk import FIND_WITHIN_S, not_heard_of
+from headrace.client.producer.driver import Need
+from headrace.client.producer.errors import ProducerClosed, QueueFull
+from headrace.client.producer.options import OptionFields, Options
+from headrace.client.producer.ordered import Ordered
+from headrace.client.producer.sender import Sender
+from headrace.client.producer.track import Sent
 from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
-from headrace.records.building import Delivery, Report, SentBatch
+from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.record import Header
 
 ASIDE_MAX: Final = 10_000

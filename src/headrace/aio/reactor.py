@@ -8,8 +8,8 @@ import socket
 import weakref
 from contextlib import AbstractContextManager
 
-from headrace.client.engine.errors import EngineClosed
-from headrace.client.engine.reactor import Callback, Timer
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.connection.reactor import Callback, Timer
 
 
 class AsyncioReactor:

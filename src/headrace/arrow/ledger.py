@@ -26,7 +26,7 @@ from typing import Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.arrow.rolling import FILE_ROWS, INTERVAL_MS, RollingFiles
+from headrace.arrow.rolling_files import FILE_ROWS, INTERVAL_MS, RollingFiles
 from headrace.records.arrow import HEADERS_TYPE, TIMESTAMP_TYPE, digests
 
 SCHEMA: Final = pa.schema(

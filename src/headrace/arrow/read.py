@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.bulk import Span, record_sets
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import EARLIEST, LATEST, list_offsets, offsets_at
+from headrace.client.admin.bulk import Span, record_sets
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import EARLIEST, LATEST, list_offsets, offsets_at
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import BATCH_ROWS, DEFAULT_COLUMNS, TYPES, Decoder, schema
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace.arrow.rolling import RollingFiles
+from headrace.arrow.rolling_files import RollingFiles
 from headrace.records.arrow import TIMESTAMP_TYPE
 
 SCHEMA: Final = pa.schema(

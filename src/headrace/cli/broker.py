@@ -9,7 +9,7 @@ from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.options import json_option
 from headrace.cli.output import optional_bytes, show_json, show_table
 from headrace.cli.rebalance import partition_sizes, show_plan
-from headrace.client import admin, placement
+from headrace.client.admin import operations, placement
 from headrace.errors import OperatorError
 
 
@@ -43,7 +43,7 @@ def describe(cluster: ReachedCluster, number: int, as_json: bool) -> None:
     rows = [row for row in views.held_rows(found, None, True) if row["broker"] == number]
     sizes = {
         (size.topic, size.partition): size.size_bytes
-        for size in admin.describe_log_folders(cluster, brokers={number} & set(cluster.answering))
+        for size in operations.describe_log_folders(cluster, brokers={number} & set(cluster.answering))
     }
     for row in rows:
         row["stored_bytes"] = sizes.get((row["topic"], row["partition"]))

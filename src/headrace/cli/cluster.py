@@ -14,7 +14,7 @@ from headrace.cli.local.demo import demo_loss
 from headrace.cli.options import json_option
 from headrace.cli.output import optional_bytes, show_json, show_table
 from headrace.cli.rebalance import rebalance
-from headrace.client import admin
+from headrace.client.admin import operations
 
 
 @click.group()
@@ -35,10 +35,10 @@ def describe(cluster: ReachedCluster, as_json: bool) -> int:
 
     The exit code is 0 only if every broker has answered.
     """
-    described = admin.describe_cluster(cluster)
+    described = operations.describe_cluster(cluster)
     partitions = [part for found in cluster.retry(cluster.topology).topics.values() for part in found.partitions]
     stored = dict.fromkeys(cluster.answering, 0)
-    for size in admin.describe_log_folders(cluster, brokers=cluster.answering):
+    for size in operations.describe_log_folders(cluster, brokers=cluster.answering):
         stored[size.broker_id] = stored.get(size.broker_id, 0) + size.size_bytes
     rows: list[dict[str, Any]] = [
         {
@@ -79,5 +79,5 @@ def _layout(cluster: ReachedCluster, broker_id: int) -> str | None:
     """How the broker keeps its logs; brokers that are not Headrace do not say."""
     if broker_id in cluster.silent:
         return None
-    settings = admin.describe_configs(cluster, "broker", str(broker_id))
+    settings = operations.describe_configs(cluster, "broker", str(broker_id))
     return next((setting.value for setting in settings if setting.name == "log.layout"), None)

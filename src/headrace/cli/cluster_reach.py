@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from headrace.cli.options import with_connect
-from headrace.client.cluster import Cluster
-from headrace.client.connection import Connection
-from headrace.client.refusal import BrokerUnreachable, NoBroker
-from headrace.client.topology import Broker
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.connection import Connection
+from headrace.client.connection.topology import Broker
+from headrace.client.errors import BrokerUnreachable, NoBroker
 from headrace.errors import HeadraceError, Mapping
 
 ANSWER_MS: Final = 3000

@@ -6,12 +6,12 @@ from typing import cast
 
 import click
 
-from headrace.cli import kept_settings
+from headrace.cli import cluster_settings
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
-from headrace.client import admin
-from headrace.client.admin import ResourceKind
-from headrace.client.cluster import Cluster
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.operations import ResourceKind
 
 
 def _resource(command: click.decorators.FC) -> click.decorators.FC:
@@ -26,7 +26,7 @@ def config() -> None:
     """Show and change settings of topics, brokers and groups, and names and values of your own."""
 
 
-config.add_command(kept_settings.cluster)
+config.add_command(cluster_settings.cluster)
 
 
 @config.command()
@@ -44,7 +44,7 @@ def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: boo
             "read_only": entry.read_only,
             "meaning": entry.meaning,
         }
-        for entry in admin.describe_configs(cluster, _kind(kind, name), name)
+        for entry in operations.describe_configs(cluster, _kind(kind, name), name)
         if not (changed and entry.source == "default")
     ]
     if as_json:
@@ -59,7 +59,7 @@ def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: boo
 @with_cluster
 def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, ...]) -> None:
     """Set settings of a topic, broker or group."""
-    admin.alter_configs(cluster, _kind(kind, name), name, values=pairs(assignments, "NAME=VALUE"))
+    operations.alter_configs(cluster, _kind(kind, name), name, values=pairs(assignments, "NAME=VALUE"))
     click.echo(f"changed {kind} {name}")
 
 
@@ -69,7 +69,7 @@ def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, .
 @with_cluster
 def unset(cluster: Cluster, kind: str, name: str, settings: tuple[str, ...]) -> None:
     """Bring settings of a topic, broker or group back to their defaults."""
-    admin.alter_configs(cluster, _kind(kind, name), name, unset=settings)
+    operations.alter_configs(cluster, _kind(kind, name), name, unset=settings)
     click.echo(f"changed {kind} {name}")
 
 

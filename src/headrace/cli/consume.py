@@ -13,10 +13,10 @@ import click
 
 from headrace.cli.formats import make_format
 from headrace.cli.options import with_cluster
-from headrace.cli.reading import GroupReader, Reader, Start
+from headrace.cli.record_reader import GroupReader, Reader, Start
 from headrace.cli.times import EXPECTED, parse_time_ms
-from headrace.client.cluster import Cluster
-from headrace.client.fetch import FetchLimits
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import FetchLimits
 
 FOLLOW_WAIT_MS: Final = 500
 

@@ -12,16 +12,16 @@ from functools import cache
 
 import click
 
-from headrace import settings
 from headrace.cli.options import pairs
 from headrace.cli.output import format_bytes, show_json
 from headrace.cluster.config import effective
 from headrace.cluster.image import Image
-from headrace.cluster.stopped import stopped_image
+from headrace.cluster.offline_metadata import stopped_image
 from headrace.errors import DataFolderError
+from headrace.settings import values
 from headrace.storage import folder
-from headrace.storage.convert import Options, Summary, Tell
-from headrace.storage.convert import convert as convert_folder
+from headrace.storage.offline.convert import Options, Summary, Tell
+from headrace.storage.offline.convert import convert as convert_folder
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk, raise_open_files_limit
 
@@ -52,7 +52,7 @@ def convert(
     by --config, the environment and --set; segments that of their topic (segment.bytes), if the topics are in the
     folder and not in etcd.
     """
-    given = settings.load(config_file, flags=dict(pairs(assignments, "--set")))
+    given = values.load(config_file, flags=dict(pairs(assignments, "--set")))
     path = os.path.abspath(data)
     disk = SystemDisk()
     if not os.path.isdir(path) or not disk.exists(f"{path}/{folder.LOCK_FILE}"):
@@ -81,8 +81,8 @@ def convert(
 
 
 def _topic_settings(
-    loop: asyncio.AbstractEventLoop, path: str, given: settings.BrokerSettings
-) -> Callable[[str], settings.LogSettings]:
+    loop: asyncio.AbstractEventLoop, path: str, given: values.BrokerSettings
+) -> Callable[[str], values.LogSettings]:
     """Settings by topic. The topics are read when they are first asked for: then the folder is known to be stopped."""
 
     @cache
@@ -90,10 +90,10 @@ def _topic_settings(
         return loop.run_until_complete(stopped_image(path, LoopClock(loop))) or Image("")
 
     @cache
-    def of(topic: str) -> settings.LogSettings:
+    def of(topic: str) -> values.LogSettings:
         found = image().topics.get(topic)
         defaults = effective(given, image(), given["node.id"]).topic_defaults()
-        return settings.log_settings(defaults, found.overrides if found else {})
+        return values.log_settings(defaults, found.overrides if found else {})
 
     return of
 

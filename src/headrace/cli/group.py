@@ -10,9 +10,9 @@ import click
 from headrace.cli.options import json_option, with_cluster
 from headrace.cli.output import show_json, show_table
 from headrace.cli.times import EXPECTED, parse_time_ms
-from headrace.client import groups, offsets
-from headrace.client.cluster import Cluster
-from headrace.client.refusal import Refusal
+from headrace.client.admin import groups, offsets
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import Refusal
 from headrace.errors import Code, OperatorError
 
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import click
 
-from headrace.client import admin
-from headrace.client.cluster import Cluster
-from headrace.client.doubts import MetadataDoubt, metadata_doubts
-from headrace.client.refusal import BrokerUnreachable
-from headrace.client.topology import NO_LEADER, Topology
-from headrace.cluster.growth import INTERNAL_REPLICAS
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.metadata_doubts import MetadataDoubt, metadata_doubts
+from headrace.client.connection.topology import NO_LEADER, Topology
+from headrace.client.errors import BrokerUnreachable
 from headrace.errors import Unsupported
+from headrace.placement.internal_topics import INTERNAL_REPLICAS
 
 FACTOR_SETTING: Final = "offsets.topic.replication.factor"
 PLACES_SHOWN_MAX: Final = 20
@@ -53,7 +53,7 @@ def ask(client: Cluster) -> Health:
 def _internal_replicas(client: Cluster, topology: Topology) -> int:
     for broker in sorted(topology.brokers):
         try:
-            settings = admin.describe_configs(client, "broker", str(broker))
+            settings = operations.describe_configs(client, "broker", str(broker))
         except BrokerUnreachable:
             continue  # another one knows it too
         value = next((setting.value for setting in settings if setting.name == FACTOR_SETTING), None)

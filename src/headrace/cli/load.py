@@ -16,13 +16,13 @@ import click
 
 from headrace.cli.options import json_option, with_connect
 from headrace.cli.output import format_bytes, show_json
-from headrace.client import admin
-from headrace.client.cluster import Cluster, UnknownTopic
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, UnknownTopic
 from headrace.errors import HeadraceError, OperatorError
 from headrace.records.codecs import Codec
 
 if TYPE_CHECKING:
-    from headrace.arrow.loading import Amount, LoadProducer, Tally
+    from headrace.arrow.load_generator import Amount, LoadProducer, Tally
     from headrace.arrow.traffic import Shape
     from headrace.arrow.write import Writer
 
@@ -96,7 +96,7 @@ def load(
     The exit code is 0 only if every record was acknowledged.
     """
     try:
-        from headrace.arrow.loading import Amount
+        from headrace.arrow.load_generator import Amount
         from headrace.arrow.traffic import Shape
     except ImportError as error:
         raise OperatorError(f"{error.name} is not installed: pip install 'headrace[arrow]' numpy") from None
@@ -127,7 +127,7 @@ def _make_topic(cluster: Cluster, topic: str, partitions: int | None) -> None:
     try:
         found = len(cluster.topic(topic).partitions)
     except UnknownTopic:
-        admin.create_topic(cluster, topic, partitions=partitions)
+        operations.create_topic(cluster, topic, partitions=partitions)
         return
     if found != partitions:
         raise OperatorError(
@@ -188,7 +188,7 @@ class _Run:
 
     def _produce(self, number: int, amount: Amount) -> None:
         from headrace.arrow.ledger import Ledger, producer_name
-        from headrace.arrow.loading import LoadProducer
+        from headrace.arrow.load_generator import LoadProducer
         from headrace.arrow.traces import open_traces
         from headrace.arrow.traffic import Traffic
 
@@ -222,7 +222,7 @@ class _Run:
         return writer, partition_count
 
     def report(self, as_json: bool) -> None:
-        from headrace.arrow.loading import latencies
+        from headrace.arrow.load_generator import latencies
 
         sent_bytes = sum(tally.bytes for tally in self.tallies)
         seconds = max(self._elapsed_s, 1e-9)
@@ -258,7 +258,7 @@ class _Run:
 
 def _share(amount: Amount, number: int, producers: int) -> Amount:
     """What one of several producers sends, so that all together send the amount."""
-    from headrace.arrow.loading import Amount
+    from headrace.arrow.load_generator import Amount
 
     records = amount.records
     if records is not None:

@@ -23,10 +23,10 @@ from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.storage import folder
 from headrace.storage.log import TopicPartition
-from headrace.storage.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
-from headrace.storage.verify import dump as dump_batches
-from headrace.storage.verify import inspect_folder
-from headrace.storage.verify import reports as verify_reports
+from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
+from headrace.storage.offline.verify import dump as dump_batches
+from headrace.storage.offline.verify import inspect_folder
+from headrace.storage.offline.verify import reports as verify_reports
 from headrace.system.disk import SystemDisk
 
 LOG_ENDING: Final = ".log"

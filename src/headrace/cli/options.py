@@ -13,7 +13,7 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.errors import SettingError
 
 if TYPE_CHECKING:
-    from headrace.client.cluster import Cluster
+    from headrace.client.admin.cluster import Cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ def with_connect(command: F) -> F:
     @click.option("--tls-ca", metavar="FILE", help="Speak TLS, and trust the certificates in this PEM file.")
     @functools.wraps(command)
     def connecting(*args: Any, bootstrap: str, timeout: float, tls_ca: str | None, **kwargs: Any) -> Any:
-        from headrace.client.cluster import Cluster, Retry
+        from headrace.client.admin.cluster import Cluster, Retry
 
         timeout_ms = max(1, int(timeout * 1000))
         tls = _tls(tls_ca) if tls_ca else None

@@ -8,8 +8,8 @@ from headrace.cli import placement as views
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.options import json_option
 from headrace.cli.output import NOTHING, show_json, show_table
-from headrace.client import placement
-from headrace.client.refusal import Refusal
+from headrace.client.admin import placement
+from headrace.client.errors import Refusal
 from headrace.errors import Code
 
 

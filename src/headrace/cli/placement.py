@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.cli.output import NOTHING
-from headrace.client import placement
-from headrace.client.cluster import Cluster
-from headrace.client.placement import Lost, MoveUnderWay, PlacementPlan, PlannedMove
-from headrace.client.topology import Topology
-from headrace.cluster.controls import Controls
+from headrace.client.admin import placement
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.placement import Lost, MoveUnderWay, PlacementPlan, PlannedMove
+from headrace.client.connection.topology import Topology
+from headrace.cluster.controller_state import Controls
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState, Topic
-from headrace.cluster.listing import BrokerRow, PartitionRow, by_broker, by_topic
+from headrace.placement.listing import BrokerRow, PartitionRow, by_broker, by_topic
 
 
 @dataclass(frozen=True, slots=True)

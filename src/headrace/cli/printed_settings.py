@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.cli.output import show_json, show_table
-from headrace.settings import BrokerSettings, Secret, Setting, Value
+from headrace.settings.values import BrokerSettings, Secret, Setting, Value
 
 
 def print_config(effective: BrokerSettings, settings: Iterable[Setting], as_json: bool) -> None:

@@ -17,8 +17,8 @@ from headrace.cli import formats
 from headrace.cli.lines import read_lines
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json
-from headrace.client.cluster import Cluster
-from headrace.client.producer import Acknowledged, Producer
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.producer import Acknowledged, Producer
 from headrace.errors import OperatorError
 from headrace.records.codecs import Codec
 from headrace.records.record import Header

@@ -21,8 +21,8 @@ import click
 from headrace.cli.formats import Format, make_format
 from headrace.cli.options import with_connect
 from headrace.cli.times import EXPECTED, parse_time_ms
-from headrace.client.cluster import Cluster
-from headrace.client.query import Wanted, find
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.query import Wanted, find
 from headrace.errors import OperatorError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.options import json_option
 from headrace.cli.output import format_bytes, optional_bytes, show_json, show_table
 from headrace.cli.placement import move_rows
-from headrace.client import admin, placement
-from headrace.client.placement import PlacementPlan
+from headrace.client.admin import operations, placement
+from headrace.client.admin.placement import PlacementPlan
 
 
 @click.command()
@@ -33,7 +33,7 @@ def rebalance(cluster: ReachedCluster, dry_run: bool, as_json: bool) -> None:
 def partition_sizes(cluster: ReachedCluster) -> dict[tuple[str, int], int]:
     """Bytes of the largest replica of each partition, as far as brokers answer."""
     sizes: dict[tuple[str, int], int] = {}
-    for size in admin.describe_log_folders(cluster, brokers=cluster.answering):
+    for size in operations.describe_log_folders(cluster, brokers=cluster.answering):
         where = size.topic, size.partition
         sizes[where] = max(size.size_bytes, sizes.get(where, 0))
     return sizes

@@ -6,10 +6,10 @@ import gc
 
 import click
 
-from headrace import settings
 from headrace.cli.options import pairs
 from headrace.cli.printed_settings import print_config
-from headrace.cluster.coordination import ETCD_SCHEME
+from headrace.coordination.choice import ETCD_SCHEME
+from headrace.settings import values
 
 
 @click.command()
@@ -49,11 +49,11 @@ def registry(
         "registry.http.listen": http,
     }
     flags.update((name, value) for name, value in named.items() if value)
-    effective = settings.load(config_file, flags=flags)
+    effective = values.load(config_file, flags=flags)
     if printing:
-        print_config(effective, settings.REGISTRY_BY_NAME.values(), as_json)
+        print_config(effective, values.REGISTRY_BY_NAME.values(), as_json)
         return 0
     gc.disable()  # until the registry stands: what a start makes stays
-    from headrace.registry.registry import run
+    from headrace.server.registry import run
 
     return run(effective)

@@ -6,9 +6,9 @@ import gc
 
 import click
 
-from headrace import settings
 from headrace.cli import printed_settings
 from headrace.cli.options import pairs
+from headrace.settings import values
 
 
 @click.command()
@@ -39,11 +39,11 @@ def serve(
     flags: dict[str, object] = dict(pairs(assignments, "--set"))
     named = {"data": data, "listen": listen, "advertise": advertise, "http.listen": http}
     flags.update((name, value) for name, value in named.items() if value)
-    effective = settings.load(config_file, flags=flags)
+    effective = values.load(config_file, flags=flags)
     if print_config:
-        printed_settings.print_config(effective, settings.BROKER_BY_NAME.values(), as_json)
+        printed_settings.print_config(effective, values.BROKER_BY_NAME.values(), as_json)
         return 0
     gc.disable()  # until the broker stands: what a start makes stays, and looking through it takes a tenth of the time
-    from headrace.node import run
+    from headrace.server.node import run
 
     return run(effective)

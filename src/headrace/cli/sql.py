@@ -23,7 +23,7 @@ from headrace.errors import OperatorError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.spark.views import Archived
+    from headrace.pipelines.views import Archived
 
 TABLE_ROWS: Final = 1000
 CELL_WIDTH: Final = 60
@@ -83,8 +83,8 @@ def sql(
         own_conf = ("spark.sql.globalTempDatabase=archive", f"spark.sql.warehouse.dir={folder}")
         with spark_session("sql", master, (*own_conf, *spark_conf)) as spark, sql_errors():
             silence(spark)
-            from headrace.spark.statements import split
-            from headrace.spark.views import TopicView, Views
+            from headrace.pipelines.statements import split
+            from headrace.pipelines.views import TopicView, Views
 
             views = Views(
                 spark,
@@ -173,7 +173,7 @@ def sql_errors() -> Iterator[None]:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException, PythonException
 
-    from headrace.spark.views import words
+    from headrace.pipelines.views import words
 
     try:
         yield
@@ -198,8 +198,8 @@ def _archived(spark: SparkSession, folder: str) -> Archived:
     """The topics of an archive; its dead letters become a view of their own."""
     from pyspark.sql import functions as F
 
-    from headrace.spark import delta
-    from headrace.spark.views import columns_of
+    from headrace.pipelines import delta
+    from headrace.pipelines.views import columns_of
 
     records, dead = Path(folder) / "records", Path(folder) / DEAD_LETTERS
     if not records.is_dir():

@@ -8,9 +8,9 @@ import click
 
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
-from headrace.client import admin, offsets
-from headrace.client.cluster import Cluster
-from headrace.client.topology import Topic
+from headrace.client.admin import offsets, operations
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.topology import Topic
 
 
 @click.group()
@@ -26,11 +26,11 @@ def topic() -> None:
 @with_cluster
 def create(cluster: Cluster, name: str, partitions: int | None, replicas: int | None, configs: tuple[str, ...]) -> None:
     """Create topic NAME."""
-    admin.create_topic(
+    operations.create_topic(
         cluster,
         name,
-        partitions=partitions or admin.DEFAULT_COUNT,
-        replicas=replicas or admin.DEFAULT_COUNT,
+        partitions=partitions or operations.DEFAULT_COUNT,
+        replicas=replicas or operations.DEFAULT_COUNT,
         configs=pairs(configs, "--config"),
     )
     click.echo(f"created topic {name}")
@@ -69,13 +69,13 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     """Show the partitions of topic NAME and the settings that are its own."""
     found = cluster.topic(name)
     rows = _partition_rows(cluster, found)
-    configs = admin.describe_configs(cluster, "topic", name)
+    configs = operations.describe_configs(cluster, "topic", name)
     own = {entry.name: entry.value for entry in configs if entry.source == "topic"}
     indexed = any(entry.name == "key.index" and entry.value == "true" for entry in configs)
     lossy = _is_lossy(configs)
     if indexed:
         # It brings the records' codecs along, which no other command here wants.
-        from headrace.client import query
+        from headrace.client.admin import query
 
         positions = {position.partition: position.behind for position in query.index_positions(cluster, found)}
         for row in rows:
@@ -95,10 +95,10 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     show_table(rows, (*shown, "key_index_behind") if indexed else shown)
 
 
-def _is_lossy(configs: list[admin.Config]) -> bool:
+def _is_lossy(configs: list[operations.Config]) -> bool:
     """Whether acknowledged records can be lost by a change of leader; brokers that are not Headrace do not say."""
-    from headrace.declared import LEVELS
     from headrace.partitions.levels import is_lossy
+    from headrace.settings.declared import LEVELS
 
     values = {entry.name: entry.value or "" for entry in configs}
     values |= LEVELS.get(values.get("reliability", ""), {})
@@ -138,9 +138,9 @@ def alter(
     if not (partitions or configs or unset):
         raise click.UsageError("nothing to change: give --partitions, --config or --unset")
     if configs or unset:
-        admin.alter_configs(cluster, "topic", name, values=pairs(configs, "--config"), unset=unset)
+        operations.alter_configs(cluster, "topic", name, values=pairs(configs, "--config"), unset=unset)
     if partitions:
-        admin.create_partitions(cluster, name, partitions)
+        operations.create_partitions(cluster, name, partitions)
     click.echo(f"altered topic {name}")
 
 
@@ -150,7 +150,7 @@ def alter(
 def delete(cluster: Cluster, names: tuple[str, ...]) -> None:
     """Delete topics with all that is in them."""
     for name in names:
-        admin.delete_topic(cluster, name)
+        operations.delete_topic(cluster, name)
         click.echo(f"deleted topic {name}")
 
 

@@ -33,7 +33,7 @@ from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.replication.replication import Replication
-from headrace.settings import LogSettings, Value, log_settings
+from headrace.settings.values import LogSettings, Value, log_settings
 from headrace.storage.log import Log, LogStore, TopicPartition
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from enum import IntEnum
 from typing import Final
 
 from headrace.cluster import keys
+from headrace.cluster.changes import Plan, Step, Tasks, unchanged
 from headrace.cluster.image import Image, Topic, encode_topic
 from headrace.cluster.names import check_not_reserved
-from headrace.cluster.tasks import Plan, Step, Tasks, unchanged
 from headrace.errors import InvalidConfig, InvalidRequest, SettingError, UnknownPartition
 from headrace.ports.coordination import Delete, Put
-from headrace.settings import (
+from headrace.settings.values import (
     BROKER_BY_NAME,
     DEFAULTS_FOR_TOPICS,
     GROUP_BY_NAME,

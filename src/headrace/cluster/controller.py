@@ -1,334 +1,257 @@
-"""What the controller decides, without I/O: from an image, the partitions that must change and how.
+"""The controller's driver: stands for election, decides on each new image, carries decisions out.
 
-Rules, in this order, for each partition:
-- members that are gone, that may have lost something, or that are about to leave drop out of the in-sync set, but never
-  the last one; a member that returned with all it held is carried over to its new incarnation;
-- the leader stays while it is a valid member. Otherwise the first valid member in the order of the assignment leads, in
-  a new epoch; if there is none, nobody does. One that returned leads only if all valid members have: those that were
-  there all the time hold for certain what they held;
-- without any valid member: when all replicas have reported what they hold, the one with the greatest (last epoch, end)
-  leads, of several one that has lost nothing, and of those the one with the highest start: it was told, and may not
-  fall. An operator's order, or the topic's setting, lets those that are alive be enough, and when they had their time
-  to say what they hold, those that have said it. What was lost is in the key, and that something may be if no member
-  can tell how much it held, because it has cut its log or knows of no run before;
-- a move whose target is in sync ends; an order for the preferred leader is carried out, and so is a leader's wish to
-  resign if another member can lead: the next behind it in the assignment leads, because two that are damaged would keep
-  the partition from one that is whole; planned moves begin: away from draining brokers, and of internal topics to more
-  replicas.
+One task. Every write is fenced (cluster.election); before each, the lease's local deadline is looked at. A conflict
+only costs time: what did not get through is decided again on the newer image, one partition at a time.
 
-A decision holds only for the image that it was made on: `in_transactions` makes each write compare the revision of the
-partition's key, the registrations that it relies on and the fence of the controller's term.
+A broker whose registration was seen to go, while coordination had answered for a lease time, is gone at once, and so is
+one that said that it leaves. Otherwise, after an election or a silence of coordination, a broker counts as gone after
+one lease time: it may be about to register again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.controls import PREFERRED, RESIGN, UNCLEAN, Order, ReplicaEnd
-from headrace.cluster.draining import holds
-from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, PartitionState, Topic, encode_partition
-from headrace.cluster.judging import Judgement, judge
-from headrace.cluster.moves import begin_move, can_finish_move, finish_move, lead, live_members
-from headrace.cluster.placement import open_sites
-from headrace.cluster.reassign import ReplicaMove, Where
-from headrace.cluster.tasks import Action, Step, unchanged
-from headrace.ports.coordination import ACTIONS_MAX, Compare, Delete, Put
+from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, unchanged
+from headrace.cluster.controller_core import Batch, Context, Decision, Rules, decide, in_transactions
+from headrace.cluster.deletions import overdue
+from headrace.cluster.election import Election, Term
+from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
+from headrace.cluster.membership import Membership
+from headrace.cluster.report_deadline import ReportsDue
+from headrace.cluster.topics import plan_remove_unfinished
+from headrace.cluster.view import ClusterView
+from headrace.coordination.waits import Bell, Compute, OwnedTask, at_once, pause
+from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
+from headrace.placement.drains import Drains
+from headrace.placement.internal_topics import plan_growth
+from headrace.ports.clock import Clock
+from headrace.ports.coordination import Coordination, Delete
 
-PARTITIONS_A_STEP: Final = 60
-MOVES_MAX: Final = 100
-"""Partitions that move at the same time because the controller has planned it."""
-UNKNOWN_END: Final = -1
-"""End of what was lost, when replicas that are away may hold more, or nobody knows how much members have cut."""
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a topic's settings say about elections."""
-
-    durability: str = "os"
-    unclean: bool = False
-    durability_altered_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    epoch: int
-    """Of the controller that decides."""
-    is_gone: Callable[[int], bool]
-    """Whether a broker that is not registered counts as gone."""
-    rules: Callable[[Topic], Rules | None]
-    """None: nothing can be decided for the topic."""
-    is_overdue: Callable[[Where], bool] = lambda _: False
-    """Whether replicas that are alive have had their time to report what they hold of a partition."""
-    prefer: bool = False
-    """Every partition goes back to its preferred leader where that one is able."""
-    moves: Sequence[ReplicaMove] = ()
-    """What is planned to empty draining brokers and to let internal topics grow; a move that does not fit the image is
-    left out."""
+RETRY_SECONDS: Final = 0.2
+"""Pause after coordination did not answer, or others kept changing the same keys."""
+UNFINISHED_SECONDS: Final = 30.0
+"""How long a topic may be under creation without a step forward before its creator counts as dead."""
+NAMED_MAX: Final = 10
+"""Decisions of one transaction that the log names one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    topic: Topic
-    before: PartitionState
-    after: PartitionState
-    relies_on: frozenset[int]
-    """Brokers whose registration, or absence, must still be as it was seen."""
-    clears: tuple[str, ...] = ()
-    """Keys below which everything is deleted with it."""
+class Controlling:
+    """Runs from `start` to `close`; `tick` at least every 100 ms or so looks at what comes with time."""
 
-    def __str__(self) -> str:
-        old, new = self.before, self.after
-        parts = []
-        if (old.leader, old.leader_epoch) != (new.leader, new.leader_epoch):
-            parts.append(f"leader {old.leader} in epoch {old.leader_epoch}, now {new.leader} in {new.leader_epoch}")
-        parts.append(f"in sync {list(old.isr)}, now {list(new.isr)}")
-        if old.replicas != new.replicas:
-            parts.append(f"replicas {list(old.replicas)}, now {list(new.replicas)}")
-        return f"{self.topic.name}-{old.index}: {'; '.join(parts)}"
+    def __init__(
+        self,
+        coordination: Coordination,
+        view: ClusterView,
+        membership: Membership,
+        clock: Clock,
+        rules: Callable[[Topic], Rules],
+        failed: Callable[[BaseException], None],
+        prefer_seconds: float = 0.0,
+        compute: Compute = at_once,
+        internal_replicas: Callable[[], int] = lambda: 1,
+        is_held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.election = Election(coordination, view, membership)
+        self._coordination = coordination
+        self._view = view
+        self._membership = membership
+        self._clock = clock
+        self._rules = rules
+        self._prefer_seconds = prefer_seconds
+        self._internal_replicas = internal_replicas
+        self._is_held = is_held
+        self._bell = Bell()
+        self._drains = Drains(clock, compute, self._bell.ring, failed)
+        self._reports_due = ReportsDue(clock, membership.lease_seconds)
+        self._term: Term | None = None
+        self._elected_at = 0.0
+        self._prefer_at = float("inf")
+        self._look_at = float("inf")
+        self._departed: set[int] = set()
+        self._settled: Image | None = None
+        self._unruled: dict[str, str] = {}
+        self._unfinished: dict[str, tuple[int, float]] = {}
+        self._task = OwnedTask(failed)
 
+    def start(self) -> None:
+        self._view.listen(self._follow)
+        self._task.start(self._run())
+        self._bell.ring()
 
-def decide(image: Image, context: Context, since: Image | None = None) -> list[Decision]:
-    """Every partition that must change. `since` is an image on which nothing was left to decide in the same context."""
-    decisions = []
-    brokers, ends, orders = image.brokers, image.controls.ends, image.controls.orders
-    for topic in _concerned(image, since):
-        for state in topic.partitions:
-            where = topic.name, state.index
-            if state.is_missing:
+    async def close(self) -> None:
+        await self._drains.close()
+        await self._task.close()
+
+    def tick(self) -> None:
+        now = self._clock.now()
+        if now >= self._look_at or now >= self._prefer_at:
+            self._look_at = float("inf")
+            self._settled = None
+            self._bell.ring()
+        elif self._term is not self.election.term or self.election.is_due:
+            self._bell.ring()
+
+    def _follow(self, old: Image, new: Image) -> None:
+        if new.revision < old.revision:  # restored: what was won and seen before counts for nothing
+            self.election.forget()
+            self._settled = None
+        if old.brokers is not new.brokers:
+            steady = self._clock.now() >= self._membership.steady_since + self._membership.lease_seconds
+            for broker, was in old.brokers.items():
+                if broker not in new.brokers and (steady or was.state == LEAVING):
+                    self._departed.add(broker)
+            self._departed.difference_update(new.brokers)
+        self._bell.ring()
+
+    def _patience_ends(self) -> float:
+        return max(self._elected_at, self._membership.steady_since) + self._membership.lease_seconds
+
+    def _is_gone(self, broker: int) -> bool:
+        return broker in self._departed or self._clock.now() >= self._patience_ends()
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.rung()
+            if self._is_held():
                 continue
-            if context.prefer or where in ends or where in orders or not _is_steady(state, brokers):
-                decision = _decide(image, topic, state, context)
-                if decision is not None:
-                    decisions.append(decision)
-    decided = {(decision.topic.name, decision.before.index) for decision in decisions}
-    for decision in _planned(image, context):
-        if (decision.topic.name, decision.before.index) not in decided:
-            decisions.append(decision)
-    return decisions
+            try:
+                term = await self._current_term()
+                if term is not None:
+                    await self._settle(term)
+            except (CoordinationError, RequestTimedOut) as error:
+                log.info("the controller tries again: %s", error)
+                await pause(self._clock, RETRY_SECONDS)
+                self._bell.ring()
 
+    async def _current_term(self) -> Term | None:
+        term = self.election.term or await self.election.claim()
+        if term is not self._term:
+            self._term = term
+            self._settled = None
+            if term is not None:
+                self._elected_at = self._clock.now()
+                self._prefer_at = self._elected_at + self._prefer_seconds if self._prefer_seconds else float("inf")
+                log.info("broker %d is controller, epoch %d", self._membership.broker.id, term.epoch)
+                await self._seen(term.revision)
+        return term
 
-def _is_steady(state: PartitionState, brokers: Mapping[int, Broker]) -> bool:
-    """Led by a member, all members as they were, and no move under way: what most partitions are most of the time."""
-    if state.leader == NO_LEADER or state.target:
-        return False
-    for member in state.isr:
-        broker = brokers.get(member)
-        if broker is None or broker.incarnation != state.incarnations.get(member) or broker.state != LIVE:
-            return False
-    return True
-
-
-def _concerned(image: Image, since: Image | None) -> Iterable[Topic]:
-    if (
-        since is None
-        or since.brokers is not image.brokers
-        or since.controls.ends is not image.controls.ends
-        or since.controls.orders is not image.controls.orders
-        or since.controls.draining != image.controls.draining
-    ):
-        return image.topics.values()
-    return [topic for name, topic in image.topics.items() if since.topics.get(name) is not topic]
-
-
-def _decide(image: Image, topic: Topic, state: PartitionState, context: Context) -> Decision | None:
-    rules = context.rules(topic)
-    if rules is None:
-        return None
-    judged = judge(topic.id, state, image.brokers, rules.durability, context.is_gone, rules.durability_altered_at)
-    where = topic.name, state.index
-    order = image.controls.orders.get(where)
-    successors = state.replicas
-    if order is not None and order.kind == RESIGN and order.broker == state.leader and order.broker in judged.present:
-        judged = replace(judged, leaving=judged.leaving | {order.broker})
-        successors = _from_behind(order.broker, state.replicas)
-    after = _led(state, judged, successors)
-    clears: list[str] = []
-    if after.leader == NO_LEADER and not judged.present:
-        reports = _reports(image, topic, state)
-        if rules.unclean or _asks(order, UNCLEAN):
-            # Whoever may still come is waited for; who is there and has not said yet, for a while.
-            needed = set(judged.awaited)
-            if not context.is_overdue(where):
-                needed.update(broker for broker in state.replicas if broker in image.brokers)
+    async def _settle(self, term: Term) -> None:
+        """Decide until there is nothing left to decide."""
+        while self.election.term is term and not self._is_held():
+            image, now = self._view.image, self._clock.now()
+            self._reports_due.follow(image)
+            context = Context(
+                term.epoch,
+                self._is_gone,
+                self._known_rules,
+                self._reports_due.is_over,
+                prefer=now >= self._prefer_at,
+                moves=(*self._drains.moves(image), *plan_growth(image, self._internal_replicas())),
+            )
+            decisions = decide(image, context, self._settled)
+            if not decisions:
+                break
+            revision, conflict = await self._carry_out(image, decisions, term)
+            await self._seen(revision)
+            if conflict:
+                await pause(self._clock, RETRY_SECONDS)
         else:
-            needed = set(state.replicas)
-        if reports and needed <= set(reports):
-            doubted = {broker for broker in reports if _has_lost(image.brokers[broker], topic, state)}
-            unheard = {broker for broker in reports if image.brokers[broker].previous is None}
-            after = _elected(state, reports, doubted, untold=set(state.isr) <= doubted | unheard)
-    if after.leader != NO_LEADER:
-        if can_finish_move(after):
-            after = _same_members(finish_move(after, judged.staying))
-        if context.prefer or _asks(order, PREFERRED):
-            after = _preferred(after, judged)
-        if where in image.controls.ends:
-            clears.append(keys.ends_prefix(image.prefix, *where))
-    if order is not None and (after.leader != NO_LEADER or order.kind != UNCLEAN):
-        clears.append(keys.order_key(image.prefix, *where))
-    if after == state and not clears:
-        return None
-    dropped = {broker for broker in judged.gone if broker not in after.isr}
-    leader = {after.leader} if after.leader != state.leader or judged.returned else set()
-    relied = (dropped | leader | (judged.returned & set(after.isr))) - {NO_LEADER}
-    return Decision(topic, state, replace(after, controller=context.epoch), frozenset(relied), tuple(clears))
-
-
-def _asks(order: Order | None, kind: str) -> bool:
-    return order is not None and order.kind == kind
-
-
-def _from_behind(broker: int, replicas: tuple[int, ...]) -> tuple[int, ...]:
-    """The same round, begun behind the broker."""
-    place = replicas.index(broker) + 1 if broker in replicas else 0
-    return replicas[place:] + replicas[:place]
-
-
-def _led(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
-    """The set without those that are no valid members, and the leader that it then has."""
-    members = judged.members(state)
-    leader, epoch = state.leader, state.leader_epoch
-    able = judged.staying or judged.leaving
-    able = (able - judged.returned) or able
-    if leader in able:
-        epoch += leader in judged.returned
-    elif leader not in judged.awaited:
-        leader = next((broker for broker in successors if broker in able and broker in members), NO_LEADER)
-        epoch += leader != NO_LEADER
-    return replace(state, leader=leader, leader_epoch=epoch, isr=tuple(members), incarnations=members)
-
-
-def _reports(image: Image, topic: Topic, state: PartitionState) -> dict[int, ReplicaEnd]:
-    """What the replicas that are alive say they hold, each by its present incarnation."""
-    said = image.controls.ends.get((topic.name, state.index), {})
-    return {
-        broker: said[broker]
-        for broker in state.replicas
-        if broker in said
-        and broker in image.brokers
-        and said[broker].incarnation == image.brokers[broker].incarnation
-        and said[broker].topic_id == topic.id
-    }
-
-
-def _has_lost(broker: Broker, topic: Topic, state: PartitionState) -> bool:
-    return broker.previous is not None and (topic.id, state.index) in broker.previous.lost
-
-
-def _elected(
-    state: PartitionState, reports: Mapping[int, ReplicaEnd], doubted: Set[int], *, untold: bool
-) -> PartitionState:
-    """Led by the replica that holds most; if others hold as much by one that has lost nothing before its end, and knows
-    the last deletion. One that holds more may have missed a deletion that was answered: it hears of it by the key.
-    `untold`: no member can tell how much it held."""
-
-    def merit(broker: int) -> tuple[tuple[int, int], bool, int]:
-        return _held(reports.get(broker)), broker not in doubted, reports[broker].start if broker in reports else 0
-
-    best = max(state.replicas, key=merit)
-    chosen = reports[best]
-    epoch = max(state.leader_epoch, *(report.last_epoch for report in reports.values())) + 1
-    known = max(report.watermark for report in reports.values())
-    lost = state.lost
-    if len(reports) < len(state.replicas) or untold:
-        lost = Lost(epoch, chosen.end, UNKNOWN_END)
-    elif known > chosen.end:
-        lost = Lost(epoch, chosen.end, known)
-    return replace(
-        state,
-        leader=best,
-        leader_epoch=epoch,
-        isr=(best,),
-        incarnations={best: chosen.incarnation},
-        lost=lost,
-        least_start=_least_start(chosen, [report for broker, report in reports.items() if broker not in doubted]),
-    )
-
-
-def _least_start(chosen: ReplicaEnd, reports: Iterable[ReplicaEnd]) -> int:
-    """Where others begin whose logs are of the same history, if that is behind where the chosen one begins; else 0. Of
-    another last epoch the offsets may be other records, and a log that has lost its front may only seem to begin there.
-    """
-    start = max((report.start for report in reports if report.last_epoch == chosen.last_epoch), default=0)
-    return start if start > chosen.start else 0
-
-
-def _held(report: ReplicaEnd | None) -> tuple[int, int]:
-    return (report.last_epoch, report.end) if report is not None else (UNKNOWN_END, UNKNOWN_END)
-
-
-def _preferred(state: PartitionState, judged: Judgement) -> PartitionState:
-    first = state.replicas[0]
-    able = not state.target and first in state.isr and first in judged.staying
-    return lead(state, first) if able else state
-
-
-def _same_members(state: PartitionState) -> PartitionState:
-    return replace(state, incarnations={broker: state.incarnations.get(broker, "") for broker in state.isr})
-
-
-def _planned(image: Image, context: Context) -> Iterator[Decision]:
-    """The planned moves, as many as may be under way at a time."""
-    if not context.moves:
-        return
-    left = MOVES_MAX - sum(bool(state.target) for topic in image.topics.values() for state in topic.partitions)
-    able = {site.broker for site in open_sites(image)}
-    begun: set[Where] = set()
-    for move in context.moves:
-        where = move.topic, move.partition
-        if left <= 0:
+            self._bell.ring()  # the lease may stand again before anybody looks
             return
-        if where in begun or not holds(image, move) or not able.issuperset(move.added):
-            continue
-        topic = image.topics[move.topic]
-        state = topic.partitions[move.partition]
-        if not state.target:
-            left -= 1
-            begun.add(where)
-            after = _same_members(begin_move(state, move.after, live_members(state, image.brokers)))
-            after = replace(after, controller=context.epoch)
-            yield Decision(topic, state, after, frozenset(move.added))
+        self._settled = image
+        if now >= self._prefer_at:
+            self._prefer_at = now + self._prefer_seconds
+        if now < self._patience_ends() < float("inf"):
+            self._look_at = self._patience_ends()
+        elif self._membership.steady_since == float("inf"):
+            self._look_at = now + self._membership.lease_seconds
+        self._look_at = min(self._look_at, self._drains.next_look(image), self._reports_due.next_end())
+        await self._remove_unfinished(image, term)
+        await self._forget_deletions(image, term)
+
+    def _known_rules(self, topic: Topic) -> Rules | None:
+        """None for a topic whose settings cannot be read: it waits, and no other does."""
+        try:
+            rules = self._rules(topic)
+        except HeadraceError as error:
+            if self._unruled.get(topic.name) != str(error):
+                self._unruled[topic.name] = str(error)
+                log.error("nothing is decided for topic %r: its settings cannot be read: %s", topic.name, error)
+            return None
+        self._unruled.pop(topic.name, None)
+        return rules
+
+    async def _carry_out(self, image: Image, decisions: Sequence[Decision], term: Term) -> tuple[int, bool]:
+        """The revision at which all of it is known, and whether somebody else was faster with some of it."""
+        revision, conflict = image.revision, False
+        for batch in in_transactions(image, decisions, term.fence):
+            done, revision = await self._transact(batch, term)
+            if done:
+                continue
+            conflict = True
+            if len(batch.decisions) > 1:
+                for single in in_transactions(image, batch.decisions, term.fence, most=1):
+                    _, revision = await self._transact(single, term)
+        return revision, conflict
+
+    async def _transact(self, batch: Batch, term: Term) -> tuple[bool, int]:
+        if self.election.term is not term:
+            return False, self._view.image.revision
+        result = await self._coordination.transact(batch.step.compares, batch.step.actions)
+        if result.succeeded:
+            _tell(batch.decisions)
+        elif result.revision < term.revision:
+            self.election.forget()  # put back to a copy from before the term, and no image has told it
+        return result.succeeded, result.revision
+
+    async def _seen(self, revision: int) -> None:
+        await self._view.wait_for(lambda image: image.revision >= revision, SEEN_TIMEOUT_SECONDS)
+
+    async def _remove_unfinished(self, image: Image, term: Term) -> None:
+        """Topics whose creation was cut short: nobody was told that they exist."""
+        now = self._clock.now()
+        known = self._unfinished
+        self._unfinished = {
+            name: known[name] if known.get(name, (0,))[0] == topic.revision else (topic.revision, now)
+            for name, topic in image.unfinished.items()
+        }
+        for name, (_, since) in self._unfinished.items():
+            if now < since + UNFINISHED_SECONDS:
+                self._look_at = min(self._look_at, since + UNFINISHED_SECONDS)
+                continue
+            for step in plan_remove_unfinished(image, name).steps:
+                result = await self._coordination.transact((*step.compares, *term.fence), step.actions)
+                log.warning("topic %r, whose creation was cut short, removed: %s", name, result.succeeded)
+
+    async def _forget_deletions(self, image: Image, term: Term) -> None:
+        """Those that wait for brokers that do not come."""
+        for topic_id, deletion in overdue(image, self._clock.wall_ms()).items():
+            key = keys.deleted_key(image.prefix, topic_id)
+            await self._coordination.transact((unchanged(key, deletion.revision), *term.fence), (Delete(key),))
+            log.warning(
+                "the deletion of topic %r is not kept any longer for brokers %s: they will set its logs aside",
+                deletion.topic, list(deletion.brokers),
+            )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One transaction, and the decisions in it."""
-
-    step: Step
-    decisions: tuple[Decision, ...]
-
-
-def in_transactions(
-    image: Image, decisions: Sequence[Decision], fence: tuple[Compare, ...], most: int = PARTITIONS_A_STEP
-) -> Iterator[Batch]:
-    """As few transactions as their bounds allow; after a conflict, `most` of 1 lets the others through."""
-    held: list[Decision] = []
-    relied: frozenset[int] = frozenset()
-    actions = 0
+def _tell(decisions: Sequence[Decision]) -> None:
+    for decision in decisions[:NAMED_MAX]:
+        log.info("%s", decision)
+    if len(decisions) > NAMED_MAX:
+        log.info("and %d more partitions", len(decisions) - NAMED_MAX)
     for decision in decisions:
-        all_relied, more = relied | decision.relies_on, 1 + len(decision.clears)
-        compares = len(fence) + len(held) + 1 + len(all_relied)
-        if held and (len(held) == most or compares > ACTIONS_MAX or actions + more > ACTIONS_MAX):
-            yield _batch(image, held, fence)
-            held, actions, all_relied = [], 0, decision.relies_on
-        held.append(decision)
-        relied, actions = all_relied, actions + more
-    if held:
-        yield _batch(image, held, fence)
-
-
-def _batch(image: Image, decisions: Sequence[Decision], fence: tuple[Compare, ...]) -> Batch:
-    compares = list(fence)
-    actions: list[Action] = []
-    for decision in decisions:
-        key = keys.partition_key(image.prefix, decision.topic.name, decision.before.index)
-        compares.append(unchanged(key, decision.before.revision))
-        actions.append(Put(key, encode_partition(decision.topic.id, decision.after)))
-        actions.extend(Delete(below, prefix=below.endswith("/")) for below in decision.clears)
-    for number in sorted({broker for decision in decisions for broker in decision.relies_on}):
-        broker = image.brokers.get(number)
-        compares.append(unchanged(keys.broker_key(image.prefix, number), 0 if broker is None else broker.revision))
-    return Batch(Step(tuple(compares), tuple(actions)), tuple(decisions))
+        after, where = decision.after, f"{decision.topic.name}-{decision.before.index}"
+        if after.lost is not None and after.lost != decision.before.lost:
+            upto = "an unknown end" if after.lost.end < 0 else f"{after.lost.end}"
+            log.error(
+                "%s: led by broker %d, which was not in sync: lost are offsets from %d to %s",
+                where, after.leader, after.lost.start, upto,
+            )  # fmt: skip
+        elif after.leader == NO_LEADER != decision.before.leader:
+            log.error("%s: no leader; of the in-sync set %s none is there with all it had", where, list(after.isr))

@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Final
 
 from headrace.cluster import keys
+from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, Step, unchanged
 from headrace.cluster.image import Deletion, Image, encode_deletion
 from headrace.cluster.membership import Membership
-from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, Step, unchanged
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, OwnedTask, pause
+from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete, Put

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.cluster import keys
-from headrace.cluster.controls import Controller
+from headrace.cluster.changes import unchanged
+from headrace.cluster.controller_state import Controller
 from headrace.cluster.image import Image
 from headrace.cluster.membership import Membership
-from headrace.cluster.tasks import unchanged
 from headrace.cluster.view import ClusterView
 from headrace.ports.coordination import Compare, Coordination, Put
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from headrace.cluster import keys
-from headrace.cluster.controls import Controls, with_event
+from headrace.cluster.controller_state import Controls, with_event
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import Event, KeyValue, Listing, WatchResponse
 
@@ -94,7 +94,7 @@ class PartitionState:
     """Epoch of the controller that wrote the key last."""
     lost: Lost | None = None
     target: tuple[int, ...] = ()
-    """Where the replicas are being moved to; empty when no move is under way (cluster.moves)."""
+    """Where the replicas are being moved to; empty when no move is under way (placement.moves)."""
     adding: tuple[int, ...] = ()
     """Those of `replicas` that are there for the move only; cancelling it takes them away."""
     least_start: int = 0

@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.controls import Difference, Doubt, Lineage, encode_doubt
+from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, Plan, Step, unchanged
+from headrace.cluster.controller_state import Difference, Doubt, Lineage, encode_doubt
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, encode_partition
-from headrace.cluster.tasks import SEEN_TIMEOUT_SECONDS, Plan, Step, unchanged
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Bell, OwnedTask, pause
+from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, InvalidRequest, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete, Put

@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import LEAVING, Broker, Endpoint, Image, decode_broker, encode_broker
-from headrace.cluster.waiting import OwnedTask, pause
+from headrace.coordination.waits import OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, OperatorError
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Compare, Coordination, Delete, KeyValue, Put

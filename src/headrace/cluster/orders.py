@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.controls import PREFERRED, UNCLEAN
+from headrace.cluster.changes import Plan, Step, unchanged
+from headrace.cluster.controller_state import PREFERRED, UNCLEAN
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, encode_partition
-from headrace.cluster.moves import begin_move, cancel_move, live_members
-from headrace.cluster.reassign import Where, move
-from headrace.cluster.tasks import Plan, Step, unchanged
 from headrace.errors import HeadraceError, InvalidAssignment, NoMoveUnderWay, UnknownPartition
+from headrace.placement.moves import begin_move, cancel_move, live_members
+from headrace.placement.plans import Where, move
 from headrace.ports.coordination import Compare, Put
 
 ORDERS_A_STEP: Final = 60

@@ -17,31 +17,31 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.assignment import Assignment
+from headrace.cluster.changes import Tasks
 from headrace.cluster.config import Configs, Effective, durability_altered_at, effective
-from headrace.cluster.controller import Rules
-from headrace.cluster.controlling import Controlling
-from headrace.cluster.coordination import etcd_addresses, on_etcd
+from headrace.cluster.controller import Controlling
+from headrace.cluster.controller_core import Rules
 from headrace.cluster.deletions import Deletions
-from headrace.cluster.growth import internal_replicas
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
+from headrace.cluster.in_sync_replicas import InSyncSets
 from headrace.cluster.incarnation import RunRecord
-from headrace.cluster.insync import InSyncSets
 from headrace.cluster.lineage import MetadataWatch
 from headrace.cluster.membership import Membership, settle_cluster_id
-from headrace.cluster.patience import Patience
-from headrace.cluster.reporting import EndReports
-from headrace.cluster.tasks import Tasks
+from headrace.cluster.replica_reports import EndReports
 from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.view import ClusterView
-from headrace.cluster.waiting import Compute, at_once
+from headrace.coordination.choice import etcd_addresses, on_etcd
+from headrace.coordination.startup_wait import Patience
+from headrace.coordination.waits import Compute, at_once
 from headrace.errors import CoordinationError, RequestTimedOut, StorageFailed
 from headrace.partitions.partitions import Partitions
+from headrace.placement.internal_topics import internal_replicas
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.coordination import Coordination
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Network
 from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
-from headrace.settings import BrokerSettings, Value, check_topic_overrides
+from headrace.settings.values import BrokerSettings, Value, check_topic_overrides
 from headrace.storage import folder, shortfall
 from headrace.storage.layouts import Store, open_store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition

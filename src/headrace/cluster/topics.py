@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.evenness import Counts
+from headrace.cluster.changes import Plan, Step, Tasks, unchanged
 from headrace.cluster.image import (
     CREATING,
     Deletion,
@@ -25,11 +25,7 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.moves import goal
 from headrace.cluster.names import check_no_collision, check_not_reserved, check_topic_name
-from headrace.cluster.placement import RING, SPREAD, open_sites, placement_of, spread
-from headrace.cluster.ring import Ring
-from headrace.cluster.tasks import Plan, Step, Tasks, unchanged
 from headrace.errors import (
     InvalidAssignment,
     InvalidPartitions,
@@ -39,8 +35,12 @@ from headrace.errors import (
     TopicExists,
     UnknownPartition,
 )
+from headrace.placement.balance import Counts
+from headrace.placement.moves import goal
+from headrace.placement.ring import Ring
+from headrace.placement.spread import RING, SPREAD, open_sites, placement_of, spread
 from headrace.ports.coordination import Delete, Put
-from headrace.settings import BrokerSettings, check_topic_overrides
+from headrace.settings.values import BrokerSettings, check_topic_overrides
 
 STEP_PARTITIONS: Final = 100
 """Partitions written in one transaction."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from headrace.cluster.image import Image, apply, empty, from_listing
-from headrace.cluster.waiting import OwnedTask, pause
+from headrace.coordination.waits import OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Behind, Compacted, Coordination

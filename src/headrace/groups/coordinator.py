@@ -17,14 +17,15 @@ from typing import Final, cast
 
 from headrace.cluster.names import group_name_fault
 from headrace.errors import Code
-from headrace.groups import commits, listing
+from headrace.groups import commits, descriptions
 from headrace.groups.actions import Action, Answer, Moment, Store
 from headrace.groups.alarms import Alarms
 from headrace.groups.appends import Append, AppendDone, Appends
+from headrace.groups.descriptions import Lag
 from headrace.groups.expiry import expired
+from headrace.groups.expiry_clock import Wall
 from headrace.groups.group import Group, State
 from headrace.groups.limits import CoordinatorLimits
-from headrace.groups.listing import Lag
 from headrace.groups.member import NEVER
 from headrace.groups.messages import (
     CommitRequest,
@@ -52,7 +53,6 @@ from headrace.groups.offsets import (
 )
 from headrace.groups.shard import Loading, Shard
 from headrace.groups.snapshot import encode_group
-from headrace.groups.wall import Wall
 from headrace.ports.clock import Clock
 
 GROUPS_PER_TURN: Final = 200
@@ -271,12 +271,14 @@ class GroupCoordinator:
         if isinstance(shard, int):
             return DescribedGroup(shard, group_id)
         group = shard.groups.get(group_id)
-        return DescribedGroup(Code.NONE, group_id, State.DEAD.value) if group is None else listing.description(group)
+        return (
+            DescribedGroup(Code.NONE, group_id, State.DEAD.value) if group is None else descriptions.description(group)
+        )
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> ListReply:
         """Groups in any of these states and types; empty for all. While one partition loads, the list has a gap."""
         loading = any(shard.loading for shard in self._shards.values())
-        groups = listing.listed(self._open_shards(), states, types)
+        groups = descriptions.listed(self._open_shards(), states, types)
         return ListReply(Code.COORDINATOR_LOAD_IN_PROGRESS if loading else Code.NONE, groups)
 
     def delete(self, group_id: str, reply: Callable[[int], None]) -> None:
@@ -294,7 +296,7 @@ class GroupCoordinator:
 
     def lags(self, end_offset_of: Callable[[str, int], int | None]) -> Iterator[Lag]:
         """How far each group is behind the ends of the partitions that it committed to."""
-        return listing.lags(self._open_shards(), end_offset_of, self._topic_id)
+        return descriptions.lags(self._open_shards(), end_offset_of, self._topic_id)
 
     def states(self) -> Counter[str]:
         """How many groups are in each state."""

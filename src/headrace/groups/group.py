@@ -31,7 +31,7 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.patience import Patience
+from headrace.groups.rebalance_delay import Patience
 from headrace.groups.roster import Roster
 from headrace.groups.snapshot import GroupSnapshot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.settings import BrokerSettings
+from headrace.settings.values import BrokerSettings
 
 
 @dataclass(frozen=True, slots=True)

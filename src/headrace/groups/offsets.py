@@ -29,7 +29,7 @@ from typing import Final
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import CorruptBatch
 from headrace.groups.messages import NO_EPOCH
-from headrace.groups.reading import Reader, compact_string, string, uvarint
+from headrace.groups.record_reader import Reader, compact_string, string, uvarint
 
 __all__ = ["OFFSETS_TOPIC", "GroupKey", "OffsetAndMetadata", "OffsetCache", "OffsetKey", "decode_key"]
 

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 
 from headrace.errors import CorruptBatch
-from headrace.groups.reading import Reader, blob, string
+from headrace.groups.record_reader import Reader, blob, string
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.groups.reading import Reader
+from headrace.groups.record_reader import Reader
 
 CONSUMER: Final = "consumer"
 """Protocol type of groups whose metadata has this form."""

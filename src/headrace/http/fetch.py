@@ -30,7 +30,7 @@ from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_head
 from headrace.records.record import Record
 from headrace.storage import refusal
 from headrace.storage.damage import look_at
-from headrace.storage.warming import are_warm
+from headrace.storage.page_cache import are_warm
 
 QUERY: Final = ("offset", "count", "max_bytes", "wait_ms", "format")
 COUNT: Final = 100

@@ -1,4 +1,4 @@
-"""What the HTTP port may use; node.py fills it in."""
+"""What the HTTP port may use; server/node.py fills it in."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cluster.image import Image
-from headrace.groups.listing import ClosedPartition, Lag
+from headrace.groups.descriptions import ClosedPartition, Lag
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
-from headrace.settings import BrokerSettings
+from headrace.settings.values import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from headrace.cluster.image import Image
 from headrace.kafka import listeners
-from headrace.settings import BROKER_BY_NAME, BrokerSettings, Setting
+from headrace.settings.values import BROKER_BY_NAME, BrokerSettings, Setting
 
 ALIASES: Final = {
     "broker.id": "node.id",

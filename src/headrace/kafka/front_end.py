@@ -1,7 +1,7 @@
 """The Kafka front end on a participant: key indexes, groups, handlers and listeners, in the order that they need.
 
-`node.py` puts it on the real ports, the simulator on its own: both build it here. A participant that is open comes
-first, and it joins its cluster when the listeners stand: nobody is sent here before.
+`server/node.py` puts it on the real ports, the simulator on its own: both build it here. A participant that is open
+comes first, and it joins its cluster when the listeners stand: nobody is sent here before.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Final
 
 from headrace.cluster.image import Image
 from headrace.cluster.leadership import Leadership
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.participant import Participant
-from headrace.cluster.waiting import pause
+from headrace.cluster.producer_ids import ProducerIds
+from headrace.cluster.topic_creation import TopicCreation
+from headrace.coordination.waits import pause
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
-from headrace.groups.offsets import OFFSETS_TOPIC
-from headrace.kafka.group_loading import ACCEPTED_SETTING, GroupPartitions, accepted_losses
-from headrace.kafka.group_log import GroupLog
-from headrace.kafka.producer_ids import ProducerIds
+from headrace.groups.offsets_log import GroupLog
+from headrace.groups.offsets_partitions import ACCEPTED_SETTING, GroupPartitions, accepted_losses
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
-from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
 from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network

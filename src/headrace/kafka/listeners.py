@@ -10,7 +10,7 @@ from typing import Final
 from headrace.errors import SettingError
 from headrace.ports.network import Address
 from headrace.replication.replication import LinkTls
-from headrace.settings import BrokerSettings
+from headrace.settings.values import BrokerSettings
 
 DEFAULT_NAME: Final = "default"
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})

@@ -1,4 +1,4 @@
-"""What the handlers of the Kafka front end may use; node.py fills it in."""
+"""What the handlers of the Kafka front end may use; server/node.py fills it in."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.cluster.changes import Tasks
 from headrace.cluster.config import Configs
 from headrace.cluster.leadership import Leadership
-from headrace.cluster.tasks import Tasks
+from headrace.cluster.producer_ids import ProducerIds
+from headrace.cluster.topic_creation import TopicCreation
 from headrace.cluster.topics import Topics
 from headrace.cluster.view import View
-from headrace.cluster.waiting import Compute
+from headrace.coordination.waits import Compute
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.kafka.metadata_cache import MetadataCache
-from headrace.kafka.producer_ids import ProducerIds
-from headrace.kafka.topic_creation import TopicCreation
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
-from headrace.settings import BrokerSettings
+from headrace.settings.values import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
 
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.declared import LEVELS
-from headrace.partitions.core import UNKNOWN, LeaderCore, Progress, majority
-from headrace.settings import LogSettings
+from headrace.partitions.leader_core import UNKNOWN, LeaderCore, Progress, majority
+from headrace.settings.declared import LEVELS
+from headrace.settings.values import LogSettings
 
 AUTO: Final = "auto"
 ALL: Final = "all"

@@ -29,8 +29,8 @@ from headrace.errors import (
     UnknownEpoch,
 )
 from headrace.partitions import levels
-from headrace.partitions.core import LeaderCore
-from headrace.partitions.starts import LogStart
+from headrace.partitions.leader_core import LeaderCore
+from headrace.partitions.log_start import LogStart
 from headrace.partitions.validation import check_records
 from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
 from headrace.storage.log import Log, ReadResult, TopicPartition

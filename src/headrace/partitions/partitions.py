@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
-from headrace.partitions.core import LeaderCore, SetChange
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.early_refusals import EarlyRefusals
+from headrace.partitions.leader_core import LeaderCore, SetChange
 from headrace.partitions.partition import Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
 from headrace.storage.damage import first_damaged_offset

@@ -21,7 +21,7 @@ from typing import Any, Final
 from headrace.errors import HeadraceError, RequestTimedOut, StorageFailed
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Partitions
-from headrace.records.recoding import codec_of, recode
+from headrace.records.transcoder import codec_of, recode
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final
 from headrace.errors import InvalidRecord, InvalidTimestamp
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader
-from headrace.settings import FOREVER_MS, LogSettings
+from headrace.settings.values import FOREVER_MS, LogSettings
 from headrace.storage.log import TopicPartition
 
 NO_TIMESTAMP: Final = -1

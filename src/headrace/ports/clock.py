@@ -1,4 +1,4 @@
-"""The clock port. Real: system.clock. Virtual, for tests and the simulator: sim.clock."""
+"""The clock port. Real: system.clock. Virtual, for tests and the simulator: virtual.clock."""
 
 from __future__ import annotations
 

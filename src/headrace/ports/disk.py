@@ -1,6 +1,6 @@
 """The disk port: every byte that storage keeps goes through it, so that a faulty disk can stand in.
 
-Real: system.disk. Fault-injecting (drops unsynced bytes, fills up, flips bytes, fails a sync): sim.disk.
+Real: system.disk. Fault-injecting (drops unsynced bytes, fills up, flips bytes, fails a sync): virtual.disk.
 All calls but `request_sync` are synchronous and short: they touch the page cache. Errors are OSError.
 """
 

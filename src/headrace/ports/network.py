@@ -1,6 +1,6 @@
 """The network port: listening, connecting, and channels of bytes.
 
-Real: system.network. In memory, seeded, for tests and the simulator: sim.network.
+Real: system.network. In memory, seeded, for tests and the simulator: virtual.network.
 
 A channel owns the receive buffer. `Session.received` gets everything that is buffered and answers how much of it
 it is done with; the rest is offered again with more behind it. A session that needs a larger buffer for the frame

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidRecord
-from headrace.records import codecs, decoding, encoding, kernel
+from headrace.records import arrow_decoder, arrow_encoder, codecs, kernel
 from headrace.records.batch import MAGIC, NO_PRODUCER, BatchHeader, View
 from headrace.records.buffers import BufferPool
 from headrace.records.record import Header
@@ -87,7 +87,7 @@ class Decoder:
         asked = {*columns, *(("key", "value", "headers") if "digest" in columns else ())}
         self._turn = 0
         self._pool = pool
-        self._rows = decoding.Rows(asked, batch_rows, batch_bytes, pool)
+        self._rows = arrow_decoder.Rows(asked, batch_rows, batch_bytes, pool)
         self._constants = {
             "topic": pa.repeat(pa.scalar(topic, TYPES["topic"]), batch_rows),
             "partition": pa.repeat(pa.scalar(partition, TYPES["partition"]), batch_rows),
@@ -139,12 +139,12 @@ class Decoder:
         return pa.RecordBatch.from_arrays([found[name] for name in self._columns], schema=self._schema)
 
 
-def _binary(kind: pa.DataType, taken: decoding.Taken) -> pa.Array:
+def _binary(kind: pa.DataType, taken: arrow_decoder.Taken) -> pa.Array:
     buffers = [_bitmap(taken), pa.py_buffer(taken.ends), pa.py_buffer(taken.data)]
     return pa.Array.from_buffers(kind, taken.rows, buffers, taken.nulls)
 
 
-def _headers(rows: decoding.Rows) -> pa.Array:
+def _headers(rows: arrow_decoder.Rows) -> pa.Array:
     names = _binary(pa.string(), rows.header_names.take())
     contents = _binary(pa.binary(), rows.header_values.take())
     lists = rows.headers.take()
@@ -153,25 +153,25 @@ def _headers(rows: decoding.Rows) -> pa.Array:
     return pa.Array.from_buffers(HEADERS_TYPE, lists.rows, buffers, lists.nulls, children=[pairs])
 
 
-def _bitmap(taken: decoding.Taken) -> pa.Buffer | None:
+def _bitmap(taken: arrow_decoder.Taken) -> pa.Buffer | None:
     return None if taken.valid is None else pa.py_buffer(taken.valid)
 
 
 def digest(key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
     """64 bits that tell whether key, value and headers of a record are what was sent, as a signed number."""
-    return encoding.digest(key, value, headers)
+    return arrow_encoder.digest(key, value, headers)
 
 
 def digests(rows: pa.RecordBatch) -> pa.Array:
     """The digest of each row, from its columns `key`, `value` and `headers`; a column that is missing is all null."""
-    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(encoding.digests(_table(rows)))], 0)
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(arrow_encoder.digests(_table(rows)))], 0)
 
 
 def partitions_of(keys: pa.Array, partition_count: int) -> pa.Array:
     """Where Kafka's default partitioner sends each key, as int32; null for a null key."""
     import pyarrow.compute as pc
 
-    found = pa.py_buffer(encoding.partitions_of(_cells(_as_binary(keys)), partition_count))
+    found = pa.py_buffer(arrow_encoder.partitions_of(_cells(_as_binary(keys)), partition_count))
     partitions = pa.Array.from_buffers(pa.int32(), len(keys), [None, found], 0)
     return pc.if_else(keys.is_valid(), partitions, None) if keys.null_count else partitions
 
@@ -184,8 +184,8 @@ def spread(rows: pa.RecordBatch, partition_count: int, turn: int, run: int) -> p
     import pyarrow.compute as pc
 
     names, count = rows.schema.names, len(rows)
-    keys = _cells(_as_binary(rows["key"])) if "key" in names else encoding.Cells(count)
-    found = pa.py_buffer(encoding.partitions_of(keys, partition_count, turn, run))
+    keys = _cells(_as_binary(rows["key"])) if "key" in names else arrow_encoder.Cells(count)
+    found = pa.py_buffer(arrow_encoder.partitions_of(keys, partition_count, turn, run))
     partitions = pa.Array.from_buffers(pa.int32(), count, [None, found], 0)
     return pc.coalesce(rows["partition"].cast(pa.int32()), partitions) if "partition" in names else partitions
 
@@ -193,7 +193,7 @@ def spread(rows: pa.RecordBatch, partition_count: int, turn: int, run: int) -> p
 def by_partition(partitions: pa.Array, partition_count: int) -> tuple[pa.Array, list[int]]:
     """Rows ordered by partition, each partition's in their order; and where each begins, and the last ends."""
     count = len(partitions)
-    order, starts = encoding.by_partition(_numbers(partitions, 4).cast("i"), count, partition_count)
+    order, starts = arrow_encoder.by_partition(_numbers(partitions, 4).cast("i"), count, partition_count)
     return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(order)], 0), starts
 
 
@@ -206,7 +206,7 @@ class Offsets:
 
     def put(self, first: int, end: int, base_offset: int) -> None:
         """The rows at places `first` up to `end` of the order are one after the other from `base_offset` on."""
-        encoding.put_offsets(memoryview(self._found).cast("q"), self._order, first, end, base_offset)
+        arrow_encoder.put_offsets(memoryview(self._found).cast("q"), self._order, first, end, base_offset)
 
     def take(self) -> pa.Array:
         import pyarrow.compute as pc
@@ -225,7 +225,7 @@ class Builder:
     def __init__(self, rows: pa.RecordBatch, order: pa.Array | None = None, *, now_ms: int) -> None:
         self.taken = 0
         self._now_ms = now_ms
-        self._encoder = encoding.Encoder(
+        self._encoder = arrow_encoder.Encoder(
             _table(rows, now_ms),
             memoryview(array("i", range(len(rows)))) if order is None else _numbers(order, 4).cast("i"),
         )
@@ -291,9 +291,9 @@ def build(
     return batch
 
 
-def _table(rows: pa.RecordBatch, now_ms: int = 0) -> encoding.Table:
+def _table(rows: pa.RecordBatch, now_ms: int = 0) -> arrow_encoder.Table:
     names = rows.schema.names
-    absent = encoding.Cells(len(rows))
+    absent = arrow_encoder.Cells(len(rows))
     key, value = (_cells(_as_binary(rows[name])) if name in names else absent for name in ("key", "value"))
     lists = titles = contents = absent
     if "headers" in names and rows["headers"].null_count < len(rows):
@@ -306,7 +306,7 @@ def _table(rows: pa.RecordBatch, now_ms: int = 0) -> encoding.Table:
     if "timestamp" in names:
         found = rows["timestamp"].cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
         times = _numbers(found.fill_null(now_ms) if found.null_count else found, 8).cast("q")
-    return encoding.Table(key, value, lists, titles, contents, times)
+    return arrow_encoder.Table(key, value, lists, titles, contents, times)
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
@@ -318,13 +318,13 @@ def _as_binary(column: pa.Array) -> pa.Array:
         raise InvalidRecord(f"keys and values are binary or text, not {column.type}: {error}") from None
 
 
-def _cells(column: pa.Array) -> encoding.Cells:
+def _cells(column: pa.Array) -> arrow_encoder.Cells:
     """A view of a column of binary, or of the ends of one of lists."""
     count, first = len(column), column.offset
     valid, ends, *data = column.buffers()[:3] if not pa.types.is_list(column.type) else column.buffers()[:2]
     if not count:
-        return encoding.Cells(0)
-    return encoding.Cells(
+        return arrow_encoder.Cells(0)
+    return arrow_encoder.Cells(
         count,
         first,
         None if valid is None or not column.null_count else memoryview(valid).cast("B"),

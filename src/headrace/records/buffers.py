@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.records.decoding import fresh
+from headrace.records.arrow_decoder import fresh
 
 GRAIN_BYTES: Final = 64 << 10
 """Smaller ones are simply new."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.waiting import pause
+from headrace.coordination.waits import pause
 from headrace.errors import CoordinationError, OperatorError
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination

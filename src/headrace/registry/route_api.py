@@ -20,10 +20,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from headrace.cluster import listing, ring, values
+from headrace.cluster import user_values
 from headrace.cluster.image import Broker, Endpoint, Image, StoredValue
-from headrace.cluster.placement import open_sites
-from headrace.cluster.values import Values
+from headrace.cluster.user_values import Values
 from headrace.errors import InvalidRequest
 from headrace.http import health, metrics, topics
 from headrace.http.bodies import PARTITION_MAX
@@ -31,6 +30,8 @@ from headrace.http.exchange import Exchange, Handler
 from headrace.http.message import Request, Response, json_response
 from headrace.http.routes import Route
 from headrace.metrics import Sample
+from headrace.placement import listing, ring
+from headrace.placement.spread import open_sites
 from headrace.registry.pulse import Pulse
 
 REVISION_MAX: Final = (1 << 63) - 1
@@ -137,7 +138,7 @@ class RouteApi:
 
     def _setting(self, exchange: Exchange) -> Response:
         name = exchange.request.parameters["name"]
-        return json_response(_shown_setting(name, values.find(self._image(), name)))
+        return json_response(_shown_setting(name, user_values.find(self._image(), name)))
 
     def _put_setting(self, exchange: Exchange) -> None:
         name, expected = exchange.request.parameters["name"], _revision(exchange.request)

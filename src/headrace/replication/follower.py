@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Final
 
 from headrace.errors import CorruptBatch
+from headrace.partitions.log_start import LogStart
 from headrace.partitions.partition import Partition
-from headrace.partitions.starts import LogStart
 from headrace.replication.frames import Position, Subscribe, Truncate
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.partitions.core import LeaderCore, Progress
+from headrace.partitions.leader_core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part

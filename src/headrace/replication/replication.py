@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import HeadraceError
-from headrace.partitions.core import LagLimits, SetChange
+from headrace.partitions.leader_core import LagLimits, SetChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Listener, Network
 from headrace.records.batch import batches, check
-from headrace.replication.following import Copying, FollowingEnd
+from headrace.replication.follower_session import Copying, FollowingEnd
 from headrace.replication.frames import Hello
 from headrace.replication.leader import Budget, Stream, whole_batches
-from headrace.replication.leading import Leading, LeadingEnd
+from headrace.replication.leader_session import Leading, LeadingEnd
 from headrace.replication.link import Link
 from headrace.storage.log import TopicPartition
 

@@ -1,1 +1,1 @@
-"""Whole clusters on simulated ports: the rooms that node.py runs, under load and faults drawn from a seed."""
+"""Whole clusters on simulated ports: the rooms that server/node.py runs, under load and faults drawn from a seed."""

@@ -1,6 +1,4 @@
-"""The real broker on the ports of a simulated machine, with the Kafka front end that node.py has, and the topics of a
-scenario.
-"""
+"""The real broker with its Kafka front end on the ports of a simulated machine, and the topics of a scenario."""
 
 from __future__ import annotations
 
@@ -10,24 +8,24 @@ from functools import cache
 from typing import Final
 
 from headrace.cluster.image import Endpoint
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.participant import Participant
+from headrace.cluster.topic_creation import OFFSETS_OVERRIDES
 from headrace.cluster.topics import CreateTopic
-from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.kafka.front_end import FrontEnd
 from headrace.kafka.listeners import DEFAULT_NAME
 from headrace.kafka.server import Listening
-from headrace.kafka.topic_creation import OFFSETS_OVERRIDES
 from headrace.metrics import Metrics
 from headrace.ports.network import Address
-from headrace.serving import OwnedTasks
-from headrace.settings import BrokerSettings, load
-from headrace.sim.network import MemoryHost
-from headrace.sim.process import Process
+from headrace.server.process import OwnedTasks
+from headrace.settings.values import BrokerSettings, load
 from headrace.simulator.connection import KAFKA_PORT
 from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
 from headrace.simulator.scenario import REPLICAS, Scenario
 from headrace.storage.log import TICK_SECONDS
+from headrace.virtual.network import MemoryHost
+from headrace.virtual.process import Process
 
 CLUSTER: Final = "sim"
 LINK_PORT: Final = 9192
@@ -41,7 +39,7 @@ OFFSETS_TOPIC_OVERRIDES: Final = {
 
 
 class Broker:
-    """A participant with its front end; started and stopped in the order of node.py."""
+    """A participant with its front end; started and stopped in the order of server/node.py."""
 
     def __init__(self, participant: Participant, machine: Machine, process: Process, host: MemoryHost) -> None:
         self.participant = participant

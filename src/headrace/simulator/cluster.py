@@ -20,10 +20,6 @@ from headrace.cluster.image import Image, PartitionState, apply, from_listing
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.records import kernel
 from headrace.records.batch import batches
-from headrace.sim.coordination import CoordinationStore
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.network import MemoryNetwork
-from headrace.sim.quorum import CoordinationQuorum
 from headrace.simulator.broker import CLUSTER, builder, create_topics
 from headrace.simulator.contents import key_of, parse_content
 from headrace.simulator.faults import Faults
@@ -34,6 +30,10 @@ from headrace.simulator.machine import Machine
 from headrace.simulator.retention import RetentionRule
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import Log, ReadResult, TopicPartition
+from headrace.virtual.coordination import CoordinationStore
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.quorum import CoordinationQuorum
 
 START_SECONDS: Final = 30.0
 SETTLE_SECONDS: Final = 150.0

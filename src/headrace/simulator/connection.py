@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.partitions.partition import Partition
 from headrace.ports.network import Address, Channel, Part
-from headrace.sim.clock import VirtualClock, VirtualTimer
-from headrace.sim.network import MemoryChannel, MemoryHost
 from headrace.simulator.history import History, Violation
 from headrace.storage.log import TopicPartition
+from headrace.virtual.clock import VirtualClock, VirtualTimer
+from headrace.virtual.network import MemoryChannel, MemoryHost
 from headrace.wire import api
 from headrace.wire.codec import decode_response, encode_request
 from headrace.wire.header import read_response_header, write_request

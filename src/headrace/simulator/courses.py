@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.partitions.core import Progress
+from headrace.partitions.leader_core import Progress
 from headrace.partitions.partition import Partition
 from headrace.simulator.harm import Harm
 from headrace.simulator.machine import Machine

@@ -22,10 +22,11 @@ from headrace.simulator.harm import ANY
 from headrace.simulator.history import History
 from headrace.simulator.machine import DATA, PERHAPS_TORN_BYTES, Machine
 from headrace.simulator.registers import NEVER
-from headrace.storage import shortfall, verify
+from headrace.storage import shortfall
 from headrace.storage.folder import SHARED, layout_of
 from headrace.storage.log import TopicPartition
-from headrace.storage.report import DumpedBatch
+from headrace.storage.offline import verify
+from headrace.storage.offline.report import DumpedBatch
 
 DECAYS_MAX: Final = 4
 WORN: Final = 2

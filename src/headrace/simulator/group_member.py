@@ -11,10 +11,15 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from headrace.client.assignment import assign_ranges, decode_assignment, encode_assignment, encode_subscription
+from headrace.client.consumer.group_protocol import (
+    assign_ranges,
+    decode_assignment,
+    encode_assignment,
+    encode_subscription,
+)
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import Code
 from headrace.groups.coordinator import partition_of
-from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.simulator.connection import PATIENCE_SECONDS, Client, Clients
 from headrace.simulator.consumer import fetch, fetched, is_deleted, take
 from headrace.simulator.history import Violation

@@ -16,12 +16,12 @@ from headrace.cluster import keys
 from headrace.cluster.image import Image, PartitionState
 from headrace.cluster.orders import plan_moves
 from headrace.ports.coordination import Delete, Put
-from headrace.sim.clock import VirtualClock
-from headrace.sim.coordination import CoordinationStore
-from headrace.sim.network import MemoryNetwork
 from headrace.simulator.connection import CLIENT
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.coordination import CoordinationStore
+from headrace.virtual.network import MemoryNetwork
 
 SPARE: Final = "spare"
 ANY: Final = "any"

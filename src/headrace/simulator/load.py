@@ -10,8 +10,6 @@ import random
 from typing import Final
 
 from headrace.errors import Code
-from headrace.sim.clock import VirtualClock
-from headrace.sim.network import MemoryNetwork
 from headrace.simulator.administrator import Administrator
 from headrace.simulator.broker import CLUSTER
 from headrace.simulator.connection import CLIENT, Client, Clients
@@ -27,6 +25,8 @@ from headrace.simulator.renewal import Renewal
 from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.network import MemoryNetwork
 from headrace.wire import api
 from headrace.wire.message import Message
 

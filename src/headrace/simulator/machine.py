@@ -16,16 +16,16 @@ from headrace.cluster.participant import Participant
 from headrace.errors import HeadraceError
 from headrace.ports.network import Part
 from headrace.records import kernel
-from headrace.sim.coordination import CoordinationStore
-from headrace.sim.disk import UNLIMITED_BYTES, SimDisk
-from headrace.sim.loop import VirtualLoop
-from headrace.sim.network import MemoryChannel, MemoryHost, MemoryNetwork
-from headrace.sim.process import Process
 from headrace.simulator.history import Trace
 from headrace.storage import folder
+from headrace.storage.commitlog import frames
 from headrace.storage.log import TopicPartition
-from headrace.storage.segment import LOG
-from headrace.storage.shared import frames
+from headrace.storage.segments.segment import LOG
+from headrace.virtual.coordination import CoordinationStore
+from headrace.virtual.disk import UNLIMITED_BYTES, SimDisk
+from headrace.virtual.loop import VirtualLoop
+from headrace.virtual.network import MemoryChannel, MemoryHost, MemoryNetwork
+from headrace.virtual.process import Process
 
 RESTART_SECONDS: Final = 0.5
 PERHAPS_TORN_BYTES: Final = 1024
@@ -159,7 +159,7 @@ class Machine:
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """A part of the broker that must run has died: the process ends, as node.py has it."""
+        """A part of the broker that must run has died: the process ends, as server/node.py has it."""
         self.note(f"fails: {error!r}")
         if not isinstance(error, HeadraceError | OSError):
             raise error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from headrace.sim.quorum import CoordinationQuorum
 from headrace.simulator.harm import Harm
+from headrace.virtual.quorum import CoordinationQuorum
 
 SLOW_NODE: Final = "slow node"
 CUT_OFF_NODE: Final = "cut off node"

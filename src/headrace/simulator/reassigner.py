@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from headrace.groups.offsets import OFFSETS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.simulator.connection import Client, Clients, Reply
 from headrace.simulator.scenario import REPLICAS, SimTopic
 from headrace.storage.log import TopicPartition

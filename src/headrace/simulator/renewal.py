@@ -13,9 +13,9 @@ from collections.abc import Collection
 from typing import Final
 
 from headrace.cluster.image import Image
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import Code
 from headrace.groups.coordinator import partition_of
-from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.records import kernel
 from headrace.records.record import NewRecord
 from headrace.simulator.connection import Client, Clients

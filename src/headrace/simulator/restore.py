@@ -13,8 +13,8 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import Image
-from headrace.sim.coordination import Snapshot
 from headrace.simulator.connection import Client, Clients
+from headrace.virtual.coordination import Snapshot
 from headrace.wire import api
 from headrace.wire.message import Message
 

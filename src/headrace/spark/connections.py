@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from headrace.client.cluster import Cluster, Retry
+from headrace.client.admin.cluster import Cluster, Retry
 
 ANSWER_MAX_MS: Final = 10_000
 

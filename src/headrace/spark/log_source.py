@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 from headrace.errors import CorruptBatch
 from headrace.records.arrow import TYPES
 from headrace.spark.log_options import LogOptions, parse
-from headrace.spark.log_planning import FolderCheck, LogProblem, Split, chosen, plan
-from headrace.spark.log_reading import check_folder, read_split
+from headrace.spark.log_plan import FolderCheck, LogProblem, Split, chosen, plan
+from headrace.spark.log_reader import check_folder, read_split
 from headrace.system.disk import SystemDisk
 
 PROBLEMS: Final = pa.schema(

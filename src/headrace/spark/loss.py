@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from headrace.errors import HeadraceError
-from headrace.spark.planning import Found, Place
+from headrace.spark.plan import Found, Place
 from headrace.spark.progress import Position
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headrace.client.cluster import Cluster
-from headrace.client.groups import commit_offsets
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.groups import commit_offsets
 from headrace.errors import HeadraceError
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import DEFAULT_TIMEOUT_MS, Topics
-from headrace.spark.planning import Place
+from headrace.spark.plan import Place
 
 log = logging.getLogger(__name__)
 

@@ -33,14 +33,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import EARLIEST
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import EARLIEST
 from headrace.errors import SettingError
 from headrace.records.arrow import TYPES, schema
-from headrace.spark import catalog_table, filters, loss, options, planning, reading
+from headrace.spark import catalog_table, filters, loss, options, plan, split_reader
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
-from headrace.spark.planning import Place, Split
+from headrace.spark.plan import Place, Split
 from headrace.spark.session import SETTINGS
 from headrace.spark.stream import StreamReader
 
@@ -116,15 +116,15 @@ def _columns(asked: StructType) -> tuple[str, ...]:
 class BatchReader(DataSourceReader):
     def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
-        self._how = reading.How.of(chosen)
+        self._how = split_reader.How.of(chosen)
         self._pushed = filters.Pushed()
 
     def partitions(self) -> list[Split]:
         chosen = self._options
         with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
-            found = planning.find(cluster, chosen.topics)
+            found = plan.find(cluster, chosen.topics)
             spans = self._filtered(cluster, self._bounds(cluster, found.places))
-            splits = planning.cut(
+            splits = plan.cut(
                 cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
         # Without any, Spark would make one of its own.
@@ -132,11 +132,11 @@ class BatchReader(DataSourceReader):
 
     def _bounds(self, cluster: Cluster, places: tuple[Place, ...]) -> dict[Place, tuple[int, int]]:
         chosen = self._options
-        starts = planning.resolve(cluster, chosen.start, places, "starting", late=chosen.late_start)
-        ends = planning.resolve(cluster, chosen.end, places, "ending")
+        starts = plan.resolve(cluster, chosen.start, places, "starting", late=chosen.late_start)
+        ends = plan.resolve(cluster, chosen.end, places, "ending")
         gone = []
         if chosen.start.offsets is not None:
-            for place, log_start in planning.ends_of(cluster, places, EARLIEST).items():
+            for place, log_start in plan.ends_of(cluster, places, EARLIEST).items():
                 if starts[place] < log_start and starts[place] < ends[place]:
                     gone.append(loss.deleted(place, starts[place], ends[place], log_start))
                     starts[place] = min(log_start, ends[place])
@@ -153,7 +153,7 @@ class BatchReader(DataSourceReader):
         spans = {place: pushed.span(*bound) for place, bound in bounds.items() if pushed.takes(*place)}
         spans = {place: span for place, span in spans.items() if span[0] < span[1]}
         if pushed.from_ms is not None and pushed.from_ms > 0:
-            firsts = planning.first_at(cluster, dict.fromkeys(spans, pushed.from_ms))
+            firsts = plan.first_at(cluster, dict.fromkeys(spans, pushed.from_ms))
             spans = {
                 place: (max(start, first), end)
                 for place, (start, end) in spans.items()
@@ -163,7 +163,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Split)
-        return reading.read(self._how, partition)
+        return split_reader.read(self._how, partition)
 
 
 class FilteringReader(BatchReader):

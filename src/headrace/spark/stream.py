@@ -21,19 +21,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.client.cluster import Cluster
-from headrace.client.offsets import EARLIEST, LATEST
-from headrace.spark import loss, planning, progress, reading
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.spark import loss, plan, progress, split_reader
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
-from headrace.spark.planning import Found, Place, Split
+from headrace.spark.plan import Found, Place, Split
 from headrace.spark.progress import Position, StreamOffset
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
-        self._how = reading.How.of(chosen)
+        self._how = split_reader.How.of(chosen)
         self._group_id = chosen.group_id or progress.default_group_id(chosen.topics, chosen.group_prefix)
         self._committed: dict[Place, int] = {}
         self._target: dict[Place, int] | None = None
@@ -44,14 +44,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> StreamOffset:
         chosen = self._options
         with self._cluster() as cluster:
-            found = planning.find(cluster, chosen.topics)
-            starts = planning.resolve(cluster, chosen.start, found.places, "starting", late=chosen.late_start)
+            found = plan.find(cluster, chosen.topics)
+            starts = plan.resolve(cluster, chosen.start, found.places, "starting", late=chosen.late_start)
         return Position(starts, found.ids).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         with self._cluster() as cluster:
-            found = planning.find(cluster, self._options.topics, missing_ok=True)
-            self._target = planning.ends_of(cluster, found.places, LATEST)
+            found = plan.find(cluster, self._options.topics, missing_ok=True)
+            self._target = plan.ends_of(cluster, found.places, LATEST)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_offsets is not None:
@@ -63,15 +63,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         before = Position.from_json(start)
         with self._cluster() as cluster:
-            found = planning.find(cluster, self._options.topics, missing_ok=True)
+            found = plan.find(cluster, self._options.topics, missing_ok=True)
             self._commit(cluster, before, found)
-            log_ends = planning.ends_of(cluster, found.places, LATEST)
+            log_ends = plan.ends_of(cluster, found.places, LATEST)
             self._latest = Position(log_ends, found.ids).to_json()
             target = log_ends if self._target is None else self._target
             ends = {place: min(end, target[place]) for place, end in log_ends.items() if place in target}
             if (before.offsets == ends and before.ids == found.ids) or self._is_too_early(before, ends, limit):
                 return start
-            log_starts = planning.ends_of(cluster, ends, EARLIEST)
+            log_starts = plan.ends_of(cluster, ends, EARLIEST)
         begin = loss.settle(before, found, log_starts, log_ends, fail=self._options.fail_on_data_loss)
         self._planned_at_s = time.monotonic()
         latest = {place: max(at, ends[place]) for place, at in begin.offsets.items()}
@@ -86,23 +86,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, after = Position.from_json(start), Position.from_json(end)
         chosen = self._options
         with self._cluster() as cluster:
-            found = planning.find(cluster, chosen.topics, missing_ok=True)
+            found = plan.find(cluster, chosen.topics, missing_ok=True)
             moved = [place for place in loss.moved(before, after) if place in found.places]
-            log_starts = planning.ends_of(cluster, moved, EARLIEST)
+            log_starts = plan.ends_of(cluster, moved, EARLIEST)
             spans = loss.spans(before, after, found, log_starts, fail=chosen.fail_on_data_loss)
-            return planning.cut(
+            return plan.cut(
                 cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Split)
-        return reading.read(self._how, partition)
+        return split_reader.read(self._how, partition)
 
     def commit(self, end: StreamOffset) -> None:
         with self._cluster() as cluster:
-            self._commit(
-                cluster, Position.from_json(end), planning.find(cluster, self._options.topics, missing_ok=True)
-            )
+            self._commit(cluster, Position.from_json(end), plan.find(cluster, self._options.topics, missing_ok=True))
 
     @contextmanager
     def _cluster(self) -> Iterator[Cluster]:

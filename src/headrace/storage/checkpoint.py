@@ -41,7 +41,7 @@ class LogPoint(NamedTuple):
     began_ms: int
     cleanings: list[tuple[int, int]]
     cuts: int
-    """How many truncations it speaks of (see `cuts`)."""
+    """How many truncations it speaks of (see `segments.truncation`)."""
 
 
 KINDS: Final = [str, int, str, bool, int, int, int, int, int, int]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from headrace.errors import HeadraceError
+from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.queuefile import DAMAGED
 from headrace.storage.log import Log
-from headrace.storage.partitioned import PartitionedLog
-from headrace.storage.shared.log import SharedLog
-from headrace.storage.shared.queuefile import DAMAGED
+from headrace.storage.segments.log import PartitionedLog
 
 
 def first_damaged_offset(log: Log) -> int | None:

@@ -3,8 +3,8 @@
     <data>/@lock                       flock'ed by the running broker; holds its process id as text
     <data>/@checkpoint                 see `checkpoint`
     <data>/layout                      one line: the layout of the folder; without it, `partitioned`
-    <data>/@commitlog/                 in the layout `shared` (see `shared.commitlog`)
-    <data>/<topic>/<topic>-<n>/        a partition (see `partitioned`)
+    <data>/@commitlog/                 in the layout `shared` (see `commitlog.commitlog`)
+    <data>/<topic>/<topic>-<n>/        a partition (see `segments.log`)
     <data>/<topic>/<topic>-<n>/partition   one line: `headrace <format version> <topic id in hex>`;
                                        in `shared` then a position of the commit log: nothing of it lies before that
     ....stray-<k>                      a partition folder that is not served: another topic's id, or no topic's

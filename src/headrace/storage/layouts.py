@@ -1,8 +1,8 @@
 """The two layouts of a data folder, and which one it gets.
 
-`partitioned`  files per partition (see `partitioned`): reads of one partition are sequential, a write and a sync touch
+`partitioned`  files per partition (see `segments`): reads of one partition are sequential, a write and a sync touch
                as many files as partitions have arrived
-`shared`       one commit log for all partitions (see `shared`): one write and one sync for all, whatever their number
+`shared`       one commit log for all partitions (see `commitlog`): one write, one sync for all, whatever their number
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.storage import folder
+from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import TopicPartition
-from headrace.storage.shared.store import SharedStore
-from headrace.storage.store import PartitionedStore
+from headrace.storage.segments.store import PartitionedStore
 
 AUTO: Final = "auto"
 """That of the folder; `partitioned` for a new one."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from headrace.errors import HeadraceError
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
-from headrace.settings import LogSettings
+from headrace.settings.values import LogSettings
 from headrace.storage.producers import ProducerState
 
 TICK_SECONDS: Final = 0.1

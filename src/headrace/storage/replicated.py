@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records.batch import BatchHeader
-from headrace.settings import LogSettings
-from headrace.storage import copied, producers
-from headrace.storage.checkpointing import Done
+from headrace.settings.values import LogSettings
+from headrace.storage import copied_batches, producers
+from headrace.storage.checkpointer import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, TopicPartition
 from headrace.storage.producers import ProducerState, ProducerTable
@@ -101,7 +101,9 @@ class ReplicatedLog:
 
     def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
         is_empty = self.start_offset == self.end_offset
-        batches = copied.checked(self.topic_partition, data, self.end_offset, self.last_epoch(), is_empty=is_empty)
+        batches = copied_batches.checked(
+            self.topic_partition, data, self.end_offset, self.last_epoch(), is_empty=is_empty
+        )
         self.copying, self._told_epochs = True, epoch_starts
         try:
             if batches and batches[0][1].base_offset < self.end_offset:

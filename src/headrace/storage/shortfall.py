@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from headrace.ports.disk import Disk
 from headrace.storage import checkpoint, folder
+from headrace.storage.commitlog import checkpoint as shared_checkpoint
 from headrace.storage.damage import lost_front
 from headrace.storage.log import Log, Tail
-from headrace.storage.shared import checkpoint as shared_checkpoint
 from headrace.storage.watermarks import Key
 
 

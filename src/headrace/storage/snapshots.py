@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from headrace.ports.disk import Disk, read_derived
 from headrace.storage import producers
 from headrace.storage.producers import ProducerState
-from headrace.storage.segment import SNAPSHOT, stem
+from headrace.storage.segments.segment import SNAPSHOT, stem
 
 log = logging.getLogger(__name__)
 

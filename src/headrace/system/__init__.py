@@ -1,1 +1,1 @@
-"""The real clock, disk and network. Only node.py and tests build these."""
+"""The real clock, disk and network. Only server/node.py and tests build these."""

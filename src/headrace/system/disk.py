@@ -28,7 +28,7 @@ from typing import Final
 
 from headrace.ports.disk import Buffer, File, Range, SyncDone, SyncFailed
 from headrace.system import sync_helper
-from headrace.system.syncing import SyncProcess, SyncRequest, SyncThread, failure, unless_marked
+from headrace.system.syncer import SyncProcess, SyncRequest, SyncThread, failure, unless_marked
 
 log = logging.getLogger(__name__)
 

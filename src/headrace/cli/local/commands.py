@@ -13,7 +13,7 @@ import click
 from headrace.cli import health
 from headrace.cli.cluster_reach import reach
 from headrace.cli.health import Health
-from headrace.cli.local import cluster_file, control, planning
+from headrace.cli.local import cluster_file, control, plan
 from headrace.cli.local.cluster_file import LocalCluster
 from headrace.cli.local.processes import State
 from headrace.cli.options import json_option, pairs, with_connect
@@ -39,9 +39,9 @@ folder_option = click.option(
 
 
 @click.command()
-@click.option("--brokers", type=click.IntRange(1, planning.BROKERS_MAX), help="How many; 3 in a new cluster.")
+@click.option("--brokers", type=click.IntRange(1, plan.BROKERS_MAX), help="How many; 3 in a new cluster.")
 @click.option("--etcd", type=click.Choice(["0", "1", "3"]), help="etcd nodes; 1 in a new cluster.")
-@click.option("--registries", type=click.IntRange(0, planning.BLOCK), help="How many; none in a new cluster.")
+@click.option("--registries", type=click.IntRange(0, plan.BLOCK), help="How many; none in a new cluster.")
 @folder_option
 @click.option(
     "--base-port",

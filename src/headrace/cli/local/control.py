@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.local import cluster_file, planning
+from headrace.cli.local import cluster_file, plan
 from headrace.cli.local.cluster_file import HOST, LocalCluster, LocalNode
 from headrace.cli.local.processes import State, spawn
-from headrace.client import admin
-from headrace.client.cluster import Cluster, Retry
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.errors import HeadraceError, OperatorError
 
 READY_WITHIN_S: Final = 60.0
@@ -39,11 +39,11 @@ def make(
     with cluster_file.locked(folder):
         found = cluster_file.find(folder)
         if found is None:
-            cluster = planning.plan(folder, base_port, brokers, etcd, settings, registries)
-            planning.check_ports(cluster)
+            cluster = plan.plan(folder, base_port, brokers, etcd, settings, registries)
+            plan.check_ports(cluster)
         else:
             cluster = _as_asked(found, folder, base_port, brokers, etcd, settings, registries)
-        planning.write_configs(cluster)
+        plan.write_configs(cluster)
         cluster_file.save(folder, cluster)
     return cluster
 
@@ -67,7 +67,7 @@ def _as_asked(
         )
     if registries and not etcd:
         raise OperatorError(f"the cluster in {folder} has no etcd, and registries need it")
-    return planning.enlarge(replace(found, settings={**found.settings, **settings}), folder, brokers, registries)
+    return plan.enlarge(replace(found, settings={**found.settings, **settings}), folder, brokers, registries)
 
 
 def start(folder: Path, names: Iterable[str] | None = None) -> list[LocalNode]:
@@ -133,7 +133,7 @@ def etcd_is_healthy(node: LocalNode) -> bool:
 def _brokers_known_to(node: LocalNode) -> set[int]:
     try:
         with connect(node.address) as cluster:
-            return {broker.broker_id for broker in admin.describe_cluster(cluster).brokers}
+            return {broker.broker_id for broker in operations.describe_cluster(cluster).brokers}
     except HeadraceError:
         return set()
 

@@ -24,8 +24,8 @@ from headrace.cli.local.commands import folder_option
 from headrace.cli.local.traffic import PartitionTraffic
 from headrace.cli.options import json_option
 from headrace.cli.output import show_json
-from headrace.client import admin
-from headrace.client.topology import NO_LEADER, Partition
+from headrace.client.admin import operations
+from headrace.client.connection.topology import NO_LEADER, Partition
 from headrace.errors import HeadraceError
 
 LINE_SECONDS: Final = 0.2
@@ -142,7 +142,7 @@ def demo_loss(folder: Path, seconds: float, rate: float, partitions: int, down_s
     local = cluster_file.load(folder)
     topic = f"demo-loss-{secrets.token_hex(4)}"
     with traffic.connect(local.bootstrap) as cluster:
-        admin.create_topic(cluster, topic, partitions=partitions, replicas=min(REPLICAS, len(local.brokers)))
+        operations.create_topic(cluster, topic, partitions=partitions, replicas=min(REPLICAS, len(local.brokers)))
     running = [PartitionTraffic(local.bootstrap, topic, n, rate / partitions) for n in range(partitions)]
     screen = _Screen(running)
     kills = Kills(folder, topic, down_s, screen.say)
@@ -171,7 +171,7 @@ def demo_loss(folder: Path, seconds: float, rate: float, partitions: int, down_s
     whole = _verdict(topic, running, kills, time.monotonic() - began, as_json)
     if whole:
         with traffic.connect(local.bootstrap) as cluster:
-            admin.delete_topic(cluster, topic)
+            operations.delete_topic(cluster, topic)
     return 0 if whole else 1
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.cli.local.account import Account
-from headrace.client.cluster import Cluster, Retry
-from headrace.client.fetch import FetchLimits, Position, fetch
-from headrace.client.produce import Outgoing, Produced, init_producer_id, produce
+from headrace.client.admin.cluster import Cluster, Retry
+from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.admin.produce import Outgoing, Produced, init_producer_id, produce
 from headrace.errors import HeadraceError
 from headrace.records import kernel
 

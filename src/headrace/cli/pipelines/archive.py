@@ -71,7 +71,7 @@ def archive(
         raise click.UsageError("--schema and --drop-value need --decode json")
     if decode and kind != "delta":
         raise click.UsageError("--decode needs --format delta, which has a table for dead letters")
-    from headrace.spark.pipelines import archive as pipeline
+    from headrace.pipelines import archive as pipeline
 
     options = pipeline.Options(
         to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,

@@ -56,7 +56,7 @@ def audit(
     if bootstrap is None and not data and archive is None:
         bootstrap = DEFAULT_BOOTSTRAP
     with spark_session("audit", master, spark_conf) as spark:
-        from headrace.spark.pipelines.audit import Options, run
+        from headrace.pipelines.audit import Options, run
 
         options = Options(
             ledgers=ledgers,

@@ -48,11 +48,11 @@ def compact(
     open_records(archive)
     with spark_session("compact", master, spark_conf) as spark:
         if latest:
-            from headrace.spark.pipelines import latest as latest_program
+            from headrace.pipelines import latest as latest_program
 
             summary = latest_program.run(spark, latest_program.Options(archive, topics), progress())
         else:
-            from headrace.spark.pipelines import compact as program
+            from headrace.pipelines import compact as program
 
             options = program.Options(archive, topics, target_mb << 20, older_than_ms, vacuum_hours)
             summary = program.run(spark, options, progress())

@@ -22,7 +22,7 @@ def index(archive: Path, rebuild: bool, master: str, spark_conf: tuple[str, ...]
 
     open_records(archive)
     with spark_session("index", master, spark_conf) as spark:
-        from headrace.spark.pipelines import index as program
+        from headrace.pipelines import index as program
 
         summary = program.run(spark, program.Options(archive, rebuild), progress())
     show(summary, as_json)

@@ -14,7 +14,7 @@ from headrace.cli.options import BOOTSTRAP_VARIABLE, json_option, pairs
 from headrace.cli.output import show_json, show_table
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.errors import OperatorError
-from headrace.spark.pipelines.summary import Progress, Summary
+from headrace.pipelines.summary import Progress, Summary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -74,7 +74,7 @@ def run(
     the last batch is run again: tables take it once (exactly once), topics may get some
     records twice (at least once). Paths count from the job's folder.
     """
-    from headrace.spark.pipelines import run as pipeline
+    from headrace.pipelines import run as pipeline
 
     options = pipeline.Options(
         job, bootstrap, checkpoint, pairs(settings, "--set"), follow, trigger, accept_change

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from headrace.cluster.controls import Doubt
+from headrace.cluster.controller_state import Doubt
 from headrace.cluster.lineage import plan_accept
 from headrace.errors import Code, HeadraceError
 from headrace.kafka.request import Request

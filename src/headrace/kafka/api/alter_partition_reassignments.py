@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.cluster.orders import Refusals, Targets, plan_moves
-from headrace.cluster.reassign import Where
-from headrace.cluster.waiting import at_once
+from headrace.coordination.waits import at_once
 from headrace.errors import Code, HeadraceError, InvalidRequest
 from headrace.kafka.request import Request
+from headrace.placement.plans import Where
 from headrace.wire.message import Message
 
 COUNT_DECLINED_FROM: Final = 1

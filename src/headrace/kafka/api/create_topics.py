@@ -9,7 +9,7 @@ from headrace.cluster.topics import CreateTopic
 from headrace.errors import Code, HeadraceError, InvalidRequest, PolicyViolation
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
 from headrace.kafka.request import Request
-from headrace.settings import TOPIC_SETTINGS, log_settings
+from headrace.settings.values import TOPIC_SETTINGS, log_settings
 from headrace.wire.message import Message
 
 ZERO_ID = bytes(16)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from headrace.errors import Code, HeadraceError, InvalidRequest, RequestTimedOut
-from headrace.kafka import routing
+from headrace.kafka import leader_lookup
 from headrace.kafka.request import Request
 from headrace.partitions.partition import Partition
 from headrace.storage.log import TopicPartition
@@ -55,7 +55,7 @@ class _Deletion:
             known = services.view.image.topics.get(topic)
             if known is not None and known.internal:
                 raise InvalidRequest(f"records of {topic} cannot be deleted")
-            partition = routing.led(services, topic, start.answer.partition_index)
+            partition = leader_lookup.led(services, topic, start.answer.partition_index)
             first = max(partition.log.archived_offset(), partition.log.start_offset)
             offset = partition.high_watermark if asked_offset == HIGH_WATERMARK else asked_offset
             start.partition = partition

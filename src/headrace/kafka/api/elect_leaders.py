@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from headrace.cluster.controls import PREFERRED, UNCLEAN
+from headrace.cluster.controller_state import PREFERRED, UNCLEAN
 from headrace.cluster.image import PartitionState
 from headrace.cluster.orders import carried_out, election_needed, plan_elections
-from headrace.cluster.reassign import Where
 from headrace.errors import Code, HeadraceError, RequestTimedOut
 from headrace.kafka.request import Request
+from headrace.placement.plans import Where
 from headrace.wire.message import Message
 
 KINDS: Final = {0: PREFERRED, 1: UNCLEAN}

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import Code, HeadraceError
-from headrace.kafka import routing
+from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.storage.warming import are_warm, read_ahead
+from headrace.storage.page_cache import are_warm, read_ahead
 from headrace.wire import fetch as wire
 
 READ_COMMITTED = 1
@@ -122,9 +122,9 @@ class PendingFetch:
             for index, epoch, offset, _, _, max_bytes in asked:
                 partition = find(topic, index) if topic is not None else None
                 if partition is None and topic is not None and self._version >= FOLLOWERS_FROM:
-                    partition = routing.readable(services, topic, index)
+                    partition = leader_lookup.readable(services, topic, index)
                 if partition is None:
-                    code = unknown if topic is None else routing.fault(image, topic, index)
+                    code = unknown if topic is None else leader_lookup.fault(image, topic, index)
                     rows.append(
                         Row(index, code, -1, -1, -1, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
                     )
@@ -132,7 +132,10 @@ class PendingFetch:
                     continue
                 watermark = partition.high_watermark
                 start = partition.start_offset
-                if rack and (preferred := routing.preferred_replica(services, partition, offset, rack)) is not None:
+                if (
+                    rack
+                    and (preferred := leader_lookup.preferred_replica(services, partition, offset, rack)) is not None
+                ):
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, preferred, (), 0))
                     failed = True
                     continue
@@ -184,16 +187,16 @@ class PendingFetch:
 
     def _tags(self, topic: str | None, index: int, code: int) -> bytes:
         """Where the partition is led, if that is why it cannot be read here (KIP-951)."""
-        leader = routing.leader_elsewhere(self._connection.services, topic, index) if code in MOVED else None
+        leader = leader_lookup.leader_elsewhere(self._connection.services, topic, index) if code in MOVED else None
         if leader is None:
             return wire.NO_TAGS
         self._elsewhere = (self._elsewhere or set()) | {leader[0]}
         return wire.partition_tags(current_leader=leader)
 
-    def _endpoints(self, brokers: set[int]) -> list[routing.NodeEndpoint]:
+    def _endpoints(self, brokers: set[int]) -> list[leader_lookup.NodeEndpoint]:
         if self._version < ENDPOINTS_FROM:
             return []
-        return routing.endpoints(self._connection.services.view.image, self._connection.listener, brokers)
+        return leader_lookup.endpoints(self._connection.services.view.image, self._connection.listener, brokers)
 
 
 def handle(

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.cluster.names import group_name_fault
+from headrace.cluster.names import OFFSETS_TOPIC, group_name_fault
 from headrace.errors import Code, HeadraceError
 from headrace.groups.coordinator import partition_of
-from headrace.groups.offsets import OFFSETS_TOPIC
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import Code, HeadraceError
-from headrace.kafka import routing
+from headrace.kafka import leader_lookup
 from headrace.kafka.request import Request
 from headrace.storage.keys.builder import no_index
 from headrace.storage.keys.query import Found, Wanted
@@ -38,7 +38,7 @@ class Querying:
 
     def _ask(self, place: int, asked: Message) -> None:
         services, body = self._request.services, self._request.body
-        partition = routing.led(services, body.topic, asked.partition_index)
+        partition = leader_lookup.led(services, body.topic, asked.partition_index)
         keys = services.key_indexes.get(partition.topic_partition)
         if keys is None:
             raise no_index(body.topic)

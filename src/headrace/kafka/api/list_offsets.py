@@ -10,7 +10,7 @@ as not all replicas in sync have told where they begin.
 from __future__ import annotations
 
 from headrace.errors import Code, HeadraceError, OffsetNotAvailable
-from headrace.kafka import routing
+from headrace.kafka import leader_lookup
 from headrace.kafka.request import Request
 from headrace.partitions.partition import Partition
 from headrace.storage.log import TimedOffset
@@ -36,7 +36,7 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
     index: int = asked.partition_index
     code, found, epoch = Code.NONE, NONE, -1
     try:
-        partition = routing.answering(request.services, topic, index)
+        partition = leader_lookup.answering(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
         found = _find(partition, asked.timestamp)
         if not _end_known(partition) and (asked.timestamp == LATEST or found is NONE):

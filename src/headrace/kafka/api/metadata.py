@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from headrace.errors import Code, CoordinationError, HeadraceError
-from headrace.kafka import authorized, routing
+from headrace.kafka import authorized, leader_lookup
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -99,7 +99,7 @@ def _topic(request: Request, topic: Topic) -> Message:
 
 def partition(request: Request, topic: Topic, state: PartitionState) -> Message:
     """One partition as its clients are told of it."""
-    leader = routing.told_leader(request.services, topic, state, request.connection.listener)
+    leader = leader_lookup.told_leader(request.services, topic, state, request.connection.listener)
     brokers = request.services.view.image.brokers
     return Message(
         error_code=Code.NONE if leader != NO_LEADER else Code.LEADER_NOT_AVAILABLE,

@@ -8,7 +8,7 @@ behind for a moment, and a consumer that were told so would go back.
 from __future__ import annotations
 
 from headrace.errors import Code, HeadraceError
-from headrace.kafka import routing
+from headrace.kafka import leader_lookup
 from headrace.kafka.request import Request
 from headrace.wire.message import Message
 
@@ -24,7 +24,7 @@ def handle(request: Request) -> Message:
 def _partition(request: Request, topic: str, asked: Message) -> Message:
     code, epoch, end = Code.NONE, -1, -1
     try:
-        partition = routing.answering(request.services, topic, asked.partition)
+        partition = leader_lookup.answering(request.services, topic, asked.partition)
         partition.check_epoch(asked.current_leader_epoch)
         if asked.leader_epoch == partition.epoch:
             epoch, end = partition.epoch, partition.log.end_offset

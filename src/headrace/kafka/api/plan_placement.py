@@ -9,11 +9,11 @@ from functools import partial
 from typing import Final, cast
 
 from headrace.cluster import keys
+from headrace.cluster.changes import Plan, Step
 from headrace.cluster.image import Image
-from headrace.cluster.reassign import Reassignment, drain, rebalance
-from headrace.cluster.tasks import Plan, Step
 from headrace.errors import Code, HeadraceError, InvalidRequest
 from headrace.kafka.request import Request
+from headrace.placement.plans import Reassignment, drain, rebalance
 from headrace.ports.coordination import Delete, Put
 from headrace.wire.message import Message
 

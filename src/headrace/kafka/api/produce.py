@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import Code, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
-from headrace.kafka import routing
+from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection
 from headrace.kafka.request import Slot
 from headrace.kafka.services import Services
@@ -90,7 +90,7 @@ class PendingProduce:
         for index, records in parts:
             partition = partitions.find(topic, index) if topic is not None else None
             if partition is None:
-                code = error if topic is None else routing.fault(image, topic, index)
+                code = error if topic is None else leader_lookup.fault(image, topic, index)
                 asked = topic or topic_id
                 if asked is not None and records is not None:
                     partitions.refuse(asked, index, records)
@@ -243,20 +243,26 @@ class PendingProduce:
             services = self._connection.services
             leaders = _leaders_elsewhere(services, topics)
             brokers = (leader for leader, _ in leaders.values())
-            ends = routing.endpoints(services.view.image, self._connection.listener, brokers)
+            ends = leader_lookup.endpoints(services.view.image, self._connection.listener, brokers)
             return wire.encode_elsewhere(version, correlation_id, topics, leaders, ends)
         return wire.encode_response(version, correlation_id, topics)
 
 
-def _leaders_elsewhere(services: Services, topics: list[wire.ResponseTopic]) -> dict[tuple[int, int], routing.Leader]:
+def _leaders_elsewhere(
+    services: Services, topics: list[wire.ResponseTopic]
+) -> dict[tuple[int, int], leader_lookup.Leader]:
     """Where the partitions are led that this broker does not lead, by place of the topic and partition."""
-    found: dict[tuple[int, int], routing.Leader] = {}
+    found: dict[tuple[int, int], leader_lookup.Leader] = {}
     for place, (name, topic_id, rows) in enumerate(topics):
         if topic_id is not None:
             known = services.view.image.topics_by_id.get(topic_id)
             name = known.name if known is not None else None
         for row in rows:
-            leader = routing.leader_elsewhere(services, name, row[0]) if row[1] == Code.NOT_LEADER_OR_FOLLOWER else None
+            leader = (
+                leader_lookup.leader_elsewhere(services, name, row[0])
+                if row[1] == Code.NOT_LEADER_OR_FOLLOWER
+                else None
+            )
             if leader is not None:
                 found[place, row[0]] = leader
     return found

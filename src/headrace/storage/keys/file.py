@@ -3,7 +3,7 @@
     512 bytes   header: magic "HRKY", version, slots, most entries, first offset, base time, hash mask, next offset of
                 the file before; then what was safe when it was written: count of entries, CRC-32C of them and of the
                 slots, next offset, and of the last batch base offset, CRC and leader epoch; last the header's CRC-32C
-    4 bytes     a slot, as many as the header says  } see `records.key_hashing`
+    4 bytes     a slot, as many as the header says  } see `records.key_hashes`
     20 bytes    an entry, with room to spare        }
 
 Entries are only added, so those that a header counts stay as they were: what comes behind them is not believed after a
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from headrace.ports.disk import MEDIUM_ERRORS, Disk, File
-from headrace.records.key_hashing import KeyTable
+from headrace.records.key_hashes import KeyTable
 from headrace.storage.keys.steps import Steps
 
 ENDING: Final = ".keys"

@@ -20,11 +20,11 @@ from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import read_header
-from headrace.records.key_hashing import RANGE, ROOM, KeyTable
+from headrace.records.key_hashes import RANGE, ROOM, KeyTable
 from headrace.storage.keys.file import DIGITS, ENDING, Damaged, KeyFile, Mark
 from headrace.storage.keys.steps import Steps
 from headrace.storage.log import Log, ReadResult
-from headrace.storage.warming import are_warm
+from headrace.storage.page_cache import are_warm
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from headrace.errors import InvalidRecord, OffsetOutOfRange
 from headrace.ports.disk import Disk
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, read_header
-from headrace.records.key_hashing import key_hash
+from headrace.records.key_hashes import key_hash
 from headrace.records.record import Columns
 from headrace.storage.keys.file import KeyFile
 from headrace.storage.keys.index import PartitionKeys
 from headrace.storage.keys.steps import Steps
-from headrace.storage.warming import are_warm
+from headrace.storage.page_cache import are_warm
 
 MOST: Final = 1 << 62
 """Offsets and timestamps stay below it, as in `records.kernel`."""

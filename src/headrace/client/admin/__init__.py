@@ -1,0 +1,1 @@
+"""What operators and bulk readers ask of a cluster, on blocking connections."""

@@ -1,0 +1,75 @@
+"""Where a partition begins and ends, and which offset a moment in time has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.errors import check
+from headrace.errors import HeadraceError
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+
+_READ_UNCOMMITTED: Final = 0
+_CONSUMER: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOffset:
+    """`offset` is -1 when no record is as late as the time asked for."""
+
+    offset: int
+    timestamp_ms: int
+
+
+def list_offsets(
+    cluster: Cluster, topic: str, times: Mapping[int, int], *, timeout_ms: int = 30_000
+) -> dict[int, TimedOffset]:
+    """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms."""
+
+    def ask() -> dict[int, TimedOffset]:
+        by_leader: dict[Connection, list[Message]] = {}
+        for partition, time_ms in times.items():
+            wanted = Message(partition_index=partition, timestamp=time_ms)
+            by_leader.setdefault(cluster.leader(topic, partition), []).append(wanted)
+        asked = [
+            (leader, Request(apis.LIST_OFFSETS, _request(topic, wanted, timeout_ms)))
+            for leader, wanted in by_leader.items()
+        ]
+        found: dict[int, TimedOffset] = {}
+        for answer in exchange(asked):
+            if isinstance(answer, HeadraceError):
+                raise answer
+            for partition in answer.topics[0].partitions:
+                check(partition.error_code, f"offsets of {topic}-{partition.partition_index}")
+                found[partition.partition_index] = TimedOffset(partition.offset, partition.timestamp)
+        return found
+
+    return cluster.retry(ask)
+
+
+def offsets_at(cluster: Cluster, topic: str, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
+    """Partition to offset for one time; a partition with nothing so late answers its end."""
+    wanted = list(partitions)
+    found = {n: timed.offset for n, timed in list_offsets(cluster, topic, dict.fromkeys(wanted, time_ms)).items()}
+    missing = [n for n in wanted if found[n] < 0]
+    if missing:
+        ends = list_offsets(cluster, topic, dict.fromkeys(missing, LATEST))
+        found.update((n, ends[n].offset) for n in missing)
+    return found
+
+
+def _request(topic: str, partitions: list[Message], timeout_ms: int) -> Message:
+    return Message(
+        replica_id=_CONSUMER,
+        isolation_level=_READ_UNCOMMITTED,
+        topics=[Message(name=topic, partitions=partitions)],
+        timeout_ms=timeout_ms,
+    )

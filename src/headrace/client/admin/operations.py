@@ -1,0 +1,229 @@
+"""Topics, settings, log folders and the cluster itself: what an operator asks and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.topology import Broker
+from headrace.client.errors import check
+from headrace.ports.network import Address
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+DEFAULT_COUNT: Final = -1
+"""As many partitions or replicas as the broker's settings say."""
+
+# A client waits a little longer than the broker was told to, so that the broker's own answer arrives.
+_MARGIN_MS: Final = 5_000
+
+ResourceKind = Literal["topic", "broker", "group"]
+_RESOURCE_TYPES: Final[dict[str, int]] = {"topic": 2, "broker": 4, "group": 32}
+_SOURCES: Final = {
+    1: "topic",
+    2: "broker",
+    3: "all brokers",
+    4: "file",
+    5: "default",
+    6: "logger",
+    8: "group",
+}
+_SET: Final = 0
+_UNSET: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    name: str
+    value: str | None
+    source: str
+    read_only: bool
+    sensitive: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[Broker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSize:
+    broker_id: int
+    folder: str
+    topic: str
+    partition: int
+    size_bytes: int
+    offset_lag: int
+
+
+def create_topic(
+    cluster: Cluster,
+    name: str,
+    *,
+    partitions: int = DEFAULT_COUNT,
+    replicas: int = DEFAULT_COUNT,
+    configs: Mapping[str, str] | None = None,
+    timeout_ms: int = 30_000,
+) -> None:
+    """Create a topic and wait until it can be used."""
+    topic = Message(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=replicas,
+        configs=[Message(name=key, value=value) for key, value in (configs or {}).items()],
+    )
+
+    def create() -> None:
+        request = Message(topics=[topic], timeout_ms=timeout_ms)
+        (result,) = cluster.controller().call(apis.CREATE_TOPICS, request, timeout_ms + _MARGIN_MS).topics
+        check(result.error_code, f"create topic {name!r}", result.error_message)
+
+    cluster.retry(create)
+    cluster.topic(name, expected=True)
+
+
+def delete_topic(cluster: Cluster, name: str, *, timeout_ms: int = 30_000) -> None:
+    cluster.topology([name])
+    cluster.topic(name)
+
+    def delete() -> None:
+        request = Message(topics=[Message(name=name)], timeout_ms=timeout_ms)
+        (result,) = cluster.controller().call(apis.DELETE_TOPICS, request, timeout_ms + _MARGIN_MS).responses
+        check(result.error_code, f"delete topic {name!r}", result.error_message)
+
+    cluster.retry(delete)
+    cluster.forget()
+
+
+def create_partitions(cluster: Cluster, name: str, count: int, *, timeout_ms: int = 30_000) -> None:
+    """Raise the number of partitions of a topic to `count`."""
+    cluster.topic(name)
+
+    def create() -> None:
+        request = Message(topics=[Message(name=name, count=count, assignments=None)], timeout_ms=timeout_ms)
+        (result,) = cluster.controller().call(apis.CREATE_PARTITIONS, request, timeout_ms + _MARGIN_MS).results
+        check(result.error_code, f"add partitions to topic {name!r}", result.error_message)
+
+    cluster.retry(create)
+    cluster.forget()
+
+
+def describe_configs(cluster: Cluster, kind: ResourceKind, name: str) -> list[Config]:
+    """All settings of a topic, broker or group that are in force, with where each comes from."""
+    resource = Message(resource_type=_RESOURCE_TYPES[kind], resource_name=name, configuration_keys=None)
+    if kind == "topic":
+        cluster.topic(name)
+
+    def describe() -> list[Config]:
+        connection = cluster.connection(int(name)) if kind == "broker" else cluster.any_connection()
+        request = Message(resources=[resource], include_documentation=True)
+        (result,) = connection.call(apis.DESCRIBE_CONFIGS, request).results
+        check(result.error_code, f"settings of {kind} {name!r}", result.error_message)
+        return [
+            Config(
+                entry.name,
+                entry.value,
+                _SOURCES.get(entry.config_source, "unknown"),
+                entry.read_only,
+                entry.is_sensitive,
+                entry.documentation or "",
+            )
+            for entry in sorted(result.configs, key=lambda entry: str(entry.name))
+        ]
+
+    return cluster.retry(describe)
+
+
+def alter_configs(
+    cluster: Cluster,
+    kind: ResourceKind,
+    name: str,
+    *,
+    values: Mapping[str, str] | None = None,
+    unset: Iterable[str] = (),
+) -> None:
+    """Set some settings, and bring others back to their defaults; those not named stay."""
+    changes = [Message(name=key, config_operation=_SET, value=value) for key, value in (values or {}).items()]
+    changes += [Message(name=key, config_operation=_UNSET, value=None) for key in unset]
+    resource = Message(resource_type=_RESOURCE_TYPES[kind], resource_name=name, configs=changes)
+    if kind == "topic":
+        cluster.topic(name)
+
+    def alter() -> None:
+        connection = cluster.connection(int(name)) if kind == "broker" else cluster.controller()
+        (result,) = connection.call(apis.INCREMENTAL_ALTER_CONFIGS, Message(resources=[resource])).responses
+        check(result.error_code, f"settings of {kind} {name!r}", result.error_message)
+
+    cluster.retry(alter)
+
+
+def delete_records(
+    cluster: Cluster, topic: str, before: Mapping[int, int], *, timeout_ms: int = 30_000
+) -> dict[int, int]:
+    """Raise the start of partitions to an offset (-1: their end); answers the new start of each."""
+    starts = {}
+    for partition, offset in before.items():
+        asked = Message(name=topic, partitions=[Message(partition_index=partition, offset=offset)])
+        request = Message(topics=[asked], timeout_ms=timeout_ms)
+
+        def delete(partition: int = partition, request: Message = request) -> int:
+            answer = cluster.leader(topic, partition).call(apis.DELETE_RECORDS, request, timeout_ms + _MARGIN_MS)
+            result = answer.topics[0].partitions[0]
+            check(result.error_code, f"delete records of {topic}-{partition}")
+            return int(result.low_watermark)
+
+        starts[partition] = cluster.retry(delete)
+    return starts
+
+
+def describe_cluster(cluster: Cluster) -> ClusterDescription:
+    def describe() -> ClusterDescription:
+        answer = cluster.any_connection().call(apis.DESCRIBE_CLUSTER, Message())
+        check(answer.error_code, "describe cluster", answer.error_message)
+        brokers = tuple(
+            Broker(broker.broker_id, Address(broker.host, broker.port), broker.rack or "")
+            for broker in sorted(answer.brokers, key=lambda broker: int(broker.broker_id))
+        )
+        return ClusterDescription(answer.cluster_id, answer.controller_id, brokers)
+
+    return cluster.retry(describe)
+
+
+def describe_log_folders(
+    cluster: Cluster, topics: Sequence[str] | None = None, brokers: Iterable[int] | None = None
+) -> list[LogSize]:
+    """What every partition takes on the disks of every broker, or of those named."""
+    asked = None
+    if topics is not None:
+        counts = {name: len(cluster.topic(name).partitions) for name in topics}
+        asked = [Message(topic=name, partitions=list(range(count))) for name, count in counts.items()]
+
+    def describe(broker_id: int) -> list[LogSize]:
+        answer = cluster.connection(broker_id).call(apis.DESCRIBE_LOG_DIRS, Message(topics=asked))
+        check(answer.error_code, f"log folders of broker {broker_id}")
+        sizes = []
+        for folder in answer.results:
+            check(folder.error_code, f"log folder {folder.log_dir} of broker {broker_id}")
+            for topic in folder.topics:
+                sizes += [
+                    LogSize(
+                        broker_id,
+                        folder.log_dir,
+                        topic.name,
+                        part.partition_index,
+                        part.partition_size,
+                        part.offset_lag,
+                    )
+                    for part in topic.partitions
+                ]
+        return sizes
+
+    broker_ids = sorted(cluster.retry(lambda: cluster.topology([])).brokers if brokers is None else brokers)
+    found = [size for broker_id in broker_ids for size in cluster.retry(partial(describe, broker_id))]
+    return sorted(found, key=lambda size: (size.topic, size.partition, size.broker_id))

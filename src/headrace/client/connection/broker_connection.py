@@ -1,0 +1,449 @@
+"""One connection to a broker: opened when first asked, versions agreed, requests pipelined, answers in order.
+
+    IDLE -> PAUSED -> OPENING -> AGREEING -> OPEN -> IDLE
+      asked    \\ after a failure, 20 ms doubling to 1 s  \\ lost: everyone waiting hears why, the next request opens
+
+Requests wait here until the connection is open. All that were asked in one turn leave in one `sendmsg`, their parts
+never joined. Each answer has a buffer, of which record sets are slices. When the connection is lost, a
+request of which no byte was handed to the kernel hears NeverSent; of any other nobody knows whether the broker saw it.
+A request that is not answered in time takes the connection with it, as answers come in order; one that did not leave
+in time only hears so. A broker whose answer to Produce or Fetch throttles this client (KIP-219) is asked nothing more
+on this connection for so long.
+
+`on_answer` is called once, under the reactor's lock, and never before `ask` has returned.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from headrace.client.connection.connector import Opening
+from headrace.client.connection.errors import NeverSent
+from headrace.client.connection.frames import Asked, Body, Framer, Reads, Written, decode, make
+from headrace.client.connection.reactor import Reactor, Timer
+from headrace.client.connection.stream import POOL_BYTES, FrameReader, PartWriter
+from headrace.client.connection.versions import ASKED_IN, Versions, question
+from headrace.client.errors import BrokerUnreachable
+from headrace.errors import HeadraceError, ProtocolError, Unsupported
+from headrace.ports.disk import Buffer
+from headrace.ports.network import Address
+from headrace.records.buffers import BufferPool
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+IN_FLIGHT_MAX: Final = 1000
+WAITING_MAX: Final = 10_000
+SETUP_TIMEOUT_S: Final = 5.0
+PAUSE_S: Final = 0.02
+PAUSE_MAX_S: Final = 1.0
+THROTTLE_MAX_S: Final = 60.0
+ALONE_BYTES: Final = 4096
+
+_QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
+
+log = logging.getLogger(__name__)
+
+
+class _State(Enum):
+    IDLE = "idle"
+    PAUSED = "paused"
+    OPENING = "opening"
+    AGREEING = "agreeing"
+    OPEN = "open"
+    ENDED = "ended"
+
+
+class Link:
+    _reader: FrameReader
+    _writer: PartWriter
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: Address,
+        *,
+        client_id: str,
+        tls: ssl.SSLContext | None = None,
+        on_opened: Callable[[Link], None] | None = None,
+        on_failed: Callable[[Link, HeadraceError], None] | None = None,
+        pool: BufferPool | None = None,
+    ) -> None:
+        self.address = address
+        self.opened_count = 0
+        self._reactor = reactor
+        self.framer = Framer(client_id)
+        self._tls = tls
+        self._on_opened = on_opened
+        self._on_failed = on_failed
+        self._pool = pool or BufferPool(POOL_BYTES)
+        self._state = _State.IDLE
+        self._waiting: deque[Asked] = deque()
+        self._in_flight: deque[Asked] = deque()
+        self._unanswered: deque[Asked] = deque()
+        self._flush_due = False
+        self._held_until = 0.0
+        self._checks_at = math.inf
+        self._check: Timer | None = None
+        self._failures = 0
+        self._failed_at = -math.inf
+        self._opening: Opening | None = None
+        self._setup: Timer | None = None
+        self._socket: socket.socket | None = None
+        self._writes_blocked = False
+        self._versions: Versions | None = None
+        self._end_error: HeadraceError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is _State.OPEN
+
+    @property
+    def is_idle(self) -> bool:
+        """Not connected, and nobody waits for it."""
+        return self._state is _State.IDLE and not self._waiting
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have left, or wait to leave, and have no answer yet."""
+        return len(self._in_flight) + len(self._waiting) + len(self._unanswered)
+
+    def version(self, api_key: int) -> int:
+        """The agreed version of an API; Unsupported while the connection is not open."""
+        if self._versions is None:
+            raise Unsupported(f"the connection to {self.address} is not open")
+        return self._versions.version(api_key)
+
+    def ask(
+        self,
+        api_key: int,
+        body: Body,
+        on_answer: Callable[[Any], None],
+        *,
+        timeout_s: float,
+        answered: bool = True,
+        reads: Reads | None = None,
+        written: Written | None = None,
+    ) -> None:
+        """Send a request; `on_answer` gets the answer or what went wrong. A callable gives the body's parts for the
+        version agreed. One that is not `answered` gets an empty message once the kernel has all of it.
+
+        `reads` sees the frame of the answer before it is decoded: what it gives is the answer, unless that is None.
+        `written` says that `send_alone` has sent this request.
+        """
+        reactor = self._reactor
+        with reactor.lock:
+            asked = Asked(api_key, body, on_answer, reactor.now() + timeout_s, timeout_s, answered, reads)
+            if self._end_error is not None or len(self._waiting) >= WAITING_MAX:
+                error = self._end_error or NeverSent(f"{WAITING_MAX} requests wait for {self.address} already")
+                reactor.call_soon(lambda: self._answer(asked, error))
+                return
+            if written is None:
+                self._waiting.append(asked)
+            else:
+                self._take_over(asked, written)
+            if asked.deadline < self._checks_at:
+                self._check_at(asked.deadline)
+            if self._state is _State.OPEN:
+                self._flush_soon()
+            elif self._state is _State.IDLE:
+                self._begin()
+
+    def send_alone(self, version: int, frame: Callable[[int, Buffer], bytes], data: Buffer) -> Written | None:
+        """Write `frame(correlation_id, data)` if nothing else is under way; None if it cannot be and was not written.
+        Before anybody else has the lock, the caller has read the answer, or it has given the request to `ask`.
+        """
+        sock, writer = self._socket, self._writer
+        if self._state is not _State.OPEN or sock is None or self._tls is not None or self._held_until:
+            return None
+        if self._in_flight or self._waiting or self._unanswered or writer.taken_bytes != writer.given_bytes:
+            return None
+        if not self._reader.is_idle:
+            return None
+        framer = self.framer
+        correlation_id = framer.next_id
+        whole = frame(correlation_id, data)
+        try:
+            taken = sock.send(whole)
+        except OSError:
+            return None
+        size = len(whole)
+        framer.next_id = correlation_id + 1 & 0x7FFFFFFF
+        writer.given_bytes += size
+        writer.taken_bytes += taken
+        if taken < size:
+            writer.left_over(memoryview(whole)[taken:])
+        return make(Written, (version, correlation_id, size, sock.fileno(), taken == size))
+
+    def read_alone(self, written: Written, reads: Reads) -> Any:
+        """The answer to what was sent alone; None if `reads` has none or it is not just this that came. That is then
+        left to `catch_up`, as errors are, which the caller calls when it has given the request to `ask`.
+        """
+        try:
+            received = b"" if self._socket is None else self._socket.recv(ALONE_BYTES)
+        except OSError:
+            received = b""
+        answer = reads(received, written.correlation_id)
+        if answer is None:
+            self._reader.put_back(received)
+        else:
+            self._failures = 0
+        return answer
+
+    def _take_over(self, asked: Asked, written: Written) -> None:
+        asked.version, asked.correlation_id = written.version, written.correlation_id
+        asked.ends_at = self._writer.given_bytes
+        asked.starts_at = asked.ends_at - written.size_bytes
+        self._in_flight.append(asked)
+        if not self._writer.is_idle:
+            self._reactor.call_soon(self._write)
+
+    def close(self, error: HeadraceError) -> None:
+        """Drop the connection; everyone who waits hears the error, or NeverSent with its words. The next request opens
+        it again.
+        """
+        with self._reactor.lock:
+            self._lose(error, failed=False)
+
+    def end(self, error: HeadraceError) -> None:
+        """Close for good: this and every later request hears the error."""
+        with self._reactor.lock:
+            self._end_error = error
+            self._lose(error, failed=False)
+            self._state = _State.ENDED
+
+    def _begin(self) -> None:
+        """Open now, or when the pause after the last failure is over."""
+        pause_s = min(PAUSE_S * 2 ** min(self._failures - 1, 10), PAUSE_MAX_S) if self._failures else 0.0
+        opens_at = self._failed_at + pause_s
+        if opens_at > self._reactor.now():
+            self._state = _State.PAUSED
+            self._setup = self._reactor.call_at(opens_at, self._open)
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        if not self._waiting:
+            self._state = _State.IDLE
+            return
+        self._state = _State.OPENING
+        self._setup = self._reactor.call_at(self._reactor.now() + SETUP_TIMEOUT_S, self._setup_over)
+        self._opening = Opening(
+            self._reactor, self.address, self._tls, self._connected, lambda error: self._lose(error, failed=True)
+        )
+        self._opening.start()
+
+    def _setup_over(self) -> None:
+        what = "no connection to" if self._state is _State.OPENING else "no answer as a Kafka broker from"
+        self._lose(BrokerUnreachable(f"{what} {self.address} within {SETUP_TIMEOUT_S:g} s"), failed=True)
+
+    def _connected(self, sock: socket.socket) -> None:
+        self._opening = None
+        self._socket = sock
+        self._reader = FrameReader(sock, self.address, self._pool)
+        self._writer = PartWriter(sock)
+        self._writes_blocked, self._held_until = False, 0.0
+        self._state = _State.AGREEING
+        self._reactor.watch(sock, self.catch_up, None)
+        asked = Asked(apis.API_VERSIONS, question(), self._agree, math.inf, SETUP_TIMEOUT_S, True)
+        self._send([asked])
+
+    def _agree(self, answer: Message | HeadraceError) -> None:
+        if isinstance(answer, HeadraceError):
+            return
+        try:
+            self._versions = Versions(self.address, answer)
+        except HeadraceError as error:
+            self._lose(error, failed=True)
+            return
+        if self._setup is not None:
+            self._setup.cancel()
+            self._setup = None
+        self._state = _State.OPEN
+        self.opened_count += 1
+        if self._on_opened is not None:
+            self._on_opened(self)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._reactor.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        # What the kernel did not take yet holds the rest back: it can then still be said that it never left.
+        if self._state is _State.OPEN and self._writer.is_idle and self._waiting and not self._is_held():
+            room = IN_FLIGHT_MAX - len(self._in_flight)
+            self._send([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+
+    def _is_held(self) -> bool:
+        if self._held_until and self._held_until <= self._reactor.now():
+            self._held_until = 0.0
+        return self._held_until > 0.0
+
+    def _hold(self, throttle_ms: int) -> None:
+        until = self._reactor.now() + min(throttle_ms / 1000, THROTTLE_MAX_S)
+        if until > self._held_until:
+            self._held_until = until
+            self._reactor.call_at(until, self._flush_soon)
+
+    def _send(self, chosen: list[Asked]) -> None:
+        for asked in chosen:
+            try:
+                version = ASKED_IN if asked.api_key == apis.API_VERSIONS else self.version(asked.api_key)
+                parts, size = self.framer.encode(asked, version)
+            except HeadraceError as error:
+                self._answer(asked, error)
+                continue
+            asked.starts_at = self._writer.given_bytes
+            self._writer.give(parts, size)
+            asked.ends_at = self._writer.given_bytes
+            (self._in_flight if asked.answered else self._unanswered).append(asked)
+        self._write()
+
+    def _write(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            emptied = self._writer.write()
+        except OSError as error:
+            self._lose(BrokerUnreachable(f"sending to {self.address}: {_reason(error)}"), failed=True)
+            return
+        if emptied is self._writes_blocked:
+            self._writes_blocked = not emptied
+            self._reactor.watch(self._socket, self.catch_up, None if emptied else self._writable)
+        taken = self._writer.taken_bytes
+        while self._unanswered and self._unanswered[0].ends_at <= taken:
+            self._answer(self._unanswered.popleft(), Message())
+
+    def _writable(self) -> None:
+        self._write()
+        if self._waiting and self._state is _State.OPEN and self._writer.is_idle:
+            self._flush_soon()
+
+    def catch_up(self) -> None:
+        """Read what has come."""
+        sock = self._socket
+        if sock is None:
+            return
+        frames: list[memoryview] = []
+        failure: HeadraceError | None = None
+        try:
+            self._reader.read(frames)
+        except ProtocolError as error:
+            failure = self._no_broker() if self._state is _State.AGREEING else error
+        except OSError as error:
+            failure = BrokerUnreachable(f"waiting for an answer from {self.address}: {_reason(error)}")
+        try:
+            for frame in frames:
+                self._take(frame)
+                if self._socket is not sock:
+                    return
+        except BaseException:
+            # Ctrl-C between two answers: which of them was taken cannot be told any more.
+            self._lose(BrokerUnreachable(f"interrupted while reading from {self.address}"), failed=False)
+            raise
+        if failure is not None:
+            was_used = bool(self._in_flight or self._unanswered or self._waiting)
+            self._lose(failure, failed=was_used or self._state is not _State.OPEN)
+        elif self._waiting and frames:
+            self._flush_soon()
+
+    def _no_broker(self) -> ProtocolError:
+        return ProtocolError(f"{self.address} does not answer as a Kafka broker")
+
+    def _take(self, frame: memoryview) -> None:
+        """One whole answer; it is for the oldest request in flight."""
+        if not self._in_flight:
+            self._lose(ProtocolError(f"{self.address} sent an answer that nobody asked for"), failed=True)
+            return
+        asked = self._in_flight[0]
+        try:
+            answer = decode(asked, frame, self.address)
+        except ProtocolError as error:
+            failure = self._no_broker() if self._state is _State.AGREEING else _placed(error, self.address)
+            self._lose(failure, failed=True)
+            return
+        if self._state is _State.OPEN:
+            self._failures = 0
+        if asked.api_key in _QUOTA_APIS and isinstance(answer, Message) and answer.throttle_time_ms > 0:
+            self._hold(answer.throttle_time_ms)
+        self._in_flight.popleft()
+        self._answer(asked, answer)
+
+    def _answer(self, asked: Asked, answer: object) -> None:
+        try:
+            asked.on_answer(answer)
+        except Exception:
+            log.exception("a fault in the client: %r raised on an answer", asked.on_answer)
+
+    def _lose(self, error: HeadraceError, *, failed: bool) -> None:
+        """Close whatever there is of a connection, and tell everyone who waits for it."""
+        if self._setup is not None:
+            self._setup.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+        taken = 0
+        if self._socket is not None:
+            taken = self._writer.taken_bytes
+            self._reactor.unwatch(self._socket)
+            self._socket.close()
+        heard = [*self._in_flight, *self._unanswered]
+        begun = [asked for asked in heard if asked.starts_at < taken]
+        never = [*(asked for asked in heard if asked.starts_at >= taken), *self._waiting]
+        self._in_flight.clear()
+        self._unanswered.clear()
+        self._waiting.clear()
+        self._setup = self._opening = self._socket = self._versions = None
+        self._state = _State.IDLE
+        if failed:
+            self._failures += 1
+            self._failed_at = self._reactor.now()
+            if self._on_failed is not None:
+                self._on_failed(self, error)
+        for asked in begun:
+            self._answer(asked, error)
+        for asked in never:
+            self._answer(asked, NeverSent(str(error)) if isinstance(error, BrokerUnreachable) else error)
+
+    def _check_at(self, when: float) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        self._checks_at = when
+        self._check = self._reactor.call_at(when, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        """One timer for all: at the earliest deadline, not one for each request."""
+        self._check, self._checks_at = None, math.inf
+        now = self._reactor.now()
+        late = next((asked for asked in (*self._in_flight, *self._unanswered) if asked.deadline <= now), None)
+        if late is not None:
+            what = f"no answer to {apis.KNOWN[late.api_key].name} from {self.address} within {late.timeout_s:g} s"
+            self._lose(BrokerUnreachable(what), failed=True)
+            return
+        expired = [asked for asked in self._waiting if asked.deadline <= now]
+        if expired:
+            self._waiting = deque(asked for asked in self._waiting if asked.deadline > now)
+        left = min(
+            (asked.deadline for asked in (*self._in_flight, *self._unanswered, *self._waiting)), default=math.inf
+        )
+        if left < math.inf:
+            self._check_at(left)
+        for asked in expired:
+            what = f"{apis.KNOWN[asked.api_key].name} could not be sent to {self.address} within {asked.timeout_s:g} s"
+            self._answer(asked, NeverSent(what))
+
+
+def _placed(error: ProtocolError, address: Address) -> ProtocolError:
+    return error if str(address) in str(error) else ProtocolError(f"{address} sent an answer that is broken: {error}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,310 @@
+"""The connections of one client id in this process, shared by all its producers and consumers, opened when needed.
+
+A broker answers the requests of one connection in order, so whatever may wait long there has a lane of its own: a
+connection of its own to the same broker. `send` carries produce requests; a consumer's fetches, and each member of a
+group, name lanes of theirs; `control` carries what any broker can answer, to one broker at a time.
+
+A broker whose connection failed counts as failing for AVOID_S, or until it can be reached again.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.client.admin.cluster import parse_bootstrap
+from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.coordinators import Coordinators
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.connection.frames import Body, OnAnswer
+from headrace.client.connection.metadata import REFRESH_MS, Routes
+from headrace.client.connection.reactor import Reactor, Timer
+from headrace.client.connection.stream import POOL_BYTES
+from headrace.client.connection.thread_reactor import JOIN_S, ThreadReactor
+from headrace.client.errors import BrokerUnreachable, NoBroker
+from headrace.errors import HeadraceError, ProtocolError
+from headrace.ports.network import Address
+from headrace.records.buffers import BufferPool
+from headrace.wire.message import Message
+
+SEND: Final = "send"
+CONTROL: Final = "control"
+AVOID_S: Final = 5.0
+CONTROL_TRY_S: Final = 5.0
+IMPATIENT_S: Final = 1.0
+
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+class Network:
+    """Made by `shared`; every maker calls `release`."""
+
+    reactor: Reactor
+
+    def __init__(
+        self,
+        bootstrap: tuple[Address, ...],
+        *,
+        client_id: str,
+        tls: ssl.SSLContext | None = None,
+        reactor: Reactor | None = None,
+        refresh_ms: int = REFRESH_MS,
+    ) -> None:
+        self.client_id = client_id
+        self.reactor = ThreadReactor() if reactor is None else reactor
+        self.routes = Routes(self.reactor, self, refresh_ms=refresh_ms)
+        self._owns_reactor = reactor is None
+        self._bootstrap = bootstrap
+        self._tls = tls
+        self._pool = BufferPool(POOL_BYTES)
+        self._links: dict[tuple[str, Address], Link] = {}
+        self._control: Address | None = None
+        self._coordinators = Coordinators(self)
+        self._avoided: dict[Address, float] = {}
+        self._marked: dict[int, float] = {}
+        self._lagging: dict[Address, float] = {}
+        self._users = 1
+        self._key: _Key | None = None
+        self._closed = False
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(self._links.values())
+
+    def broker(self, broker_id: int, lane: str = SEND) -> Link:
+        """The connection to a broker; BrokerUnreachable if the cluster has none of that id now."""
+        broker = self.routes.image.brokers.get(broker_id)
+        if broker is None:
+            raise BrokerUnreachable(f"broker {broker_id} is not in the cluster now")
+        return self.link(broker.address, lane)
+
+    def link(self, address: Address, lane: str) -> Link:
+        link = self._links.get((lane, address))
+        if link is not None:
+            return link
+        with self.reactor.lock:
+            if self._closed:
+                raise EngineClosed("the client is closed; make a new one")
+            self._prune()
+            made = Link(
+                self.reactor,
+                address,
+                client_id=self.client_id,
+                tls=self._tls,
+                on_opened=self._opened,
+                on_failed=self._failed,
+                pool=self._pool,
+            )
+            return self._links.setdefault((lane, address), made)
+
+    def _prune(self) -> None:
+        """Let go of what was never opened again at addresses that the cluster has left."""
+        kept = {*self._bootstrap, *(broker.address for broker in self.routes.image.brokers.values())}
+        for key in [key for key, link in self._links.items() if key[1] not in kept and link.is_idle]:
+            del self._links[key]
+
+    def close_lane(self, lane: str) -> None:
+        """Close the lane's connections to all brokers; for a consumer or member that goes."""
+        with self.reactor.lock:
+            error = EngineClosed("the client closed this connection before the answer came")
+            self._coordinators.close_lane(lane, error)
+            for key in [key for key in self._links if key[0] == lane]:
+                self._links.pop(key).end(error)
+
+    def ask_any(self, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float) -> None:
+        """Ask a broker that can be reached: the one asked before, else any known one, else the bootstrap addresses in
+        turn. A request whose broker was lost is sent to the next, so it must not matter if it is done twice.
+        """
+        with self.reactor.lock:
+            _Round(self, api_key, body, on_answer, self.reactor.now() + timeout_s).next()
+
+    def ask_elsewhere(self) -> None:
+        """The broker asked last by `ask_any` may lag behind: begin with another one next time."""
+        if self._control is not None:
+            self._lagging[self._control] = self.reactor.now() + AVOID_S
+            self._control = None
+
+    def ask_coordinator(
+        self, group: str, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float, lane: str | None = None
+    ) -> None:
+        """Ask the group's coordinator, which is looked up if not known and forgotten when it says that it is not, or
+        is lost. Members of one group in one process each need a lane: a join waits for all the others.
+        """
+        with self.reactor.lock:
+            self._coordinators.ask(group, api_key, body, on_answer, timeout_s, lane or f"group {group}")
+
+    def failed(self, broker_id: int) -> None:
+        """A broker was found failing by another sign than its connection."""
+        with self.reactor.lock:
+            self._marked[broker_id] = self.reactor.now() + AVOID_S
+
+    def failing(self) -> frozenset[int]:
+        """Brokers whose connection failed a short while ago, or that were marked so."""
+        if not self._avoided and not self._marked:
+            return _NONE
+        with self.reactor.lock:
+            now = self.reactor.now()
+            self._avoided = {address: until for address, until in self._avoided.items() if until > now}
+            self._marked = {broker_id: until for broker_id, until in self._marked.items() if until > now}
+            brokers = self.routes.image.brokers.items()
+            return frozenset(self._marked) | {id for id, broker in brokers if broker.address in self._avoided}
+
+    def release(self) -> None:
+        """One user less; the last one closes everything. The user's code has heard then what it is to hear, unless it
+        takes very long."""
+        with _registry_lock:
+            self._users -= 1
+            last = self._users == 0
+            if last and self._key is not None:
+                _registry.pop(self._key, None)
+        if last:
+            self._close()
+        elif isinstance(self.reactor, ThreadReactor):
+            self.reactor.wait_told(self.reactor.now() + JOIN_S)
+
+    def _close(self) -> None:
+        error = EngineClosed("the client was closed before the answer came")
+        with self.reactor.lock:
+            self._closed = True
+            self.routes.close(error)
+            for link in self.links:
+                link.end(error)
+            self._links.clear()
+            self._pool.clear()
+        if self._owns_reactor:
+            self.reactor.close()
+
+    def _opened(self, link: Link) -> None:
+        self._avoided.pop(link.address, None)
+
+    def _failed(self, link: Link, error: HeadraceError) -> None:
+        self._avoided[link.address] = self.reactor.now() + AVOID_S
+        if self._control == link.address:
+            self._control = None
+
+    def _candidates(self) -> list[Address]:
+        """Where to ask what any broker knows, best first."""
+        now = self.reactor.now()
+        known = [broker.address for broker in self.routes.image.brokers.values()]
+        opened = {address for (_, address), link in self._links.items() if link.is_open}
+        first = [] if self._control is None else [self._control]
+
+        def demerits(address: Address) -> tuple[bool, bool, bool]:
+            avoided = max(self._avoided.get(address, 0.0), self._lagging.get(address, 0.0)) > now
+            return avoided, address not in opened, address not in known
+
+        others = sorted((*known, *self._bootstrap), key=demerits)
+        return list(dict.fromkeys((*first, *others)))
+
+
+class _Round:
+    """One question, put to one address after the other; to the next as well when an answer is slow to come."""
+
+    def __init__(self, network: Network, api_key: int, body: Body, on_answer: OnAnswer, deadline: float) -> None:
+        self._network = network
+        self._reactor = network.reactor
+        self._api_key = api_key
+        self._body = body
+        self._on_answer = on_answer
+        self._deadline = deadline
+        self._left = network._candidates()
+        self._pending = 0
+        self._impatience: Timer | None = None
+        self._failures: list[str] = []
+        self._over = False
+
+    def next(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
+        left_s = self._deadline - self._reactor.now()
+        if self._over or not self._left or left_s <= 0:
+            if not self._over and not self._pending:
+                self._reactor.call_soon(lambda: self._finish(self._failure()))
+            return
+        address = self._left.pop(0)
+        timeout_s = min(left_s, CONTROL_TRY_S) if self._left else left_s
+        self._pending += 1
+        try:
+            link = self._network.link(address, CONTROL)
+        except EngineClosed as closed:
+            error = closed
+            self._reactor.call_soon(lambda: self._finish(error))
+            return
+        link.ask(self._api_key, self._body, lambda answer: self._hear(address, answer), timeout_s=timeout_s)
+        if self._left:
+            self._impatience = self._reactor.call_at(self._reactor.now() + IMPATIENT_S, self.next)
+
+    def _hear(self, address: Address, answer: Message | HeadraceError) -> None:
+        self._pending -= 1
+        if self._over:
+            return
+        if isinstance(answer, BrokerUnreachable | ProtocolError):
+            self._failures.append(str(answer))
+            self.next()
+            return
+        if isinstance(answer, Message):
+            self._network._control = address
+        self._finish(answer)
+
+    def _failure(self) -> HeadraceError:
+        reached_before = bool(self._network.routes.image.brokers)
+        reasons = "; ".join(dict.fromkeys(self._failures)) or "no broker answered in time"
+        return (BrokerUnreachable if reached_before else NoBroker)(reasons)
+
+    def _finish(self, answer: Message | HeadraceError) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+        if not self._over:
+            self._over = True
+            self._on_answer(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    bootstrap: tuple[Address, ...]
+    client_id: str
+    tls: int
+    reactor: int
+
+
+_registry: dict[_Key, Network] = {}
+_registry_lock = threading.Lock()
+
+
+def shared(
+    bootstrap: str | Iterable[str],
+    *,
+    client_id: str,
+    tls: ssl.SSLContext | None = None,
+    reactor: Reactor | None = None,
+    refresh_ms: int = REFRESH_MS,
+) -> Network:
+    """The network of a client id: the same object for the same addresses, TLS context and reactor (None: threads).
+
+    Nothing is connected yet. Call `release` when done with it.
+    """
+    addresses = parse_bootstrap(bootstrap)
+    key = _Key(addresses, client_id, id(tls), id(reactor))
+    with _registry_lock:
+        network = _registry.get(key)
+        if network is not None:
+            network._users += 1
+            return network
+        network = Network(addresses, client_id=client_id, tls=tls, reactor=reactor, refresh_ms=refresh_ms)
+        network._key = key
+        _registry[key] = network
+        return network
+
+
+def _after_fork() -> None:
+    """The child makes networks of its own; those of the parent stay refused to it."""
+    _registry_lock._at_fork_reinit()  # type: ignore[attr-defined]
+    _registry.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,316 @@
+"""Handing out what was fetched: as records, one by one or in lists, or as Arrow batches.
+
+Handing out is by calls: what one call gave is done with when the next one begins. A record set that is handed out in
+part waits open; when the way of handing out changes, or its partition pauses, the rest goes back to the others. What
+was made into records already, and waits to be yielded or for its priority, is fetched again when rows are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from operator import length_hint
+from typing import TYPE_CHECKING, Final
+
+from headrace.client.consumer.cursor import Feed, RawSet
+from headrace.client.consumer.fetcher import Fetcher
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.options import Options
+from headrace.client.consumer.priority import UNBOUNDED, PriorityOrder
+from headrace.client.consumer.progress import Offsets
+from headrace.errors import HeadraceError, InvalidRecord
+from headrace.records.buffers import BufferPool
+from headrace.records.consumer_records import ReceivedRecord, RecordSet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.records.arrow import Decoder
+
+TAKEN_BYTES: Final = 2 << 20
+"""Of a longer list, the first records would have left the processor's caches when the caller gets it; and while it is
+made, nobody would look after the network."""
+POOL_BYTES: Final = 32 << 20
+"""Of the buffers of Arrow batches, what is kept to be used again."""
+_NOTHING: Final[list[ReceivedRecord]] = []
+
+
+class HandOut:
+    def __init__(self, fetcher: Fetcher, options: Options) -> None:
+        self._fetcher = fetcher
+        self._check_crc = options.check_crc
+        self._decode = options.decoder
+        self.unread: Iterator[ReceivedRecord] = iter(_NOTHING)
+        """Of the last chunk, what was not yielded yet."""
+        self._chunk: list[ReceivedRecord] = _NOTHING
+        self._raw: RawSet | None = None
+        self._cursor: RecordSet | None = None
+        self._rows: Iterator[pa.RecordBatch] | None = None
+        self._damage: tuple[int, HeadraceError] | None = None
+        """Where the rows end before the set does, and why."""
+        self._decoders: dict[Place, Decoder] = {}
+        self._pool = BufferPool(POOL_BYTES)
+        header = options.priority_header
+        self._order = PriorityOrder(header, options.buffer_bytes) if header else None
+        self._moved: list[Feed] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call would give something now."""
+        return (
+            self._raw is not None
+            or self._fetcher.ready
+            or length_hint(self.unread) > 0
+            or (self._order is not None and self._order.count > 0)
+        )
+
+    def finish_last(self) -> None:
+        """What earlier calls gave is done with."""
+        moved = self._moved
+        first = self.first_unread() if self._chunk else {}
+        for feed in moved:
+            feed.done = feed.position
+        moved.clear()
+        for place, offset in first.items():
+            feed = self._fetcher.feeds[place]
+            feed.done = min(feed.done, offset)
+            moved.append(feed)
+
+    def take(self, into: list[ReceivedRecord], most: int, most_bytes: int = UNBOUNDED) -> None:
+        """Append records that are there now, up to `most` in all, or those of record sets of TAKEN_BYTES; none after
+        those that reach `most_bytes`.
+        """
+        if self._raw is not None and not self._raw.counts:
+            self._shut()
+        if self._chunk:
+            self._take_unread(into, most)
+        if self._order is not None:
+            self._take_in_order(into, most - len(into), most_bytes)
+            return
+        taken_bytes = 0
+        while len(into) < most and most_bytes > 0 and (taken_bytes < TAKEN_BYTES or not into):
+            cursor = self._cursor or self._open()
+            if cursor is None:
+                return
+            assert self._raw is not None
+            raw, feed, before, before_bytes = self._raw, self._raw.feed, len(into), cursor.taken_bytes
+            self._moved.append(feed)
+            try:
+                try:
+                    cursor.take(into, most - before, most_bytes)
+                finally:
+                    most_bytes -= cursor.taken_bytes - before_bytes
+                    # Of a damaged set too: what stands before the damage is handed out.
+                    if self._decode is not None:
+                        self._decode_values(feed, into, before)
+            except HeadraceError as error:
+                feed.position = into[-1].offset + 1 if len(into) > before else feed.position
+                self._shut()
+                self._fetcher.fail(feed, error)
+                continue
+            if cursor.finished:
+                feed.position = raw.next_offset
+                self._shut()
+                taken_bytes += len(raw.records)
+            else:
+                feed.position = cursor.next_offset
+
+    def take_chunk(self, most: int) -> bool:
+        """As many records into `unread`, to be yielded one by one; whatever call comes next gives out what is left."""
+        chunk: list[ReceivedRecord] = []
+        self.take(chunk, most)
+        self._chunk, self.unread = chunk, iter(chunk)
+        return bool(chunk)
+
+    def take_rows(self, columns: tuple[str, ...], batch_rows: int) -> pa.RecordBatch | None:
+        """The next Arrow batch of what is there now."""
+        if self._raw is not None and not self._raw.counts:
+            self._shut()
+        if self._cursor is not None:
+            self._put_back()
+        if self._chunk or self._order is not None:
+            self._return_records()
+        while True:
+            if self._rows is None and not self._open_rows(columns, batch_rows):
+                return None
+            assert self._raw is not None
+            assert self._rows is not None
+            raw, feed = self._raw, self._raw.feed
+            self._moved.append(feed)
+            rows = next(self._rows, None)
+            if rows is not None:
+                feed.position = rows["offset"][-1].as_py() + 1
+                return rows if "offset" in columns else rows.select(list(columns))
+            damage = self._damage
+            self._shut()
+            if damage is None:
+                feed.position = raw.next_offset
+            else:
+                feed.position, error = damage
+                self._fetcher.fail(feed, error)
+
+    def _return_records(self) -> None:
+        first = self.first_unread()
+        if self._order is not None:
+            for feed in self._order.clear():
+                first[feed.place] = min(feed.position, first.get(feed.place, feed.position))
+            self._free()
+        self._chunk, self.unread = _NOTHING, iter(_NOTHING)
+        for place, offset in first.items():
+            self._fetcher.seek(place, offset)
+
+    def _open_rows(self, columns: tuple[str, ...], batch_rows: int) -> bool:
+        """All rows of the next set; of one that is damaged, those before the damage."""
+        raw = self._raw = self._fetcher.take()
+        if raw is None:
+            return False
+        decoder = self._decoder(raw.feed.place, columns, batch_rows)
+        first, end, checked = raw.first_offset, raw.next_offset, not self._check_crc
+        try:
+            found = list(decoder.decode(raw.records, first, end, checked=checked))
+        except HeadraceError as error:
+            end = max(first, decoder.at_offset)
+            self._damage = end, error
+            found = list(decoder.decode(raw.records, first, end, checked=checked))
+        self._rows = iter(found)
+        return True
+
+    def _open(self) -> RecordSet | None:
+        if self._rows is not None:
+            self._put_back()
+        raw = self._raw = self._fetcher.take()
+        if raw is None:
+            return None
+        self._cursor = self._cursor_of(raw)
+        return self._cursor
+
+    def _cursor_of(self, raw: RawSet) -> RecordSet:
+        topic, partition = raw.feed.place
+        return RecordSet(raw.records, topic, partition, raw.first_offset, raw.next_offset, self._check_crc)
+
+    def _decoder(self, place: Place, columns: tuple[str, ...], batch_rows: int) -> Decoder:
+        from headrace.records.arrow import Decoder
+
+        decoder = self._decoders.get(place)
+        if decoder is None:
+            # The offset is always needed, to know how far the rows reach.
+            known = columns if "offset" in columns else (*columns, "offset")
+            decoder = self._decoders[place] = Decoder(*place, known, batch_rows=batch_rows, pool=self._pool)
+        return decoder
+
+    def leave_values(self) -> None:
+        """Values stay as they are on the wire, whatever the decoder."""
+        self._decode = None
+
+    def forget_decoders(self) -> None:
+        """The columns wanted may be others from now on."""
+        if self._rows is not None:
+            self._put_back()
+        self._decoders.clear()
+
+    def close(self) -> None:
+        """Give back what was kept for rows to come."""
+        self._shut()
+        self._decoders.clear()
+        self._pool.clear()
+
+    def _take_in_order(self, into: list[ReceivedRecord], most: int, most_bytes: int) -> None:
+        order = self._order
+        assert order is not None
+        while order.has_room and (raw := self._fetcher.take(hold=True)) is not None:
+            records: list[ReceivedRecord] = []
+            cursor = self._cursor_of(raw)
+            try:
+                try:
+                    cursor.take(records, UNBOUNDED, order.room_bytes)
+                finally:
+                    if self._decode is not None:
+                        self._decode_values(raw.feed, records, 0)
+            except HeadraceError as error:
+                end = records[-1].offset + 1 if records else raw.first_offset
+                order.put(replace(raw, next_offset=end), records, cursor.taken_bytes)
+                self._fetcher.stop(raw.feed, error)
+                continue
+            if not cursor.finished:
+                # The rest when there is room for it again, however far the set was compressed.
+                self._fetcher.put_back(replace(raw, first_offset=cursor.next_offset))
+                raw = replace(raw, next_offset=cursor.next_offset)
+            order.put(raw, records, cursor.taken_bytes)
+        self._moved += order.take(into, most, most_bytes)
+        self._free()
+
+    def _free(self) -> None:
+        order = self._order
+        assert order is not None
+        freed, order.freed_bytes = order.freed_bytes, 0
+        self._fetcher.free(freed)
+
+    def _decode_values(self, feed: Feed, records: list[ReceivedRecord], first: int) -> None:
+        """Values from `first` on through the decoder; the record that it fails at and those after it go."""
+        decode = self._decode
+        assert decode is not None
+        for nth in range(first, len(records)):
+            record = records[nth]
+            try:
+                record.value = decode(record.value)
+            except Exception as error:
+                del records[nth:]
+                raise InvalidRecord(
+                    f"{feed} at offset {record.offset}: the decoder failed with {type(error).__name__}: {error}; "
+                    "mend it, or seek past the record"
+                ) from error
+
+    def _take_unread(self, into: list[ReceivedRecord], most: int) -> None:
+        rest = list(self.unread)
+        taken = rest[: most - len(into)]
+        into += taken
+        feeds = self._fetcher.feeds
+        self._moved += {feed for record in taken if (feed := feeds.get((record.topic, record.partition))) is not None}
+        self._chunk = rest[len(taken) :]
+        self.unread = iter(self._chunk)
+
+    def first_unread(self) -> Offsets:
+        """By partition, the lowest offset of the chunk that was not yielded yet."""
+        first: Offsets = {}
+        left = length_hint(self.unread)
+        for record in self._chunk[len(self._chunk) - left :] if left else ():
+            place = record.topic, record.partition
+            first[place] = min(first.get(place, record.offset), record.offset)
+        return first
+
+    def _put_back(self) -> None:
+        """What is open and was not handed out yet waits as a record set again."""
+        raw = self._raw
+        self._shut()
+        if raw is not None and raw.counts and raw.feed.position < raw.next_offset:
+            self._fetcher.put_back(replace(raw, first_offset=max(raw.first_offset, raw.feed.position)))
+
+    def _shut(self) -> None:
+        self._raw = self._cursor = self._rows = self._damage = None
+
+    def pause(self) -> None:
+        """Some feeds are paused now."""
+        if self._raw is not None and self._raw.feed.paused:
+            self._put_back()
+        if self._order is not None:
+            self._order.set_aside()
+            self._free()
+
+    def resume(self) -> None:
+        if self._order is not None:
+            self._order.bring_back()
+            self._free()
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """After a seek or a revoke: what is open or unread of these is not handed out any more."""
+        gone = set(places)
+        if self._raw is not None and not self._raw.counts:
+            self._shut()
+        rest = [record for record in self.unread if (record.topic, record.partition) not in gone]
+        self._chunk, self.unread = rest, iter(rest)
+        self._moved = [feed for feed in self._moved if feed.place not in gone]
+        if self._order is not None:
+            # What no longer counts takes no room beside the others.
+            self._order.bring_back()
+        for place in gone - self._fetcher.feeds.keys():
+            self._decoders.pop(place, None)

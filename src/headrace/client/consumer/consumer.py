@@ -1,0 +1,399 @@
+"""The consumer for threads: `poll`, `records`, `batches`, with the next fetches always under way.
+
+    with Consumer("orders", group="billing") as consumer:
+        for record in consumer.records():
+            print(record.offset, record.value)
+
+Use one consumer from one thread at a time; only `close` may come from another. Groups are kept up in the background
+while the caller works.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, Unpack
+
+from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.client.connection import exits
+from headrace.client.connection.connections import shared
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.consumer.core import Reading
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.offset_lookup import Listing
+from headrace.client.consumer.options import ConsumerOptions, chosen
+from headrace.client.consumer.redelivery import DELAYS_MS
+from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
+from headrace.records.consumer_records import ReceivedRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.client.consumer.listener import Listener, Listening
+
+log = logging.getLogger(__name__)
+
+CHUNK_RECORDS: Final = 500
+BATCH_ROWS: Final = 10_000
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+IDLE_S: Final = 3600.0
+TURN_S: Final = 0.0005
+"""While records are there, the network is looked after no more often than this."""
+
+
+class Consumer:
+    """Reads topics, alone or as a member of a group. The options are those of `ConsumerOptions`.
+
+    Errors that pass are waited out: a broker that is restarted, a leader that moves, a topic that grows. What a call
+    raises needs somebody to do something, and says what. A partition that cannot be read on (a damaged batch, a decoder
+    that fails) does not hold up the others: the error is raised when there is nothing else to give, until a `seek`.
+    """
+
+    def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
+        self._options = chosen(topics, options)
+        self._closed = False
+        self._listening: Listening | None = None
+        self._turned_at = 0.0
+        self._network = shared(self._options.bootstrap, client_id=self._options.client_id, tls=self._options.tls)
+        reactor = self._network.reactor
+        assert isinstance(reactor, ThreadReactor)
+        self._reactor = reactor
+        try:
+            with reactor.lock:
+                self._reading = Reading(self._network, self._options, lambda: None)
+                self._reading.start()
+        except BaseException:
+            self._network.release()
+            raise
+        self._hand = self._reading.hand
+        if self._options.group:
+            exits.consumer_opened(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self._close(handed_out=False)
+        except HeadraceError as failure:
+            log.warning("after %s the consumer could not be closed as it should: %s", kind.__name__, failure)
+
+    def __iter__(self) -> Iterator[ReceivedRecord]:
+        return self.records()
+
+    def poll(self, timeout_ms: int = 1000, max_records: int = CHUNK_RECORDS) -> list[ReceivedRecord]:
+        """Records that are there, up to `max_records` and some 2 MiB, else the first that come within the timeout, else
+        none."""
+        check_most(max_records)
+        found: list[ReceivedRecord] = []
+
+        def take() -> bool:
+            self._hand.take(found, max_records)
+            return bool(found)
+
+        self._wait_to(take, timeout_ms)
+        return found
+
+    def records(self, timeout_ms: int | None = None) -> Iterator[ReceivedRecord]:
+        """Record after record; ends when none came for `timeout_ms`, else never."""
+        while self._wait_to(lambda: self._hand.take_chunk(CHUNK_RECORDS), timeout_ms):
+            yield from self._hand.unread
+
+    def batches(
+        self,
+        columns: Iterable[str] = COLUMNS,
+        *,
+        batch_rows: int = BATCH_ROWS,
+        timeout_ms: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`.
+
+        Columns are those of `headrace.records.arrow.TYPES`. Values are not decoded and priorities not heeded: what was
+        handed out ahead of others by its priority comes again in its place.
+        """
+        wanted = tuple(columns)
+        with self._reactor.lock:
+            self._hand.forget_decoders()
+        while (rows := self._next_rows(wanted, batch_rows, timeout_ms)) is not None:
+            yield rows
+
+    def listen(
+        self,
+        listener: Listener,
+        *,
+        threads: int = 8,
+        ordered: bool = False,
+        max_tries: int | None = None,
+        delays_ms: Sequence[int] = DELAYS_MS,
+        pause_ms: int = 1000,
+    ) -> Listening:
+        """Call a function for every record, from several threads, until the `Listening` or this consumer is closed.
+
+        Concurrent: in any order. A record whose listener raises, or returns LATER, goes to the topic `<group>.retry`
+        and is tried again after growing delays, `max_tries` times (16), then to `<group>.dead`.
+        `ordered`: of each partition one at a time; one that fails is tried again in place, every `pause_ms`, until it
+        is done, or `max_tries` times and then goes to `<group>.dead`.
+        In broadcast mode, and without a group, a failure is only logged.
+        """
+        from headrace.client.consumer.listener import Listening
+
+        with self._reactor.lock:
+            self._check_open()
+        self._listening = Listening(
+            self._reactor,
+            self._reading,
+            self.close,
+            listener,
+            threads=threads,
+            ordered=ordered,
+            max_tries=max_tries,
+            delays_ms=delays_ms,
+            pause_ms=pause_ms,
+        )
+        return self._listening
+
+    # Positions
+
+    @property
+    def assignment(self) -> list[Place]:
+        """Topic and partition of all that is read now."""
+        with self._reactor.lock:
+            return self._reading.assignment
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that will be handed out."""
+        place = self._assigned(topic, partition)
+        self._wait_until(lambda: self._reading.is_placed([place]), f"the first offset of {topic}-{partition}")
+        with self._reactor.lock:
+            return self._reading.position(place)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at an offset."""
+        place = self._assigned(topic, partition)
+        with self._reactor.lock:
+            self._reading.seek(place, offset)
+        self._look_after()
+
+    def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
+        """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
+        self._seek_moment(timestamp_ms, places)
+
+    def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
+        self._seek_moment(EARLIEST, places)
+
+    def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
+        self._seek_moment(LATEST, places)
+
+    def pause(self, places: Iterable[Place] | None = None) -> None:
+        """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
+        wanted = self._chosen(places)
+        with self._reactor.lock:
+            self._reading.pause(wanted)
+
+    def resume(self, places: Iterable[Place] | None = None) -> None:
+        wanted = self._chosen(places)
+        with self._reactor.lock:
+            self._reading.resume(wanted)
+        self._look_after()
+
+    def lag(self) -> dict[Place, int]:
+        """How many offsets there are between what was handed out and the end of each partition now."""
+        ends: dict[Place, int | HeadraceError] = {}
+        wanted = self._chosen(None)
+        with self._reactor.lock:
+            listing = Listing(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
+        try:
+            self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
+        finally:
+            with self._reactor.lock:
+                listing.cancel()
+        found: dict[Place, int] = {}
+        for place in wanted:
+            end = ends[place]
+            if isinstance(end, HeadraceError):
+                raise end
+            found[place] = max(0, end - self.position(*place))
+        return found
+
+    # Progress
+
+    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+        """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
+        results: list[HeadraceError | None] = []
+        with self._reactor.lock:
+            self._check_open()
+            wanted = self._reading.handed_out() if offsets is None else dict(offsets)
+            self._reading.save(wanted, results.append)
+        self._wait_until(lambda: bool(results), "the progress to be saved")
+        if results[0] is not None:
+            raise results[0]
+
+    def close(self) -> None:
+        """Save what was handed out, leave the group, and let the connections go."""
+        self._close(handed_out=True)
+
+    def at_exit(self, since: float) -> Iterator[None]:
+        """The program ends without a close: as after an error in a `with` block, the last call's records come again.
+
+        Connections are not let go, as that may wait for callbacks: they end with the process.
+        """
+        exits.closed(self)
+        if self._closed:
+            return
+        within_s = self._options.exit_timeout_ms / 1000
+        listening, readings, results = self._listening, [self._reading], list[HeadraceError | None]()
+        failure: BaseException | None
+        try:
+            if listening is None:
+                self._begin_to_leave(readings, results, handed_out=False)
+            else:
+                listening.stop()
+            yield
+            if listening is not None:
+                listening.join(since + exits.LISTENERS_PART * within_s)
+            yield
+            if listening is not None:
+                readings += [] if listening.retries is None else [listening.retries]
+                self._begin_to_leave(readings, results, handed_out=False)
+            yield
+            if not self._reactor.wait(lambda: len(results) == len(readings), since + within_s):
+                raise RequestTimedOut(f"not within {within_s * 1000:g} ms (exit_timeout_ms); close the consumer")
+            failure = next((result for result in results if result is not None), None)
+        except (HeadraceError, KeyboardInterrupt, SystemExit) as error:
+            failure = error
+        if failure is not None:
+            log.warning("group %s could not be left at the end of the program: %r", self._options.group, failure)
+
+    def _close(self, *, handed_out: bool) -> None:
+        exits.closed(self)
+        if self._closed:
+            return
+        if self._listening is not None:
+            self._listening.halt()
+        results: list[HeadraceError | None] = []
+        try:
+            self._begin_to_leave([self._reading], results, handed_out=handed_out)
+            self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
+        finally:
+            with self._reactor.lock:
+                self._reading.drop()
+            self._network.release()
+        if results[0] is not None:
+            raise results[0]
+
+    def _begin_to_leave(
+        self, readings: Iterable[Reading], results: list[HeadraceError | None], *, handed_out: bool
+    ) -> None:
+        with self._reactor.lock:
+            self._closed = True
+            # A thread that waits for records hears of it.
+            self._reactor.wake()
+            for reading in readings:
+                reading.close(handed_out=handed_out, on_done=results.append)
+
+    # Waiting
+
+    def _next_rows(self, columns: tuple[str, ...], batch_rows: int, timeout_ms: int | None) -> pa.RecordBatch | None:
+        found: list[pa.RecordBatch] = []
+
+        def take() -> bool:
+            rows = self._hand.take_rows(columns, batch_rows)
+            if rows is not None:
+                found.append(rows)
+            return bool(found)
+
+        return found[0] if self._wait_to(take, timeout_ms) else None
+
+    def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
+        """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
+        reactor, reading = self._reactor, self._reading
+        with reactor.lock:
+            self._check_open()
+            reading.begin()
+            if take():
+                reading.end()
+                taken = True
+            else:
+                taken = False
+        if taken:
+            self._look_after()
+            return True
+        try:
+            return self._wait_for(take, timeout_ms)
+        finally:
+            with reactor.lock:
+                reading.end()
+
+    def _wait_for(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
+        reactor, reading = self._reactor, self._reading
+        deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
+        if timeout_ms is not None and timeout_ms <= 0:
+            reactor.turn()
+        while True:
+            until = reactor.now() + IDLE_S if deadline is None else deadline
+            came = reactor.wait(lambda: reading.ready or self._closed, until)
+            with reactor.lock:
+                self._check_open()
+                if take():
+                    return True
+                reading.raise_failure()
+            if deadline is not None and (not came or reactor.now() >= deadline):
+                return False
+
+    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
+        timeout_s = self._options.timeout_ms / 1000
+        if not self._reactor.wait(done, self._reactor.now() + timeout_s):
+            raise RequestTimedOut(f"waited {timeout_s * 1000:.0f} ms for {what}; are the brokers reachable?")
+
+    def _look_after(self) -> None:
+        now = self._reactor.now()
+        if now - self._turned_at >= TURN_S:
+            self._turned_at = now
+            self._reactor.turn()
+
+    def _assigned(self, topic: str, partition: int) -> Place:
+        """A place that is assigned, or will be within the timeout."""
+        place = topic, partition
+        with self._reactor.lock:
+            self._check_open()
+            here = place in self._reading.assigned
+        if not here:
+            ready = lambda: place in self._reading.assigned or self._reading.error is not None  # noqa: E731
+            self._wait_until(ready, f"{topic}-{partition} to be assigned to this consumer")
+            with self._reactor.lock:
+                self._reading.raise_error()
+        return place
+
+    def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
+        if places is not None:
+            return [self._assigned(*place) for place in places]
+        with self._reactor.lock:
+            self._check_open()
+        self._wait_until(lambda: bool(self._reading.assigned) or self._reading.error is not None, "an assignment")
+        with self._reactor.lock:
+            self._reading.raise_error()
+            return self._reading.assignment
+
+    def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
+        wanted = self._chosen(places)
+        with self._reactor.lock:
+            self._reading.seek_moment(wanted, moment)
+        self._wait_until(lambda: self._reading.is_placed(wanted), "the offsets of that moment")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("this consumer is closed; make a new one")
+        if self._listening is not None:
+            raise InvalidRequest("this consumer's records go to its listener; make another one to poll")
+
+
+def check_most(max_records: int) -> None:
+    if max_records < 1:
+        raise InvalidRequest(f"max_records is {max_records}; ask for 1 or more")

@@ -1,0 +1,159 @@
+"""The broker that looks after a group, as one member asks it: again where an answer says nothing about the member.
+
+Each member has a connection of its own to it. A join is answered only when all members have joined; whatever stood
+behind it on the same connection would wait as long, and two members of one process would wait for each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from headrace.client.connection.connections import Network
+from headrace.client.connection.errors import EngineClosed
+from headrace.client.connection.frames import OnAnswer
+from headrace.client.connection.reactor import Timer
+from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
+from headrace.errors import Code, HeadraceError
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+ASK_TIMEOUT_S: Final = 10.0
+CHECK_S: Final = 5.0
+PAUSE_S: Final = 0.02
+PAUSE_MAX_S: Final = 1.0
+UNSTABLE_OFFSET_COMMIT: Final = 88
+
+MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
+PASSING: Final = MOVED | frozenset(
+    {
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.REQUEST_TIMED_OUT,
+        Code.NOT_ENOUGH_REPLICAS,
+        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        UNSTABLE_OFFSET_COMMIT,
+    }
+)
+
+Judge = Callable[[Message], int]
+"""The error code of an answer."""
+
+log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+
+
+class Coordinator:
+    """`on_missing` hears, each time, that no broker has ever answered; it is tried again all the same."""
+
+    def __init__(
+        self, network: Network, group: str, on_missing: Callable[[HeadraceError], None] = lambda _: None
+    ) -> None:
+        self.group = group
+        self._network = network
+        self._on_missing = on_missing
+        self._hung_up = 0
+        self._lane = f"member {next(_numbers)} of {group}"
+        self._check_lane = f"{self._lane}, checked"
+        self._timers: set[Timer] = set()
+        self._closed = False
+
+    def ask(
+        self,
+        api_key: int,
+        body: Message,
+        judge: Judge,
+        on_answer: OnAnswer,
+        *,
+        timeout_s: float = ASK_TIMEOUT_S,
+        beat: Message | None = None,
+    ) -> None:
+        """One request, once; an answer that refuses comes as a Refusal. One that may take minutes has a heartbeat with
+        it, which is asked beside it now and then: whether the coordinator is still there, and still is one.
+        """
+        is_open, hung_up = True, self._hung_up
+
+        def answered(answer: Message | HeadraceError) -> None:
+            nonlocal is_open
+            if not is_open:
+                return
+            is_open = False
+            if isinstance(answer, EngineClosed) and hung_up != self._hung_up and not self._closed:
+                # Given up together with another question of this member; what is asked next finds the coordinator.
+                answer = BrokerUnreachable(f"the coordinator of group {self.group!r} was given up")
+            if isinstance(answer, NoBroker):
+                self._on_missing(answer)
+            if isinstance(answer, Message) and (code := judge(answer)) != Code.NONE:
+                on_answer(Refusal(code, f"group {self.group!r}"))
+            else:
+                on_answer(answer)
+
+        def check() -> None:
+            if is_open and beat is not None:
+                self._network.ask_coordinator(
+                    self.group, apis.HEARTBEAT, beat, checked, timeout_s=CHECK_S, lane=self._check_lane
+                )
+
+        def checked(answer: Message | HeadraceError) -> None:
+            moved = isinstance(answer, Message) and answer.error_code in MOVED
+            if is_open and (moved or isinstance(answer, BrokerUnreachable)):
+                answered(BrokerUnreachable(f"the coordinator of group {self.group!r} is gone or elsewhere"))
+                self.hang_up()
+            elif is_open:
+                self.later(CHECK_S, check)
+
+        self._network.ask_coordinator(self.group, api_key, body, answered, timeout_s=timeout_s, lane=self._lane)
+        if beat is not None:
+            self.later(CHECK_S, check)
+
+    def persist(
+        self, api_key: int, body: Callable[[], Message], judge: Judge, on_done: OnAnswer, *, within_s: float
+    ) -> None:
+        """Ask until the answer says something about the member, or time is up; each time what is to be asked then."""
+        reactor = self._network.reactor
+        deadline = reactor.now() + within_s
+        pause_s = PAUSE_S
+
+        def answered(answer: Message | HeadraceError) -> None:
+            nonlocal pause_s
+            last = self._closed or reactor.now() + pause_s > deadline
+            if isinstance(answer, Message) or last or not passes(answer):
+                on_done(answer)
+                return
+            log.debug("group %r: %s; asking again in %g s", self.group, answer, pause_s)
+            self.later(pause_s, attempt)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+        def attempt() -> None:
+            timeout_s = min(ASK_TIMEOUT_S, max(0.0, deadline - reactor.now()))
+            self.ask(api_key, body(), judge, answered, timeout_s=timeout_s)
+
+        attempt()
+
+    def later(self, pause_s: float, fn: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers.discard(timer)
+            fn()
+
+        timer = self._network.reactor.call_at(self._network.reactor.now() + pause_s, run)
+        self._timers.add(timer)
+
+    def hang_up(self) -> None:
+        """Whoever waits for an answer hears that none will come; the next question has a new connection."""
+        self._hung_up += 1
+        for lane in (self._lane, self._check_lane):
+            self._network.close_lane(lane)
+
+    def close(self) -> None:
+        """What was to be done later is not done."""
+        self._closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self.hang_up()
+
+
+def passes(error: HeadraceError) -> bool:
+    """Whether the same question may get a better answer a moment later."""
+    return isinstance(error, BrokerUnreachable | NoBroker) or error.kafka_code in PASSING

@@ -1,0 +1,362 @@
+"""The heart of a consumer, for both faces: what is read, from where, and what of it is saved.
+
+Nothing here waits, and everything is called with the reactor's lock held. Progress saved by the clock or on a revoke is
+what is done with, that on a close what was handed out. A crash or a rebalance in the middle of the work so leads to
+records that are seen twice, never to records that are missed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, KeysView, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from headrace.client.admin.fetch import FetchLimits
+from headrace.client.admin.offsets import EARLIEST
+from headrace.client.connection.connections import Network
+from headrace.client.connection.reactor import Timer
+from headrace.client.consumer.collector import HandOut
+from headrace.client.consumer.coordinator import passes
+from headrace.client.consumer.cursor import Feed
+from headrace.client.consumer.fetcher import Fetcher, Reset
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.manual_assignment import WholeTopics
+from headrace.client.consumer.membership import Membership
+from headrace.client.consumer.options import Options
+from headrace.client.consumer.progress import LocalProgress, Offsets, Saved, default_folder
+from headrace.errors import HeadraceError, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+class Allotment(Protocol):
+    """Who says which partitions are read, and keeps the progress."""
+
+    @property
+    def wants_touch(self) -> bool: ...
+    def start(self) -> None: ...
+    def touch(self) -> None: ...
+    def away(self) -> None: ...
+    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None: ...
+    def leave(self, on_done: Saved) -> None: ...
+
+
+class Keeper(Protocol):
+    """Whoever works on what was handed out for longer than a call, and knows what of it is done."""
+
+    def positions(self) -> Offsets:
+        """The first offset of each partition that is not done."""
+        ...
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """These are given up or lost."""
+        ...
+
+    def when_idle(self, fn: Callable[[], None]) -> None:
+        """Call it if nothing is being worked on."""
+        ...
+
+
+class Reading:
+    """`on_ready` is called whenever `ready`, the assignment or a position may have changed."""
+
+    def __init__(self, network: Network, options: Options, on_ready: Callable[[], None]) -> None:
+        self.options = options
+        self.network = network
+        self.error: HeadraceError | None = None
+        self._may_pass = False
+        self._on_ready = on_ready
+        self._reactor = network.reactor
+        self._progress: LocalProgress | None = None
+        # First, as this is what may be refused.
+        self._allotment = self._make_allotment()
+        limits = FetchLimits(options.max_wait_ms, options.min_bytes, options.fetch_bytes, options.partition_fetch_bytes)
+        self._fetcher = Fetcher(
+            network,
+            limits,
+            start=options.start_moment,
+            buffer_bytes=options.buffer_bytes if options.priority_header else max(1, options.buffer_bytes // 4),
+            rack=options.rack,
+            on_ready=on_ready,
+            on_reset=self._on_reset,
+        )
+        self.hand = HandOut(self._fetcher, options)
+        self._counts: dict[str, int] = {}
+        self._all_done = False
+        self._keeper: Keeper | None = None
+        self._timer: Timer | None = None
+
+    def _make_allotment(self) -> Allotment:
+        options, network = self.options, self.network
+        if options.group and options.mode == "cluster":
+            return Membership(
+                network,
+                options.group,
+                options.topics,
+                options.assignor,
+                session_timeout_ms=options.session_timeout_ms,
+                rebalance_timeout_ms=options.rebalance_timeout_ms,
+                instance_id=options.instance_id,
+                rack=options.rack,
+                on_assigned=self._on_assigned,
+                on_revoked=self._on_revoked,
+                on_lost=self._on_lost,
+                on_error=self._on_error,
+            )
+        if options.group:
+            from headrace.system.disk import SystemDisk
+
+            folder = default_folder() if options.progress_dir is None else Path(options.progress_dir)
+            self._progress = LocalProgress(network.reactor, SystemDisk(), folder, options.group, options.client_id)
+        return WholeTopics(
+            network,
+            options.topics,
+            options.partitions,
+            self._progress,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            on_missing=self._on_missing,
+        )
+
+    def start(self) -> None:
+        self._allotment.start()
+        self._save_later()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call would give something now, or raise."""
+        return self.hand.ready or self.error is not None or self._fetcher.failure() is not None
+
+    def begin(self) -> None:
+        """A call begins: what earlier ones gave is done with."""
+        self.hand.finish_last()
+        if self._keeper is None:
+            self._allotment.touch()
+        else:
+            self._keeper.when_idle(self._allotment.touch)
+
+    def end(self) -> None:
+        """The call is over, and the caller works on what it gave."""
+        self._allotment.away()
+
+    def keep_by(self, keeper: Keeper) -> None:
+        """From now on what is done with is what the keeper says. It gets values as they are on the wire."""
+        self._keeper = keeper
+        self.hand.leave_values()
+
+    @property
+    def wants_touch(self) -> bool:
+        """Whether a rebalance waits for the caller to be done with what it has."""
+        return self._allotment.wants_touch
+
+    def hold(self, is_held: Callable[[Place], bool]) -> frozenset[Place]:
+        """Pause those partitions, and no others; which they are."""
+        feeds = self._fetcher.feeds
+        held = frozenset(place for place in feeds if is_held(place))
+        self.pause([place for place in held if not feeds[place].paused])
+        self.resume([place for place, feed in feeds.items() if feed.paused and place not in held])
+        return held
+
+    def step_aside(self) -> None:
+        """Let the rebalance have its way, whatever the keeper works on."""
+        self._allotment.touch()
+        self._allotment.away()
+
+    def raise_failure(self) -> None:
+        """What keeps records from coming, if anything does: for a call that has none to give."""
+        self.raise_error()
+        failure = self._fetcher.failure()
+        if failure is not None:
+            raise failure
+
+    def raise_error(self) -> None:
+        """What keeps partitions from being assigned."""
+        error = self.error
+        if self._may_pass:
+            self.error, self._may_pass = None, False
+        if error is not None:
+            raise error
+
+    # What is read
+
+    @property
+    def assigned(self) -> KeysView[Place]:
+        return self._fetcher.feeds.keys()
+
+    @property
+    def assignment(self) -> list[Place]:
+        return sorted(self._fetcher.feeds)
+
+    def feed(self, place: Place) -> Feed:
+        feed = self._fetcher.feeds.get(place)
+        if feed is None:
+            raise InvalidRequest(f"{place[0]}-{place[1]} is not assigned to this consumer now")
+        return feed
+
+    def position(self, place: Place) -> int:
+        """The next record to be handed out; -1 while it is being found."""
+        return self._position(self.feed(place), self.hand.first_unread())
+
+    def is_placed(self, places: Iterable[Place]) -> bool:
+        """Whether the positions of these are known; of those that were revoked meanwhile nobody waits for one."""
+        feeds = [feed for place in places if (feed := self._fetcher.feeds.get(place)) is not None]
+        return all(feed.position >= 0 or feed.failure is not None for feed in feeds)
+
+    def _position(self, feed: Feed, first_unread: Offsets) -> int:
+        return min(feed.position, first_unread.get(feed.place, feed.position))
+
+    def seek(self, place: Place, offset: int) -> None:
+        if offset < 0:
+            raise InvalidRequest(f"offset {offset} of {place[0]}-{place[1]} is below 0")
+        self.feed(place)
+        self._fetcher.seek(place, offset)
+        self.hand.drop([place])
+
+    def seek_moment(self, places: Iterable[Place], moment: int) -> None:
+        wanted = list(places)
+        for place in wanted:
+            self.feed(place)
+        self._fetcher.seek_moments(dict.fromkeys(wanted, moment))
+        self.hand.drop(wanted)
+
+    def pause(self, places: Iterable[Place]) -> None:
+        wanted = list(places)
+        for place in wanted:
+            self.feed(place)
+        self._fetcher.pause(wanted)
+        self.hand.pause()
+        self._fetcher.make_room()
+
+    def resume(self, places: Iterable[Place]) -> None:
+        wanted = list(places)
+        for place in wanted:
+            self.feed(place)
+        self._fetcher.resume(wanted)
+        self.hand.resume()
+
+    # Progress
+
+    def handed_out(self) -> Offsets:
+        """The position of every partition that anything was handed out of and not saved."""
+        if self._keeper is not None:
+            return self.done_with()
+        first = self.hand.first_unread()
+        found = {place: self._position(feed, first) for place, feed in self._fetcher.feeds.items()}
+        return {place: offset for place, offset in found.items() if offset >= 0 and self._is_new(place, offset)}
+
+    def done_with(self) -> Offsets:
+        """What earlier calls than the last handed out and was not saved."""
+        feeds = self._fetcher.feeds
+        if self._keeper is not None:
+            # Out of order by priority, what is handed out may be done while earlier records still wait in memory.
+            kept = self._keeper.positions().items()
+            done = {place: min(offset, feeds[place].position) for place, offset in kept if place in feeds}
+        else:
+            done = {place: feed.done for place, feed in feeds.items()}
+        return {place: offset for place, offset in done.items() if offset >= 0 and self._is_new(place, offset)}
+
+    def _is_new(self, place: Place, offset: int) -> bool:
+        return self._fetcher.feeds[place].saved != offset
+
+    def save(self, offsets: Offsets, on_done: Saved) -> None:
+        if not offsets:
+            on_done(None)
+            return
+        feeds = self._fetcher.feeds
+        for place, offset in offsets.items():
+            if (feed := feeds.get(place)) is not None:
+                # Who has it saved is done with it: the clock, or a close after an error, must not save less again.
+                feed.done = max(feed.done, min(offset, feed.position))
+
+        def saved(error: HeadraceError | None) -> None:
+            if error is None:
+                for place, offset in offsets.items():
+                    if (feed := feeds.get(place)) is not None:
+                        feed.saved = offset
+            on_done(error)
+
+        self._allotment.commit(offsets, saved)
+
+    def close(self, *, handed_out: bool, on_done: Saved) -> None:
+        """Save what was handed out, or only what is done with; give the partitions up."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._all_done = handed_out
+        self._allotment.leave(lambda error: self._end(error, on_done))
+
+    def _end(self, error: HeadraceError | None, on_done: Saved) -> None:
+        self.drop()
+        on_done(error)
+
+    def drop(self) -> None:
+        """End it without a word, or after all was said."""
+        self._fetcher.close()
+        self.hand.close()
+        if self._progress is not None:
+            self._progress.close()
+
+    def _save_later(self) -> None:
+        interval_ms = self.options.commit_interval_ms
+        if interval_ms and self.options.group:
+            self._timer = self._reactor.call_at(self._reactor.now() + interval_ms / 1000, self._save_by_clock)
+
+    def _save_by_clock(self) -> None:
+        self.save(self.done_with(), self._on_saved_by_clock)
+        self._save_later()
+
+    def _on_saved_by_clock(self, error: HeadraceError | None) -> None:
+        if error is not None:
+            log.warning("progress of group %s was not saved, and is tried again: %s", self.options.group, error)
+
+    # What is told
+
+    def _on_assigned(self, places: Iterable[Place], positions: Mapping[Place, int]) -> None:
+        wanted = list(places)
+        routes = self.network.routes
+        for topic in {topic for topic, _ in wanted} - self._counts.keys():
+            found = routes.topic(topic)
+            if found is not None:
+                self._counts[topic] = len(found.partitions)
+        known = {place: positions.get(place) for place in wanted}
+        # A partition that a topic gained while it was read has nothing that is not new.
+        gained = {place for place in wanted if place[1] >= self._counts.get(place[0], 1 << 31)}
+        late = {place: offset for place, offset in known.items() if place in gained}
+        self._fetcher.assign({place: offset for place, offset in known.items() if place not in gained})
+        self._fetcher.assign(late, EARLIEST)
+        self._on_ready()
+
+    def _on_revoked(self, places: Iterable[Place]) -> Offsets:
+        wanted = list(places)
+        offsets: Offsets = {}
+        if self.options.commit_interval_ms and self.options.group:
+            done = self.handed_out() if self._all_done else self.done_with()
+            offsets = {place: done[place] for place in wanted if place in done}
+        self._on_lost(wanted)
+        return offsets
+
+    def _on_lost(self, places: Iterable[Place]) -> None:
+        wanted = list(places)
+        self._fetcher.release(wanted)
+        self.hand.drop(wanted)
+        if self._keeper is not None:
+            self._keeper.drop(wanted)
+
+    def _on_error(self, error: HeadraceError) -> None:
+        if passes(error):
+            self._on_missing(error)
+            return
+        self.error, self._may_pass = error, False
+        self._on_ready()
+
+    def _on_missing(self, error: HeadraceError) -> None:
+        """To be told once: it is looked for again, and may come."""
+        if self.error is None:
+            self.error, self._may_pass = error, True
+        self._on_ready()
+
+    def _on_reset(self, reset: Reset) -> None:
+        log.warning("%s", reset)
+        if (on_reset := self.options.on_reset) is not None:
+            self._reactor.tell(lambda: on_reset(reset))

@@ -1,0 +1,121 @@
+"""Reading whole topics, or chosen partitions, without sharing them: no group, or a group in broadcast mode.
+
+Has the face of a `Membership`: everything is assigned once it is known, partitions that a topic gains later as they
+appear, and those that it loses (when it is made anew with fewer) are given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from headrace.client.admin.cluster import UnknownTopic
+from headrace.client.connection.connections import Network
+from headrace.client.connection.topology import Topic
+from headrace.client.consumer.cursor import PAUSE_MOST_S
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.progress import Offsets, Progress, Saved
+from headrace.errors import HeadraceError, SettingError
+
+NO_PROGRESS: Final = "progress is kept under the name of a group: Consumer(topic, group='...')"
+
+
+class WholeTopics:
+    def __init__(
+        self,
+        network: Network,
+        topics: Iterable[str],
+        chosen: Iterable[Place],
+        progress: Progress | None,
+        *,
+        on_assigned: Callable[[list[Place], Offsets], None],
+        on_revoked: Callable[[list[Place]], Mapping[Place, int]],
+        on_missing: Callable[[HeadraceError], None],
+    ) -> None:
+        self._network = network
+        self._chosen = set(chosen)
+        self._topics = dict.fromkeys((*topics, *(topic for topic, _ in self._chosen)))
+        self._progress = progress
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._on_missing = on_missing
+        self._held: dict[str, set[int]] = {}
+        self._left = False
+
+    def start(self) -> None:
+        self._network.routes.listeners.append(self._on_routes)
+        for topic in self._topics:
+            self._look_up(topic)
+
+    wants_touch: Final = False
+
+    def touch(self) -> None:
+        """A call of the consumer; nobody waits for one here."""
+
+    def away(self) -> None:
+        """As `touch`."""
+
+    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+        if self._progress is None:
+            on_done(SettingError(NO_PROGRESS))
+        else:
+            self._progress.save(offsets, on_done)
+
+    def leave(self, on_done: Saved) -> None:
+        """Save the progress of everything."""
+        self._left = True
+        self._network.routes.listeners.remove(self._on_routes)
+        self._give_up([(topic, partition) for topic, held in self._held.items() for partition in held], on_done)
+
+    def _give_up(self, places: list[Place], on_done: Saved) -> None:
+        offsets = self._on_revoked(places)
+        if self._progress is None or not offsets:
+            on_done(None)
+        else:
+            self._progress.save(offsets, on_done)
+
+    def _look_up(self, topic: str) -> None:
+        if not self._left:
+            self._network.routes.want(topic, create=False, on_known=lambda found: self._on_known(topic, found))
+
+    def _on_known(self, topic: str, found: Topic | HeadraceError) -> None:
+        if self._left:
+            return
+        if not isinstance(found, HeadraceError):
+            self._hold(found)
+            return
+        reactor = self._network.reactor
+        reactor.call_at(reactor.now() + PAUSE_MOST_S, lambda: self._look_up(topic))
+        if not found.mapping.retriable:
+            self._on_missing(found)
+
+    def _on_routes(self, *_: object) -> None:
+        for name in self._held:
+            topic = self._network.routes.topic(name)
+            if topic is not None:
+                self._hold(topic)
+
+    def _hold(self, topic: Topic) -> None:
+        count = len(topic.partitions)
+        wanted = {partition for name, partition in self._chosen if name == topic.name} or set(range(count))
+        first = topic.name not in self._held
+        held = self._held.setdefault(topic.name, set())
+        missing = [partition for partition in sorted(wanted) if partition >= count]
+        if missing and first:
+            self._on_missing(UnknownTopic(topic.name, missing[0], count))
+        gone = [(topic.name, partition) for partition in sorted(held) if partition >= count]
+        added = [(topic.name, partition) for partition in sorted(wanted - held) if partition < count]
+        held -= {partition for _, partition in gone}
+        held |= {partition for _, partition in added}
+        if gone:
+            self._give_up(gone, lambda _: None)
+        if added and self._progress is not None:
+            self._progress.load(added, lambda found: self._on_loaded(added, found))
+        elif added:
+            self._on_assigned(added, {})
+
+    def _on_loaded(self, places: list[Place], found: Offsets | HeadraceError) -> None:
+        if isinstance(found, HeadraceError):
+            self._on_missing(found)
+        elif not self._left:
+            self._on_assigned(places, found)

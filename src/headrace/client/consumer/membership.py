@@ -1,0 +1,451 @@
+"""A member of a consumer group on the engine: joins, is given partitions, keeps its place, gives them up, leaves.
+
+    OUT -> JOINING -> SYNCING -> STABLE -> (giving up) -> JOINING ...  -> LEAVING -> ENDED
+             \\ the leader looks at the topics and assigns      \\ a fatal refusal ends it anywhere
+
+Eager assignors give up everything before they join again; cooperative ones keep reading, and give up what has moved
+once they know. Before anything is given up its progress is saved, while the coordinator still takes it. That waits
+until the application comes for more (`touch`), for then it is done with what it has: a clean rebalance repeats no
+record. Between `away` and the next `touch` the member keeps its place by heartbeats, for `rebalance_timeout_ms` at
+most; then it leaves the group, and joins again when the application comes back.
+
+Partitions are `lost`, not given up, when the group has gone on without this member: others may be reading them, and
+nothing can be saved. The one that leads looks at the topics every `look_interval_ms` and asks for a rebalance when
+one has grown. A static member (`instance_id`) does not leave when it is closed: it has its partitions again if it is
+back within the session timeout.
+
+Every answer belongs to a turn; the next join, or leaving, begins a new one, and what comes late is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from headrace.client.connection.connections import Network
+from headrace.client.connection.frames import OnAnswer
+from headrace.client.consumer.assignors import assignor_named
+from headrace.client.consumer.assignors.participants import Participant
+from headrace.client.consumer.coordinator import PAUSE_MAX_S, PAUSE_S, Coordinator, passes
+from headrace.client.consumer.group_leader import assignments, has_grown, look, look_again_s, participants
+from headrace.client.consumer.group_progress import GroupProgress, NotHeld
+from headrace.client.consumer.group_protocol import NO_GENERATION, Place, decode_assignment, places_of
+from headrace.client.consumer.group_requests import (
+    Identity,
+    Timeouts,
+    heartbeat_request,
+    join_request,
+    leave_request,
+    sync_request,
+)
+from headrace.client.consumer.progress import Offsets, Saved
+from headrace.errors import Code, HeadraceError, ProtocolError
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+BEATS_PER_SESSION: Final = 3
+JOIN_MARGIN_S: Final = 5.0
+LEAVE_WITHIN_S: Final = 5.0
+
+Assigned = Callable[[frozenset[Place], Offsets], None]
+"""These partitions are new, with the progress of those that have any."""
+Revoked = Callable[[frozenset[Place]], Mapping[Place, int]]
+"""These go; answer what is to be saved of them."""
+Lost = Callable[[frozenset[Place]], None]
+
+log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    OUT = "out"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    STABLE = "stable"
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+class Membership:
+    """Everything is called under the reactor's lock, the callbacks too."""
+
+    def __init__(
+        self,
+        network: Network,
+        group: str,
+        topics: Iterable[str],
+        assignor: str = "average",
+        *,
+        on_assigned: Assigned,
+        on_revoked: Revoked,
+        on_lost: Lost,
+        on_error: Callable[[HeadraceError], None],
+        session_timeout_ms: int = 45_000,
+        rebalance_timeout_ms: int = 300_000,
+        beat_interval_ms: int = 3000,
+        instance_id: str | None = None,
+        rack: str = "",
+        look_interval_ms: int = 20_000,
+    ) -> None:
+        self.group = group
+        self.state = State.OUT
+        self.member_id = ""
+        self.generation = NO_GENERATION
+        self.protocol = ""
+        self.held: frozenset[Place] = frozenset()
+        """What the application was given and did not lose."""
+        self._network = network
+        self._reactor = network.reactor
+        self._topics = frozenset(topics)
+        self._assignor = assignor_named(assignor)
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._on_lost = on_lost
+        self._on_error = on_error
+        self._timeouts = Timeouts(session_timeout_ms, rebalance_timeout_ms)
+        self._session_s = session_timeout_ms / 1000
+        self._rebalance_s = rebalance_timeout_ms / 1000
+        self._beat_s = min(self._session_s / BEATS_PER_SESSION, beat_interval_ms / 1000)
+        self._instance_id = instance_id
+        self._rack = rack
+        self._look_interval_s = look_interval_ms / 1000
+        self._coordinator = Coordinator(network, group, on_error)
+        self._progress = GroupProgress(self._coordinator, self._identity)
+        self._turn = 0
+        self._rejoining = False
+        self._pause_s = PAUSE_S
+        self._present = True
+        self._away_since = 0.0
+        self._at_touch: Callable[[], None] | None = None
+        self._parked: list[tuple[dict[Place, int], Saved]] = []
+        self._rooms: dict[str, list[str]] = {}
+        self._leaver: Saved | None = None
+        self._failure: HeadraceError | None = None
+
+    def start(self) -> None:
+        with self._reactor.lock:
+            self._join()
+
+    @property
+    def wants_touch(self) -> bool:
+        """Whether something waits for the application to be done."""
+        return self._at_touch is not None
+
+    def touch(self) -> None:
+        """The application comes for more: it is done with what it was handed."""
+        with self._reactor.lock:
+            self._present = True
+            if self._at_touch is not None:
+                waiting, self._at_touch = self._at_touch, None
+                waiting()
+
+    def away(self) -> None:
+        """The application works on what it was handed."""
+        with self._reactor.lock:
+            self._present = False
+            self._away_since = self._reactor.now()
+
+    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+        """Save progress of partitions that are held; of any other the answer is NotHeld. In a rebalance it waits for
+        the end of that.
+        """
+        with self._reactor.lock:
+            mine = {place: offset for place, offset in offsets.items() if place in self.held}
+            gone = offsets.keys() - mine.keys()
+            refusal = (self._failure or NotHeld(gone)) if gone else None
+            if not mine:
+                self._reactor.call_soon(lambda: on_done(refusal))
+            elif self.state is not State.STABLE:
+                self._parked.append((dict(offsets), on_done))
+            else:
+                self._commit(mine, lambda error: on_done(error or refusal))
+
+    def leave(self, on_done: Saved) -> None:
+        """Give everything up, save its progress, and let the others have it now. What is held in the middle of a
+        rebalance can only be saved at its end, which is waited for a while.
+        """
+        with self._reactor.lock:
+            if self.state in (State.LEAVING, State.ENDED):
+                # What ended it was told, and there is nothing left to save.
+                self._reactor.call_soon(lambda: on_done(None))
+                return
+            self._leaver = on_done
+            if self.held and self.state in (State.JOINING, State.SYNCING):
+                self._coordinator.later(LEAVE_WITHIN_S, self._leave_now)
+            else:
+                self._leave_now()
+
+    def _leave_now(self) -> None:
+        on_done, self._leaver = self._leaver, None
+        if on_done is None:
+            return
+        in_rebalance = self.state in (State.JOINING, State.SYNCING)
+        self._begin(State.LEAVING)
+        if in_rebalance:
+            # The broker answers in order: what follows would wait for the join.
+            self._coordinator.hang_up()
+        places, self.held = self.held, frozenset()
+        offsets = self._on_revoked(places) if places else {}
+
+        def saved(error: HeadraceError | None) -> None:
+            self._say_goodbye(lambda: self._end(error, on_done))
+
+        # Outside of any generation nobody takes it.
+        self._progress.save(offsets if self.generation != NO_GENERATION else {}, saved, within_s=LEAVE_WITHIN_S)
+
+    def _identity(self) -> Identity:
+        return Identity(self.member_id, self.generation, self._instance_id)
+
+    def _begin(self, state: State) -> None:
+        """A new turn: answers to what was asked before no longer count."""
+        self._turn += 1
+        self.state = state
+        self._rejoining = False
+        self._at_touch = None
+
+    def _after(self, pause_s: float, fn: Callable[[], None]) -> None:
+        turn = self._turn
+        self._coordinator.later(pause_s, lambda: fn() if turn == self._turn else None)
+
+    def _ask(self, api_key: int, body: Message, on_answer: OnAnswer, timeout_s: float) -> None:
+        turn = self._turn
+
+        def answered(answer: Message | HeadraceError) -> None:
+            if turn == self._turn:
+                on_answer(answer)
+
+        # What waits for others may take minutes. A first join, which has no member id, is answered at once.
+        beat = heartbeat_request(self.group, self._identity()) if api_key != apis.HEARTBEAT and self.member_id else None
+        self._coordinator.ask(api_key, body, self._judge, answered, timeout_s=timeout_s, beat=beat)
+
+    def _judge(self, answer: Message) -> int:
+        if answer.error_code == Code.MEMBER_ID_REQUIRED:
+            self.member_id = answer.member_id
+        return int(answer.error_code)
+
+    # Joining.
+
+    def _join(self) -> None:
+        self._begin(State.JOINING)
+        who = self._identity()
+        request = join_request(self.group, who, self._topics, self._assignor, self.held, self._rack, self._timeouts)
+        self._ask(apis.JOIN_GROUP, request, self._joined, self._rebalance_s + JOIN_MARGIN_S)
+
+    def _joined(self, answer: Message | HeadraceError) -> None:
+        if isinstance(answer, HeadraceError):
+            self._refused(answer)
+            return
+        self.member_id, self.generation = answer.member_id, answer.generation_id
+        self.protocol = answer.protocol_name or ""
+        self.state = State.SYNCING
+        if answer.leader != answer.member_id:
+            self._sync([])
+        elif self.protocol not in self._assignor.protocols:
+            self._fail(ProtocolError(f"group {self.group!r} was joined by {self.protocol!r}, which nobody offered"))
+        else:
+            self._lead(participants(answer.members), skip=bool(answer.skip_assignment))
+
+    def _lead(self, members: list[Participant], *, skip: bool) -> None:
+        topics = frozenset().union(*(member.topics for member in members))
+        turn = self._turn
+
+        def seen(rooms: dict[str, list[str]] | HeadraceError) -> None:
+            if turn != self._turn:
+                return
+            if isinstance(rooms, HeadraceError):
+                self._refused(rooms)
+                return
+            self._rooms = rooms
+            assign = self._assignor.protocols[self.protocol]
+            self._sync([] if skip else assignments(assign, members, rooms))
+            self._look_later(topics)
+
+        look(self._network, topics, seen)
+
+    def _sync(self, given: list[Message]) -> None:
+        request = sync_request(self.group, self._identity(), self.protocol, given)
+        self._ask(apis.SYNC_GROUP, request, self._synced, self._rebalance_s + JOIN_MARGIN_S)
+
+    def _synced(self, answer: Message | HeadraceError) -> None:
+        if isinstance(answer, HeadraceError):
+            self._refused(answer)
+            return
+        try:
+            places = frozenset(places_of(decode_assignment(answer.assignment)))
+        except ProtocolError as error:
+            self._fail(error)
+            return
+        self.state = State.STABLE
+        self._pause_s = PAUSE_S
+        if self._leaver is not None:
+            self._leave_now()
+            return
+        self._beat_later()
+        self._load(places)
+
+    def _load(self, places: frozenset[Place]) -> None:
+        """Find where to begin with what is new, hand it out, then give up what has moved."""
+        added, turn = places - self.held, self._turn
+
+        def loaded(offsets: Offsets | HeadraceError) -> None:
+            if turn != self._turn:
+                return
+            if isinstance(offsets, HeadraceError):
+                self._refused(offsets)
+                return
+            self.held |= added
+            self._on_assigned(added, offsets)
+            self._send_parked()
+            gone = self.held - places
+            if gone:
+                self._when_present(lambda: self._give_up(gone))
+
+        self._progress.load(added, loaded)
+
+    # Giving up.
+
+    def _rejoin(self) -> None:
+        if self._rejoining:
+            return
+        self._rejoining = True
+        if self._assignor.step_by_step or not self.held:
+            self._join()
+        else:
+            self._when_present(lambda: self._give_up(self.held))
+
+    def _when_present(self, fn: Callable[[], None]) -> None:
+        if self._present:
+            fn()
+        else:
+            self._at_touch = fn
+
+    def _give_up(self, places: frozenset[Place]) -> None:
+        self._rejoining = True
+        self.held -= places
+        offsets = self._on_revoked(places)
+        turn = self._turn
+
+        def saved(error: HeadraceError | None) -> None:
+            if error is not None:
+                log.warning("group %r: progress of partitions that go was not saved: %s", self.group, error)
+            if turn == self._turn:
+                self._join()
+
+        self._progress.save(offsets, saved, within_s=self._session_s)
+
+    def _lose(self) -> None:
+        self.generation = NO_GENERATION
+        places, self.held = self.held, frozenset()
+        if places:
+            log.warning("group %r: %d partitions are lost to other members", self.group, len(places))
+            self._on_lost(places)
+
+    # What the coordinator says no to.
+
+    def _refused(self, error: HeadraceError) -> None:
+        """Join again, at once or after a pause, or end."""
+        code = error.kafka_code
+        if code == Code.UNKNOWN_MEMBER_ID:
+            self.member_id = ""
+        if code in (Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION):
+            self._lose()
+            self._join()
+        elif code in (Code.REBALANCE_IN_PROGRESS, Code.MEMBER_ID_REQUIRED):
+            self._join()
+        elif passes(error):
+            log.info("group %r: %s; joining again in %g s", self.group, error, self._pause_s)
+            self._after(self._pause_s, self._join)
+            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        else:
+            self._fail(error)
+
+    def _fail(self, error: HeadraceError) -> None:
+        self._lose()
+        self._end(error, lambda _: None)
+        self._on_error(error)
+
+    def _end(self, error: HeadraceError | None, on_done: Saved) -> None:
+        self._begin(State.ENDED)
+        self.generation = NO_GENERATION
+        self._failure = error
+        self._coordinator.close()
+        self._send_parked()
+        leaver, self._leaver = self._leaver, None
+        if leaver is not None:
+            leaver(error)
+        on_done(error)
+
+    def _say_goodbye(self, then: Callable[[], None]) -> None:
+        if not self.member_id or self._instance_id is not None:
+            then()
+            return
+        request = leave_request(self.group, self.member_id, "the consumer was closed")
+        self.member_id = ""
+        self._coordinator.persist(
+            apis.LEAVE_GROUP, lambda: request, self._judge, lambda _: then(), within_s=LEAVE_WITHIN_S
+        )
+
+    # While nothing changes.
+
+    def _beat_later(self) -> None:
+        self._after(self._beat_s, self._beat)
+
+    def _beat(self) -> None:
+        if not self._present and self._reactor.now() - self._away_since > self._rebalance_s:
+            self._step_out()
+            return
+        request = heartbeat_request(self.group, self._identity())
+        self._ask(apis.HEARTBEAT, request, self._beaten, self._session_s / BEATS_PER_SESSION)
+
+    def _beaten(self, answer: Message | HeadraceError) -> None:
+        if not isinstance(answer, HeadraceError):
+            self._beat_later()
+        elif answer.kafka_code == Code.REBALANCE_IN_PROGRESS:
+            self._beat_later()
+            self._rejoin()
+        elif passes(answer):
+            # The group is not over because its coordinator is elsewhere.
+            self._after(self._pause_s, self._beat)
+            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        else:
+            self._refused(answer)
+
+    def _step_out(self) -> None:
+        log.warning(
+            "group %r: nothing was asked for in %g s, so the partitions go to others; poll more often, or raise "
+            "rebalance_timeout_ms", self.group, self._rebalance_s,
+        )  # fmt: skip
+        self._begin(State.OUT)
+        self._lose()
+        self._at_touch = self._join
+        self._say_goodbye(lambda: None)
+
+    def _look_later(self, topics: frozenset[str]) -> None:
+        turn = self._turn
+
+        def seen(rooms: dict[str, list[str]] | HeadraceError) -> None:
+            if turn != self._turn:
+                return
+            if not isinstance(rooms, HeadraceError) and has_grown(self.protocol, self._rooms, rooms):
+                self._rejoin()
+            else:
+                self._look_later(topics)
+
+        pause_s = look_again_s(topics, self._rooms, self._look_interval_s)
+        self._after(pause_s, lambda: look(self._network, topics, seen))
+
+    def _commit(self, offsets: dict[Place, int], on_done: Saved) -> None:
+        def saved(error: HeadraceError | None) -> None:
+            if error is not None and error.kafka_code == Code.REBALANCE_IN_PROGRESS:
+                self._parked.append((offsets, on_done))
+                self._rejoin()
+            else:
+                on_done(error)
+
+        self._progress.save(offsets, saved)
+
+    def _send_parked(self) -> None:
+        parked, self._parked = self._parked, []
+        for offsets, on_done in parked:
+            self.commit(offsets, on_done)

@@ -1,0 +1,132 @@
+"""Offsets of moments, asked of the leaders of many partitions at once, again and again until all are found.
+
+A moment is a time in ms, `EARLIEST` or `LATEST`; a time after the last record has the offset of the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from headrace.client.admin.offsets import LATEST
+from headrace.client.connection.connections import CONTROL, Network
+from headrace.client.consumer.cursor import PAUSE_MOST_S, PAUSE_S
+from headrace.client.consumer.group_protocol import Place
+from headrace.client.errors import Refusal, is_retriable
+from headrace.errors import Code, HeadraceError
+from headrace.wire import api as apis
+from headrace.wire.message import Message
+
+ANSWER_WITHIN_S: Final = 30.0
+_CONSUMER: Final = -1
+_READ_UNCOMMITTED: Final = 0
+
+
+class Listing:
+    """One question. `on_found` hears of each place as it is found, `on_failed` of each that never will be.
+
+    Before it asks again it leaves out the places that are no longer `wanted`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        moments: Mapping[Place, int],
+        on_found: Callable[[Place, int], None],
+        on_failed: Callable[[Place, HeadraceError], None],
+        wanted: Callable[[Place], bool] = lambda _: True,
+    ) -> None:
+        self._network = network
+        self._wanted = dict(moments)
+        self._on_found = on_found
+        self._on_failed = on_failed
+        self._is_wanted = wanted
+        self._under_way = 0
+        self._pause_s = PAUSE_S
+        self._ask()
+
+    def cancel(self) -> None:
+        self._wanted.clear()
+
+    def _ask(self) -> None:
+        self._wanted = {place: moment for place, moment in self._wanted.items() if self._is_wanted(place)}
+        if not self._wanted:
+            return
+        by_leader: dict[int, list[Place]] = {}
+        for place in self._wanted:
+            leader = self._network.routes.leader(*place)
+            if leader is None:
+                self._network.routes.stale(place[0])
+            else:
+                by_leader.setdefault(leader, []).append(place)
+        for leader, places in by_leader.items():
+            self._under_way += 1
+            try:
+                link = self._network.broker(leader, CONTROL)
+            except HeadraceError as error:
+                # Not at once: before all are asked, the first to fail would count as the last.
+                self._network.reactor.call_soon(
+                    lambda places=places, error=error: self._on_answer(places, error)  # type: ignore[misc]
+                )
+                continue
+            link.ask(
+                apis.LIST_OFFSETS,
+                request({place: self._wanted[place] for place in places if place in self._wanted}),
+                lambda answer, places=places: self._on_answer(places, answer),  # type: ignore[misc]
+                timeout_s=ANSWER_WITHIN_S,
+            )
+        if not self._under_way:
+            self._later()
+
+    def _on_answer(self, places: list[Place], answer: Message | HeadraceError) -> None:
+        self._under_way -= 1
+        if isinstance(answer, HeadraceError):
+            if not answer.mapping.retriable:
+                for place in places:
+                    self._fail(place, answer)
+            for topic in {topic for topic, _ in places}:
+                self._network.routes.stale(topic)
+        else:
+            for topic in answer.topics:
+                for partition in topic.partitions:
+                    self._read((topic.name, partition.partition_index), partition)
+        if not self._under_way:
+            self._later()
+
+    def _read(self, place: Place, partition: Message) -> None:
+        if place not in self._wanted:
+            return
+        code, offset = partition.error_code, partition.offset
+        if code != Code.NONE:
+            if not is_retriable(code):
+                self._fail(place, Refusal(code, f"offsets of {place[0]}-{place[1]}"))
+            self._network.routes.stale(place[0])
+        elif offset < 0 and self._wanted[place] >= 0:
+            self._wanted[place] = LATEST
+            self._pause_s = 0.0
+        else:
+            del self._wanted[place]
+            self._on_found(place, max(offset, 0))
+
+    def _fail(self, place: Place, error: HeadraceError) -> None:
+        if self._wanted.pop(place, None) is not None:
+            self._on_failed(place, error)
+
+    def _later(self) -> None:
+        if not self._wanted:
+            return
+        reactor = self._network.reactor
+        reactor.call_at(reactor.now() + self._pause_s, self._ask)
+        self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_MOST_S)
+
+
+def request(moments: Mapping[Place, int]) -> Message:
+    topics: dict[str, list[Message]] = {}
+    for (topic, partition), moment in moments.items():
+        topics.setdefault(topic, []).append(Message(partition_index=partition, timestamp=moment))
+    return Message(
+        replica_id=_CONSUMER,
+        isolation_level=_READ_UNCOMMITTED,
+        topics=[Message(name=name, partitions=partitions) for name, partitions in topics.items()],
+        timeout_ms=int(ANSWER_WITHIN_S * 1000),
+    )

@@ -1,0 +1,124 @@
+"""What a consumer may be told, with its defaults; the same for threads and for asyncio."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypedDict
+
+from headrace.client import DEFAULT_BOOTSTRAP
+from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.client.connection.exits import EXIT_TIMEOUT_MS
+from headrace.client.consumer.fetcher import Reset
+from headrace.client.consumer.group_protocol import Place
+from headrace.errors import SettingError
+
+STARTS: Final[dict[str, int | None]] = {"earliest": EARLIEST, "latest": LATEST, "none": None}
+MODES: Final = ("cluster", "broadcast")
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """See `Options` for their meaning."""
+
+    bootstrap: str | Iterable[str]
+    partitions: Iterable[Place]
+    group: str | None
+    mode: Literal["cluster", "broadcast"]
+    assignor: Literal["average", "room-first", "consistent-hash", "cooperative"]
+    start: Literal["earliest", "latest", "none"]
+    client_id: str
+    commit_interval_ms: int
+    progress_dir: str | Path | None
+    fetch_bytes: int
+    partition_fetch_bytes: int
+    buffer_bytes: int
+    max_wait_ms: int
+    min_bytes: int
+    check_crc: bool
+    rack: str
+    priority_header: str | None
+    decoder: Callable[[bytes | None], Any] | None
+    on_reset: Callable[[Reset], None] | None
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    instance_id: str | None
+    timeout_ms: int
+    exit_timeout_ms: int
+    tls: ssl.SSLContext | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    topics: tuple[str, ...]
+    bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP
+    partitions: tuple[Place, ...] = ()
+    """Read just these, without a group, instead of whole topics."""
+    group: str | None = None
+    """Progress is kept under this name; without it, none is."""
+    mode: str = "cluster"
+    """`cluster`: members of a group share the partitions. `broadcast`: each reads all, progress in a local file."""
+    assignor: str = "average"
+    start: str = "earliest"
+    """Where a partition without progress is begun, and where one goes on whose offset is gone; `none` refuses to."""
+    client_id: str = "headrace"
+    commit_interval_ms: int = 5000
+    """How often progress is saved by itself; 0 leaves it to `commit`."""
+    progress_dir: str | Path | None = None
+    fetch_bytes: int = 8 << 20
+    partition_fetch_bytes: int = 1 << 20
+    buffer_bytes: int = 16 << 20
+    """While less than a quarter of this waits to be handed out, more is fetched: what waits longer has left the
+    processor's caches. Where priorities are heeded, all of it is filled."""
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    check_crc: bool = True
+    rack: str = ""
+    """Where this consumer is: a replica in the same room is read instead of the leader."""
+    priority_header: str | None = None
+    decoder: Callable[[bytes | None], Any] | None = None
+    """Makes of the bytes of a value what `record.value` is to be."""
+    on_reset: Callable[[Reset], None] | None = None
+    """Told when the reading of a partition goes on elsewhere than it was; it is logged in any case."""
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+    """A member that does not call `poll` for so long leaves the group."""
+    instance_id: str | None = None
+    timeout_ms: int = 30_000
+    """How long calls that ask a broker may take: commit, lag, position, close."""
+    exit_timeout_ms: int = EXIT_TIMEOUT_MS
+    """How long a program that ends without `close` takes to save progress and leave the group."""
+    tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        if not self.topics and not self.partitions:
+            raise SettingError("a consumer needs a topic: Consumer('orders')")
+        if self.partitions and (self.topics or self.group):
+            raise SettingError("partitions are read without a group and in place of topics: give either")
+        if self.start not in STARTS:
+            raise SettingError(f"start is {self.start!r}; it may be {', '.join(map(repr, STARTS))}")
+        if self.mode not in MODES:
+            raise SettingError(f"mode is {self.mode!r}; it may be {', '.join(map(repr, MODES))}")
+        if self.mode == "broadcast" and not self.group:
+            raise SettingError("broadcast mode keeps progress under the name of a group: give one")
+        for name in ("fetch_bytes", "partition_fetch_bytes", "buffer_bytes", "timeout_ms", "session_timeout_ms"):
+            if getattr(self, name) <= 0:
+                raise SettingError(f"{name} is {getattr(self, name)}, and has to be above 0")
+        for name in ("max_wait_ms", "min_bytes", "commit_interval_ms", "exit_timeout_ms"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"{name} is {getattr(self, name)}, and may not be below 0")
+
+    @property
+    def start_moment(self) -> int | None:
+        return STARTS[self.start]
+
+
+def chosen(topics: str | Iterable[str] | None, options: ConsumerOptions) -> Options:
+    """Options of a consumer of one topic, of several, or of the partitions that the options name."""
+    given: dict[str, Any] = dict(options)
+    names = () if topics is None else (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    places = tuple(dict.fromkeys((topic, int(partition)) for topic, partition in given.pop("partitions", ())))
+    if "bootstrap" in given and not isinstance(given["bootstrap"], str):
+        given["bootstrap"] = tuple(given["bootstrap"])
+    return Options(topics=names, partitions=places, **given)

@@ -1,0 +1,93 @@
+"""What a producer can be told, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from headrace.client.connection.exits import EXIT_TIMEOUT_MS
+from headrace.client.producer.faults import TABLE, FaultLatency
+from headrace.errors import SettingError
+from headrace.records.codecs import Codec
+
+ACKS: Final = (-1, 0, 1)
+BATCH_BYTES: Final = 64 << 10
+QUEUE_BYTES: Final = 64 << 20
+QUEUE_RECORDS: Final = 2_000_000
+RECORD_BYTES: Final = 1 << 20
+REQUEST_BYTES: Final = 1 << 20
+"""A request takes further batches up to here; a single one may be larger."""
+REMEMBERED_BATCHES: Final = 5
+
+_CODECS: Final = {codec.name.lower(): codec for codec in Codec}
+
+
+class OptionFields(TypedDict, total=False):
+    """The options of a producer by name; see `client.producer.producer.Producer` for what each means."""
+
+    acks: int
+    idempotent: bool
+    codec: str
+    batch_bytes: int
+    interval_ms: float
+    queue_bytes: int
+    queue_records: int
+    when_full: float
+    max_record_bytes: int
+    encoder: Callable[[Any], bytes | None] | None
+    delivery_timeout_ms: float
+    request_timeout_ms: float
+    in_flight: int
+    avoid_slow: bool
+    latency_table: Sequence[tuple[int, int]]
+    exit_timeout_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    acks: int = -1
+    idempotent: bool = True
+    codec: str = "none"
+    batch_bytes: int = BATCH_BYTES
+    interval_ms: float = 5
+    queue_bytes: int = QUEUE_BYTES
+    queue_records: int = QUEUE_RECORDS
+    when_full: float = -1
+    max_record_bytes: int = RECORD_BYTES
+    encoder: Callable[[Any], bytes | None] | None = None
+    delivery_timeout_ms: float = 120_000
+    request_timeout_ms: float = 30_000
+    in_flight: int = REMEMBERED_BATCHES
+    avoid_slow: bool = False
+    latency_table: Sequence[tuple[int, int]] = TABLE
+    exit_timeout_ms: float = EXIT_TIMEOUT_MS
+
+    def __post_init__(self) -> None:
+        _need(self.acks in ACKS, "acks", self.acks, "-1 (all replicas in sync), 1 (the leader) or 0 (nobody)")
+        _need(self.codec in _CODECS, "codec", self.codec, "one of " + ", ".join(_CODECS))
+        _need(self.in_flight >= 1, "in_flight", self.in_flight, "1 or more")
+        for name in ("batch_bytes", "queue_bytes", "queue_records", "max_record_bytes"):
+            _need(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        for name in ("delivery_timeout_ms", "request_timeout_ms"):
+            _need(getattr(self, name) > 0, name, getattr(self, name), "more than 0 ms")
+        FaultLatency(self.latency_table)
+        for name in ("interval_ms", "exit_timeout_ms"):
+            _need(getattr(self, name) >= 0, name, getattr(self, name), "0 ms or more")
+
+    @property
+    def codec_id(self) -> int:
+        return int(_CODECS[self.codec])
+
+    def numbered(self, acks: int) -> bool:
+        """Whether batches sent with these acks carry sequence numbers: the broker must answer for all its replicas."""
+        return self.idempotent and acks == -1
+
+
+def check_acks(acks: int) -> None:
+    _need(acks in ACKS, "acks", acks, "-1 (all replicas in sync), 1 (the leader) or 0 (nobody)")
+
+
+def _need(holds: bool, name: str, given: object, wanted: str) -> None:
+    if not holds:
+        raise SettingError(f"{name}={given!r} cannot be: give {wanted}")

@@ -1,0 +1,269 @@
+"""The public producer, for threads: any of them may send, and whoever waits drives the engine meanwhile.
+
+    with Producer("127.0.0.1:9092") as producer:
+        report = producer.send("orders", b"...", key=b"42")           # waits; Report(topic, partition, offset, ...)
+        delivery = producer.send_async("orders", b"...", callback=done)   # delivery.result() waits
+        producer.flush()
+
+A record is acknowledged when its delivery says so, and not before: what is in the queue is lost if the process dies.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from headrace.client import DEFAULT_BOOTSTRAP
+from headrace.client.connection.connections import shared
+from headrace.client.connection.exits import EXIT_TIMEOUT_MS
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.producer.direct import Direct
+from headrace.client.producer.driver import ThreadDriver
+from headrace.client.producer.errors import ProducerClosed
+from headrace.client.producer.faults import TABLE
+from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
+from headrace.client.producer.ordered import Ordered
+from headrace.client.producer.sender import Sender
+from headrace.client.producer.track import Load, Sent
+from headrace.errors import RequestTimedOut
+from headrace.records.builder import Delivery, Report
+from headrace.records.record import Header
+
+ONE_WAY: Final = 0
+
+
+class Producer:
+    """Sends records to the leaders of their partitions; thread-safe. Use as a context manager, or close it.
+
+    acks: -1 all replicas in sync have the record, 1 the leader has, 0 nobody is asked; may be given for each send.
+    idempotent: with acks=-1, a record that is sent again is written once, and records of a partition keep their order.
+    codec: none, gzip, snappy, lz4 or zstd.
+    batch_bytes, interval_ms: a batch leaves when it is full, or this long after its first record.
+    queue_bytes, queue_records: how much may wait for its acknowledgement.
+    when_full: 0 drops the record (its delivery fails with QueueFull), below 0 waits, above 0 waits at most so many ms.
+    max_record_bytes: larger records are refused at once (BatchTooLarge).
+    encoder: makes bytes of what is given as a value.
+    delivery_timeout_ms: after so long without an acknowledgement a record fails, whatever was tried.
+    request_timeout_ms: how long a broker may take for an answer.
+    in_flight: batches of a partition on their way at once, at most 5 where they are idempotent.
+    avoid_slow, latency_table: keep records that may go anywhere away from brokers that were slow: (took ms, avoid ms).
+    exit_timeout_ms: how long a program that ends without `close` sends what waits; what is left is logged.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP,
+        *,
+        client_id: str = "headrace",
+        acks: int = -1,
+        idempotent: bool = True,
+        codec: str = "none",
+        batch_bytes: int = BATCH_BYTES,
+        interval_ms: float = 5,
+        queue_bytes: int = QUEUE_BYTES,
+        queue_records: int = QUEUE_RECORDS,
+        when_full: float = -1,
+        max_record_bytes: int = RECORD_BYTES,
+        encoder: Callable[[Any], bytes | None] | None = None,
+        delivery_timeout_ms: float = 120_000,
+        request_timeout_ms: float = 30_000,
+        in_flight: int = 5,
+        avoid_slow: bool = False,
+        latency_table: Sequence[tuple[int, int]] = TABLE,
+        exit_timeout_ms: float = EXIT_TIMEOUT_MS,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        options = Options(
+            acks=acks,
+            idempotent=idempotent,
+            codec=codec,
+            batch_bytes=batch_bytes,
+            interval_ms=interval_ms,
+            queue_bytes=queue_bytes,
+            queue_records=queue_records,
+            when_full=when_full,
+            max_record_bytes=max_record_bytes,
+            encoder=encoder,
+            delivery_timeout_ms=delivery_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+            in_flight=in_flight,
+            avoid_slow=avoid_slow,
+            latency_table=latency_table,
+            exit_timeout_ms=exit_timeout_ms,
+        )
+        self._network = shared(bootstrap, client_id=client_id, tls=tls)
+        reactor = self._network.reactor
+        assert isinstance(reactor, ThreadReactor)
+        self._reactor = reactor
+        self._driver = ThreadDriver(reactor)
+        self._sender = Sender(self._network, options, self._driver)
+        self._router = self._sender.desk(acks).router_here
+        self._direct = Direct(self._sender, reactor)
+        self._ordered = Ordered(self._sender)
+        self._acks = acks
+        self._waits = acks != ONE_WAY
+        self._closed = False
+        if interval_ms > 0 and type(self).send_async is Producer.send_async:
+            # The router's own method, so that a record takes one call.
+            self.send_async = self._router.send_async  # type: ignore[method-assign]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[Header] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        acks: int | None = None,
+    ) -> Report:
+        """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
+        if self._waits and (acks is None or acks == self._acks):
+            found = self._router.send_lone(topic, value, key, headers, partition, timestamp_ms)
+            if type(found) is Load:
+                return self._direct.deliver(found)
+        else:
+            found = self._router.send_async(
+                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
+            )
+        delivery: Delivery = found
+        self._leave(delivery)
+        return delivery.result()
+
+    def send_async(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[Header] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        acks: int | None = None,
+        callback: Callable[[Delivery], object] | None = None,
+    ) -> Delivery:
+        """Put a record into its batch. The delivery says what becomes of it; `callback(delivery)` hears of it.
+
+        Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
+        """
+        delivery = self._router.send_async(
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            acks=acks,
+            callback=callback,
+        )
+        self._leave(delivery)
+        self._driver.turn()
+        return delivery
+
+    def send_oneway(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[Header] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Send a record that no broker answers for: it may be lost without a sign."""
+        self._router.send_async(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=ONE_WAY
+        )
+
+    def send_ordered(
+        self,
+        topic: str,
+        value: Any,
+        order_key: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[Header] | None = None,
+        timestamp_ms: int | None = None,
+        acks: int | None = None,
+        callback: Callable[[Delivery], object] | None = None,
+    ) -> Delivery:
+        """Send in the order of `order_key`, which alone chooses the partition, and keeps it when the topic grows.
+
+        When a record fails, those of its order key that wait behind it fail too.
+        """
+        return self._ordered.send(
+            topic,
+            value,
+            order_key,
+            key=key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            acks=self._acks if acks is None else acks,
+            callback=callback,
+        )
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged or has failed, and callbacks have heard which."""
+        with self._reactor.lock:
+            mark = self._sender.mark()
+            self._sender.hurry()
+        deadline = math.inf if timeout_s is None else self._reactor.now() + timeout_s
+        if not self._reactor.wait(lambda: self._sender.settled(mark), deadline):
+            raise RequestTimedOut(
+                f"{self._sender.quota.records} records are not acknowledged after {timeout_s} s and still under way: "
+                "wait longer, or look at the brokers"
+            )
+        if not self._reactor.wait_told(deadline):
+            raise RequestTimedOut(f"callbacks have not ended after {timeout_s} s: let them do less, or wait longer")
+
+    def metrics(self) -> dict[str, int]:
+        """Counts of records by fate, of batches, bytes and requests, and what waits now."""
+        return self._sender.metrics()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails.
+
+        A close that is interrupted gives up at once what is left.
+        """
+        if self._closed:
+            return
+        self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
+        try:
+            self.flush(timeout_s)
+        except RequestTimedOut:
+            pass
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._reactor.lock:
+            if self._closed:
+                return
+            self._sender.close(ProducerClosed("the producer was closed before that"))
+            self._closed = True
+        try:
+            self._driver.turn()
+            self._reactor.wake()
+        finally:
+            self._network.release()
+
+    def _leave(self, delivery: Delivery) -> None:
+        sent = delivery.sent
+        if isinstance(sent, Sent) and not sent.done:
+            with self._reactor.lock:
+                if sent.load is not None:
+                    # In the middle of a send, which a signal's handler interrupts, it is that one's turn.
+                    leave = self._sender.leave if self._reactor.running else self._sender.leave_now
+                    leave(sent.load)

@@ -1,0 +1,1 @@
+"""The coordination port on SQLite (one node) and on etcd (a cluster)."""

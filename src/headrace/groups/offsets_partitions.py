@@ -1,0 +1,327 @@
+"""The partitions of __consumer_offsets that this broker leads, and their way from the log into the coordinator.
+
+A partition that is led in a new epoch is read when its watermark has reached what the epoch began with: a commit that
+was answered by an earlier leader is below it, and nothing above it can be taken back. It is read up to the watermark,
+piece by piece, each in a turn of its own and from the page cache, so that the loop serves others meanwhile; its groups
+answer COORDINATOR_LOAD_IN_PROGRESS until the end. When the broker does not lead it any more, its groups are dropped at
+once.
+
+A load opens its groups only when it has seen every batch. What it cannot read it tries again, with longer and longer
+pauses. Damage is reported like any other (`Partition.found_damage`): where another member of the in-sync set is alive
+the broker resigns, and the partition is loaded there. Where none is, the groups stay closed, because an older offset
+must never be taken for the last one; the log says so, and how an operator accepts what is lost (the setting
+`offsets.loss.accepted`). A record that is whole and means nothing to this version closes its partition in the same way,
+but is no damage: no other replica has it better.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+from headrace.cluster.image import Image
+from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord, StorageFailed
+from headrace.groups.coordinator import GroupCoordinator
+from headrace.groups.descriptions import ClosedPartition
+from headrace.groups.offsets import Record
+from headrace.partitions.partition import Partition
+from headrace.partitions.partitions import Partitions
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk, FileSlice
+from headrace.records import kernel
+from headrace.records.batch import BatchHeader, batches, check
+from headrace.storage.log import TopicPartition
+from headrace.storage.page_cache import are_warm
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 256 << 10
+"""Of the log that one turn takes into memory, or one batch if that is larger."""
+ALL_IN_SYNC: Final = -1
+PAUSE_LEAST_SECONDS: Final = 0.1
+PAUSE_MOST_SECONDS: Final = 10.0
+UNABLE_AFTER_SECONDS: Final = 30.0
+"""How long a load is tried, when nothing is known to be damaged, before another broker shall try."""
+ACCEPTED_SETTING: Final = "offsets.loss.accepted"
+
+Loss = tuple[int, int]
+"""A partition and the first offset there that cannot be read."""
+
+
+def accepted_losses(texts: Iterable[str]) -> frozenset[Loss]:
+    """What the setting says; its form was checked when it was set."""
+    pairs = (text.split(":") for text in texts)
+    return frozenset((int(partition), int(offset)) for partition, offset in pairs)
+
+
+class GroupPartitions:
+    """Keeps the coordinator's partitions as the roles of this broker are; `follow` after every change, and at ticks."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        groups: GroupCoordinator,
+        disk: Disk,
+        image: Callable[[], Image],
+        accepted: Callable[[], Collection[Loss]] = frozenset,
+    ) -> None:
+        self._partitions = partitions
+        self._groups = groups
+        self._disk = disk
+        self._image = image
+        self._accepted = accepted
+        self._loads: dict[int, _Load] = {}
+
+    @property
+    def reading(self) -> bool:
+        """Whether a partition is on its way into memory, and nothing but that keeps it."""
+        return any(load.reading for load in self._loads.values())
+
+    def closed(self) -> list[ClosedPartition]:
+        """Partitions led here that could not be read at the last try."""
+        return [load.fault for load in self._loads.values() if load.fault is not None]
+
+    def follow(self) -> None:
+        topic = self._image().topics.get(OFFSETS_TOPIC)
+        count = 0 if topic is None else len(topic.partitions)
+        for index in [index for index in self._loads if index >= count]:
+            self._resign(index)
+        for index in range(count):
+            partition = self._partitions.find(OFFSETS_TOPIC, index)
+            load = self._loads.get(index)
+            if load is not None and load.partition is not partition:
+                self._resign(index)
+            if partition is not None:
+                self._go_on(index, partition)
+
+    def forget_topics(self, old: Image, new: Image) -> None:
+        """An image listener: nobody can come back to the offsets of topics that were deleted. Topics that are only
+        missing keep theirs."""
+        gone = new.deleted.keys() - old.deleted.keys()
+        if gone:
+            self._groups.drop_topics(gone)
+
+    def _go_on(self, index: int, partition: Partition) -> None:
+        load = self._loads.get(index)
+        if load is None:
+            load = self._loads[index] = _Load(self, partition, self._partitions.clock, self._disk)
+            load.begin(self._groups)
+        load.wait()
+
+    def _resign(self, index: int) -> None:
+        del self._loads[index]
+        self._groups.resign(index)
+
+    def loaded(self, partition: Partition) -> None:
+        self._partitions.unable.discard(partition)
+        self._groups.drop_topics(self._image().deleted.keys())
+
+    def unable(self, partition: Partition) -> None:
+        """It could not be loaded for a long time, for no reason that lies in its log."""
+        if partition.leading:
+            self._partitions.unable.add(partition)
+
+    def is_accepted(self, loss: Loss) -> bool:
+        """Whether an operator said that what cannot be read there may be lost."""
+        return loss in self._accepted()
+
+
+class _Load:
+    """One partition in one epoch, from the beginning of its lead until it is in memory."""
+
+    def __init__(self, owner: GroupPartitions, partition: Partition, clock: Clock, disk: Disk) -> None:
+        assert partition.core is not None, "only a leader loads"
+        self.partition = partition
+        self.answered = False
+        self.fault: ClosedPartition | None = None
+        """Why the last try failed; None while there is nothing in the way."""
+        self._owner = owner
+        self._clock = clock
+        self._disk = disk
+        self._needed = partition.core.epoch_start
+        """The watermark that all of earlier epochs is below."""
+        self._end = self._needed
+        """What is loaded, known when the watermark has come that far. Nothing of this epoch can be above it: the groups
+        append only once they are open, and groups of an earlier epoch cannot append to this one."""
+        self._offset = partition.log.start_offset
+        """Everything below it was seen: replayed, or not there."""
+        self._losing_from: int | None = None
+        """The place from which on an accepted loss is passed over, until something can be read again."""
+        self._pause_seconds = PAUSE_LEAST_SECONDS
+        self._failing_since = 0.0
+        self._waiting = self._pausing = self.reading = self._done = False
+
+    def begin(self, groups: GroupCoordinator) -> None:
+        self._loading = groups.lead(self._index, self.partition.epoch)
+
+    # The wait for the watermark, as a produce request waits.
+
+    def wait(self) -> None:
+        if self._waiting or self._pausing or self.reading or self._done:
+            return
+        if self.partition.high_watermark >= self._needed:
+            self._begin_reading()
+            self._read()
+        elif not self.partition.reached(self._needed, ALL_IN_SYNC):
+            self._waiting = True
+            self.partition.wait(self._needed, ALL_IN_SYNC, self)
+
+    def passed(self) -> None:
+        """With a weaker reliability the watermark may not be there yet: then the next `follow` sees it."""
+        self._waiting = False
+        if self.partition.high_watermark >= self._needed:
+            self._begin_reading()
+            self._clock.call_soon(self._read)
+
+    def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
+        """Too few replicas, for now, or another role: the next `follow` sees which."""
+        self._waiting = False
+
+    def _begin_reading(self) -> None:
+        self.reading = True
+        self._end = self.partition.high_watermark
+
+    # Reading. Each step is a turn of its own; an error in one is this load's alone.
+
+    def _read(self) -> None:
+        self._step(lambda: self._read_piece(warm=False))
+
+    def _read_warm(self) -> None:
+        self._step(lambda: self._read_piece(warm=True))
+
+    def _step(self, step: Callable[[], None]) -> None:
+        if not self._loading.wanted:
+            self.fault = None
+            return
+        try:
+            step()
+        except (HeadraceError, OSError) as error:
+            self._cannot_read(error)
+
+    def _read_piece(self, *, warm: bool) -> None:
+        held = self.partition.log
+        self._offset = max(self._offset, held.start_offset)  # what lay below was deleted since
+        if self._offset >= self._end:
+            self._open()
+            return
+        found = held.read(self._offset, PIECE_BYTES, self._end, warm=warm)
+        if found.unchecked is not None and not found.slices:
+            if are_warm(self._disk, found.wanted, self._read_warm):
+                self._clock.call_soon(self._read_warm)
+            return
+
+        def take() -> None:
+            self._step(lambda: self._take(found.slices))
+
+        if are_warm(self._disk, found.slices, take):
+            self._take(found.slices)
+
+    def _take(self, slices: Sequence[FileSlice]) -> None:
+        before = self._offset
+        for piece in slices:
+            data = memoryview(piece.read())
+            for header, view in batches(data):
+                if header.next_offset > self._offset and header.base_offset < self._end:
+                    check(view)
+                    self._end_loss(header.base_offset)
+                    self._replay(header, view)
+                    self._offset = header.next_offset
+        if self._offset == before:
+            self._see_nothing()
+        self.fault = None
+        self._clock.call_soon(self._read)
+
+    def _see_nothing(self) -> None:
+        """A read had no batch. That is right only behind the last batch below the end, as compaction leaves it."""
+        following = next(iter(self.partition.log.headers(self._offset)), None)
+        if following is not None and following[0].base_offset < self._end:
+            raise StorageFailed(f"{self._where}: nothing was read at offset {self._offset}, but there is a batch")
+        self._end_loss(self._end)
+        self._offset = self._end
+
+    def _replay(self, header: BatchHeader, view: memoryview) -> None:
+        try:
+            self._loading.replay(() if header.is_control else _records(view))
+        except CorruptBatch as error:  # the batch is as it was written: its bytes were checked
+            raise InvalidRecord(
+                f"{self._where}: a record of the batch at offset {header.base_offset}: {error}"
+            ) from None
+
+    def _open(self) -> None:
+        self._end_loss(self._end)
+        self._done, self.reading, self.fault = True, False, None
+        self._loading.ready()
+        self._owner.loaded(self.partition)
+
+    # What cannot be read.
+
+    def _cannot_read(self, error: HeadraceError | OSError) -> None:
+        lasts = isinstance(error, (CorruptBatch, InvalidRecord)) or _errno_of(error) == errno.EIO
+        if lasts and (self._losing_from is not None or self._owner.is_accepted((self._index, self._offset))):
+            self._lose()
+            return
+        is_damage = lasts and not isinstance(error, InvalidRecord)
+        if is_damage and self.partition.leading:
+            self.partition.found_damage(self._offset)
+        if self.fault is None:
+            self._failing_since, self._pause_seconds = self._clock.now(), PAUSE_LEAST_SECONDS
+        fault = ClosedPartition(self._index, self._offset, str(error), is_damage)
+        if self.fault is None or (self.fault.offset, self.fault.is_damage) != (fault.offset, fault.is_damage):
+            self._report(fault, lasts=lasts)
+        self.fault = fault
+        if not lasts and self._clock.now() - self._failing_since >= UNABLE_AFTER_SECONDS:
+            self._owner.unable(self.partition)
+        self.reading, self._pausing = False, True
+        self._clock.call_later(self._pause_seconds, self._try_again)
+        self._pause_seconds = min(2 * self._pause_seconds, PAUSE_MOST_SECONDS)
+
+    def _report(self, fault: ClosedPartition, *, lasts: bool) -> None:
+        if not lasts:
+            log.warning("%s: not loaded yet, its groups wait; tried again: %s", self._where, fault.reason)
+            return
+        log.error(
+            "%s: offset %d cannot be read, so the committed offsets of its groups are not known and its groups are not "
+            "answered: %s. If another replica is in sync it leads instead. If none has these records, `headrace log "
+            "verify` says what is damaged, and `headrace config set broker %d %s=%d:%d` accepts that the records from "
+            "there up to the next readable one are lost: groups then go on with older offsets, or with none",
+            self._where, fault.offset, fault.reason, self.partition.leader, ACCEPTED_SETTING, self._index, fault.offset,
+        )  # fmt: skip
+
+    def _try_again(self) -> None:
+        self._pausing = False
+        if self._loading.wanted:
+            self.reading = True
+            self._read()
+
+    def _lose(self) -> None:
+        """An operator gave up what lies here: go on with the next offset, until one can be read."""
+        if self._losing_from is None:
+            self._losing_from = self._offset
+        self._offset += 1
+        self._clock.call_soon(self._read)
+
+    def _end_loss(self, offset: int) -> None:
+        if self._losing_from is not None:
+            log.error("%s: offsets %d to %d are lost, as was accepted", self._where, self._losing_from, offset - 1)
+            self._losing_from = None
+
+    @property
+    def _where(self) -> TopicPartition:
+        return self.partition.topic_partition
+
+    @property
+    def _index(self) -> int:
+        return self.partition.topic_partition.partition
+
+
+def _records(view: memoryview) -> Iterator[Record]:
+    return ((record.key, record.value) for record in kernel.records(view) if record.key is not None)
+
+
+def _errno_of(error: HeadraceError | OSError) -> int | None:
+    """Storage wraps what the disk says."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return cause.errno if isinstance(cause, OSError) else None

@@ -1,0 +1,317 @@
+"""`headrace pipeline archive`: topics kept in a Delta table, or as Parquet files, each record once.
+
+    topics -> format("headrace") -> columns (JSON decoded, if asked) -> archive sink -> records/ and dead_letters/
+
+The offsets of what is archived are committed to a consumer group after each batch that the table holds, never before:
+a broker whose topic has `retention.archived` deletes by them. With `starting="latest"` what was in the topic before is
+not archived, and the group's offsets say that it is not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from headrace.client.admin.cluster import Cluster, Retry
+from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.errors import HeadraceError, OperatorError
+from headrace.pipelines import archive_contents, archive_group, archive_state, archive_tables, json_columns, query_watch
+from headrace.pipelines.archive_format import FORMAT, ArchiveSink
+from headrace.pipelines.archive_state import CHECKPOINT, Origin, Query
+from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
+from headrace.pipelines.query_watch import Batches
+from headrace.pipelines.summary import Progress, Summary, Table, rate
+from headrace.spark import formats, plan
+from headrace.spark.options import Topics
+from headrace.spark.progress import Position
+from headrace.spark.source import HeadraceSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+DEFAULT_GROUP: Final = "headrace-archive"
+DEFAULT_MAX_OFFSETS: Final = 2_000_000
+# Spark runs a task again whose Python process died, but not a query whose planning or committing one did, or did not
+# start within 10 s on a busy machine.
+WORKER_LOST: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
+RESTARTS: Final = 5
+# A broker may be restarted under the archive.
+BROKER_TIMEOUT_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Topics by name or by pattern, and the folder. `schema` is DDL for `decode="json"`, else sampled."""
+
+    to: Path
+    bootstrap: str
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    format: str = "delta"
+    follow: bool = False
+    decode: str | None = None
+    schema: str | None = None
+    drop_value: bool = False
+    group: str = DEFAULT_GROUP
+    max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS
+    trigger_s: float = 1.0
+    starting: str = "earliest"
+    accept_loss: bool = False
+
+    @property
+    def subject(self) -> Topics:
+        return Topics(names=tuple(sorted(set(self.topics))), pattern=self.pattern)
+
+    @property
+    def folder(self) -> Path:
+        return self.to.resolve()
+
+
+def check(options: Options) -> plan.Found:
+    """Fail early, before Spark starts: the broker answers, the topics are there, the folder can be used."""
+    if bool(options.topics) == bool(options.pattern):
+        raise OperatorError("either topics or a pattern has to be given")
+    if options.decode and options.format != "delta":
+        raise OperatorError("--decode needs --format delta: only that has a table for dead letters")
+    with _cluster(options) as cluster:
+        found = plan.find(cluster, options.subject)
+        with archive_state.locked(options.folder):
+            origin = archive_state.origin(options.folder)
+            archive_group.refuse_others(cluster, options.group, origin.id, found.places)
+            return found
+
+
+def run(spark: SparkSession, options: Options, progress: Progress | None = None) -> Summary:
+    """Archive what the topics have now, or with `follow` until a signal comes."""
+    progress = progress or Progress()
+    check(options)
+    with archive_state.locked(options.folder):
+        schema = _schema(spark, options)
+        # Before a checkpoint that has topic ids may go.
+        origin = archive_state.origin(options.folder)
+        archive_state.remember(options.folder, origin)
+        query = archive_state.begin(options.folder, _identity(options, schema))
+        if options.format == "delta":
+            archive_tables.make_records(options.folder / RECORDS, json_columns.columns(schema) if schema else ())
+            if schema:
+                archive_tables.make_dead_letters(options.folder / DEAD_LETTERS)
+        before = archive_contents.listed(options.folder, options.format)
+        archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
+        ids, starts = _starts(options, archived, origin, is_new=query.is_new)
+        origin = replace(origin, topics={**origin.topics, **ids})
+        archive_state.remember(options.folder, origin)
+        with query_watch.signals() as stopping:
+            # A query that is new begins at `starts`, and what is before them is not waited for.
+            passed = query.is_new and options.starting == "latest"
+            has = starts if passed else {place: archived[place] for place in starts if place in archived}
+            followed = _Followed(options, progress, Position(has, ids), origin)
+            rows = _rows(spark, options, schema, starts)
+            interrupted = _run(lambda: _start(rows, options, query), followed, stopping)
+        if options.format == "delta":
+            archive_tables.sweep(options.folder, query.name)
+        followed.commit_last()
+        progress.done()
+        added = archive_contents.listed(options.folder, options.format) - before
+        return _summary(options, query, archive_contents.describe(options.folder, added), followed, interrupted)
+
+
+def _cluster(options: Options) -> Cluster:
+    return Cluster(options.bootstrap, retry=Retry(within_ms=BROKER_TIMEOUT_MS))
+
+
+def _schema(spark: SparkSession, options: Options) -> StructType | None:
+    """The schema of JSON values: given, else as the archive had it for these topics, else sampled."""
+    if options.decode is None:
+        return None
+    if options.schema is not None:
+        return json_columns.given_schema(options.schema)
+    known = archive_state.known_identity(options.folder)
+    if known and known["schema"] and known == _identity(options, StructType.fromJson(known["schema"])):
+        return StructType.fromJson(known["schema"])
+    with _cluster(options) as cluster:
+        return json_columns.sampled_schema(spark, cluster, plan.find(cluster, options.subject).ids)
+
+
+def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
+    return {
+        "topics": list(options.subject.names),
+        "pattern": options.pattern,
+        "format": options.format,
+        "schema": json.loads(schema.json()) if schema else None,
+        "drop_value": options.drop_value,
+    }
+
+
+def _starts(options: Options, archived: Offsets, origin: Origin, *, is_new: bool) -> tuple[dict[str, str], Offsets]:
+    """Topic ids, and where a query without a checkpoint begins: after what the tables have, else as it was told."""
+    with _cluster(options) as cluster:
+        found = plan.find(cluster, options.subject)
+        ends = plan.ends_of(cluster, found.places, LATEST)
+        begins = plan.ends_of(cluster, found.places, EARLIEST) if options.starting == "earliest" else ends
+        committed = archive_group.refuse_others(cluster, options.group, origin.id, found.places)
+    kept = {topic for topic, _ in archived} if options.format == "delta" else set(origin.topics)
+    for topic in sorted(kept & found.ids.keys()):
+        before, now = origin.topics.get(topic, found.ids[topic]), found.ids[topic]
+        if before != now:
+            raise OperatorError(
+                f"topic {topic} was made anew: {options.folder} has records of the one with id {before}, and now its "
+                f"id is {now}; give another --to"
+            )
+    for (topic, partition), end in ends.items():
+        if archived.get((topic, partition), 0) > end:
+            raise OperatorError(
+                f"{topic}-{partition} ends at offset {end}, but {archived[topic, partition]} are archived in "
+                f"{options.folder}: the topic has lost records, or was made anew; give another --to"
+            )
+    if is_new and options.starting == "latest":
+        fresh = {place: begins[place] for place in found.places if place not in archived}
+        archive_group.refuse_passing_over(options.group, committed, fresh)
+    return found.ids, {place: archived.get(place, begins[place]) for place in found.places}
+
+
+def _rows(spark: SparkSession, options: Options, schema: StructType | None, starts: Offsets) -> DataFrame:
+    formats.register(spark, HeadraceSource)
+    subscribed = {"subscribePattern": options.pattern} if options.pattern else {"subscribe": ",".join(options.topics)}
+    rows = (
+        spark.readStream.format("headrace")
+        .option("kafka.bootstrap.servers", options.bootstrap)
+        .option("columns", ",".join(RECORD_COLUMNS))
+        .option("maxOffsetsPerTrigger", options.max_offsets_per_trigger)
+        # The source commits what it has read; only the archive itself commits to its group.
+        .option("kafka.group.id", f"{options.group}-reading")
+        .option("timeout", f"{BROKER_TIMEOUT_MS}ms")
+        .option("failOnDataLoss", not options.accept_loss)
+        .option("startingOffsets", _as_json(starts) if starts else options.starting)
+        .options(**subscribed)
+        .load()
+    )
+    if schema is None:
+        return rows
+    return json_columns.decode(rows, schema, drop_value=options.drop_value)
+
+
+def _as_json(offsets: Mapping[tuple[str, int], int]) -> str:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(found)
+
+
+def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
+    if options.format == "delta":
+        formats.register(rows.sparkSession, ArchiveSink)
+        writer = rows.writeStream.format(FORMAT).option("path", str(options.folder)).option("query", query.name)
+    else:
+        dated = rows.withColumn("date", F.to_date("timestamp"))
+        writer = dated.writeStream.format("parquet").option("path", str(options.folder / RECORDS))
+        writer = writer.partitionBy("topic", "date").option("compression", "zstd")
+    writer = writer.option("checkpointLocation", str(options.folder / CHECKPOINT)).queryName(f"archive-{query.name}")
+    if options.follow:
+        return writer.trigger(processingTime=f"{options.trigger_s:g} seconds").start()
+    return writer.trigger(availableNow=True).start()
+
+
+class _Followed:
+    """How far the query is, told to the group and to who looks on."""
+
+    def __init__(self, options: Options, progress: Progress, reached: Position, origin: Origin) -> None:
+        self._options = options
+        self._progress = progress
+        self._origin = origin
+        self._batches = Batches()
+        self.records = 0
+        self.reached = reached
+        self.ends: Offsets = {}
+
+    @property
+    def lag(self) -> int:
+        return sum(max(0, end - self.reached.offsets.get(place, 0)) for place, end in self.ends.items())
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._progress.elapsed_s
+
+    def see(self, running: StreamingQuery) -> None:
+        """Take in the batches that Spark has finished since the last look."""
+        fresh = self._batches.fresh(running)
+        for each in fresh:
+            self.records += each["numInputRows"]
+            end = each["sources"][0]["endOffset"]
+            if end:
+                self.reached = Position.from_json(end)
+        if fresh:
+            self._remember()
+            self._commit(patient=False)
+        self._progress.say(
+            f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {self.lag:,} to go"
+        )
+
+    def _remember(self) -> None:
+        """Topics that have come since the start, by a pattern. Until then the checkpoint has their ids."""
+        if self.reached.ids.keys() - self._origin.topics.keys():
+            self._origin = replace(self._origin, topics={**self.reached.ids, **self._origin.topics})
+            archive_state.remember(self._options.folder, self._origin)
+
+    def commit_last(self) -> None:
+        try:
+            self._commit(patient=True)
+        except HeadraceError as error:
+            raise OperatorError(
+                f"everything read is archived, but group {self._options.group} could not be told: {error}; "
+                "run the archive again"
+            ) from None
+
+    def _commit(self, *, patient: bool) -> None:
+        """A broker that is away for now is told after the next batch; nothing is told of a topic made anew."""
+        try:
+            with _cluster(self._options) as cluster:
+                found = plan.find(cluster, self._options.subject, missing_ok=True)
+                told = archive_group.tell(cluster, self._options.group, self._origin.id, self.reached, found)
+                self.ends = plan.ends_of(cluster, told, LATEST)
+        except archive_group.NotOurs:
+            raise
+        except HeadraceError:
+            if patient:
+                raise
+
+
+def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: threading.Event) -> bool:
+    """Run the query to its end, and again where it failed for want of a Python process. True if interrupted."""
+    for left in reversed(range(RESTARTS + 1)):
+        try:
+            query = start()
+            return query_watch.follow([query], partial(followed.see, query), stopping)
+        except StreamingQueryException as error:
+            if not left or not any(text in str(error) for text in WORKER_LOST):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _summary(
+    options: Options, query: Query, rows: list[dict[str, Any]], followed: _Followed, interrupted: bool
+) -> Summary:
+    facts = {
+        "archive": str(options.folder),
+        "records": sum(row["records"] for row in rows),
+        "dead_letters": sum(row["dead_letters"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "files": sum(row["files"] for row in rows),
+        "lag": followed.lag,
+        "lost_offsets": sum(followed.reached.lost.values()),
+        "seconds": round(followed.elapsed_s, 1),
+        "group": options.group,
+        "query": query.name,
+    }
+    columns = ("topic", "partition", "records", "dead_letters", "bytes", "files", "first_offset", "next_offset")
+    table = Table("partitions", columns, rows)
+    return Summary("archive", facts, (table,), ok=options.follow or not interrupted)

@@ -1,0 +1,73 @@
+"""What files an archive has, and what is in them, from the tables' logs and the files' own statistics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow.parquet as pq
+
+from headrace.pipelines import delta
+from headrace.pipelines.archive_state import FILE_SINK_LOG
+from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS
+
+
+def listed(archive: Path, kind: str) -> set[Path]:
+    """Files that count, of records and dead letters; those that a writer left behind are not among them."""
+    if kind == "parquet":
+        return _of_file_sink(archive / RECORDS)
+    tables = [archive / name for name in (RECORDS, DEAD_LETTERS) if delta.exists(archive / name)]
+    return {table / path for table in tables for path in delta.paths(delta.open_table(table))}
+
+
+def _of_file_sink(folder: Path) -> set[Path]:
+    """Spark's file sink logs each batch as lines of JSON, and now and then all of them in one file."""
+    found: set[Path] = set()
+    for log in (folder / FILE_SINK_LOG).glob("[0-9]*"):
+        for line in log.read_text().splitlines()[1:]:
+            found.add(Path(unquote(urlparse(json.loads(line)["path"]).path)))
+    return found
+
+
+def describe(archive: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
+    """By topic and partition: records, dead letters, bytes, files, and the offsets they reach over."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for file in sorted(files):
+        meta = pq.read_metadata(file)
+        stats = _statistics(meta)
+        partition, (first, last) = stats["partition"][0], stats["offset"]
+        dead = file.is_relative_to(archive / DEAD_LETTERS)
+        topic = stats["topic"][0] if dead else _topic(file)
+        row = rows.setdefault(
+            (topic, partition),
+            {
+                "topic": topic, "partition": partition, "records": 0, "dead_letters": 0, "bytes": 0, "files": 0,
+                "first_offset": first, "next_offset": last + 1,
+            },
+        )  # fmt: skip
+        row["dead_letters" if dead else "records"] += meta.num_rows
+        row["bytes"] += file.stat().st_size
+        row["files"] += 1
+        row["first_offset"] = min(row["first_offset"], first)
+        row["next_offset"] = max(row["next_offset"], last + 1)
+    return [rows[place] for place in sorted(rows)]
+
+
+def _topic(file: Path) -> str:
+    return next(part.partition("=")[2] for part in file.parts if part.startswith("topic="))
+
+
+def _statistics(meta: pq.FileMetaData) -> dict[str, tuple[Any, Any]]:
+    """Least and greatest over all row groups, of the columns that have them."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for group in range(meta.num_row_groups):
+        for nth in range(meta.num_columns):
+            column = meta.row_group(group).column(nth)
+            if column.statistics is not None and column.statistics.has_min_max:
+                name, low, high = column.path_in_schema, column.statistics.min, column.statistics.max
+                least, most = found.get(name, (low, high))
+                found[name] = (min(least, low), max(most, high))
+    return found

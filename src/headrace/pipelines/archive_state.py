@@ -1,0 +1,169 @@
+"""What an archive's folder remembers of the query that fills it, and who may fill it now.
+
+    checkpoints/archive/            Spark's checkpoint
+    checkpoints/archive/query.json  {"query": name of its transactions in the tables, "identity": what it archives}
+    archive.json                    {"id": the archive's own, "topics": {name: topic id}}
+    archive.lock                    locked by the process that runs; its id is inside
+
+`query.json` is written before the query first starts and never changed, so after a crash the batches that Spark runs
+again bear the name they had. A query with other topics or another schema gets a new name and a new checkpoint, and goes
+on from the offsets in the tables; the former checkpoint is removed. `archive.json` outlives checkpoints: offsets of a
+topic mean nothing in one of the same name that was made later.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import DataFolderError, OperatorError
+from headrace.pipelines import archive_tables, delta, durable
+from headrace.pipelines.archive_tables import RECORDS
+from headrace.spark.progress import Position
+
+CHECKPOINT: Final = Path("checkpoints") / "archive"
+STATE: Final = "query.json"
+ORIGIN: Final = "archive.json"
+LOCK: Final = "archive.lock"
+OURS: Final = (RECORDS, "checkpoints", ORIGIN, LOCK)
+FILE_SINK_LOG: Final = "_spark_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """`identity` is all that may not change within a checkpoint; `is_new` if Spark has not run it yet."""
+
+    name: str
+    identity: dict[str, Any]
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The archive's own id, and those of the topics that it has records of, or is about to have."""
+
+    id: str
+    topics: dict[str, str]
+
+
+@contextmanager
+def locked(archive: Path) -> Iterator[None]:
+    """Hold the folder alone. The lock goes with the process, however that ends."""
+    if "%" in str(archive):
+        # deltalake takes %20 in a path for a blank.
+        raise DataFolderError(f"{archive} has a % in its name, which Delta tables do not bear; give another --to")
+    try:
+        durable.make_folder(archive)
+        if not any((archive / name).exists() for name in OURS) and any(archive.iterdir()):
+            raise DataFolderError(f"{archive} holds something else than an archive; give another folder with --to")
+        (archive / LOCK).touch()
+    except OSError as error:
+        raise DataFolderError(f"{archive} cannot be written: {error.strerror}; give another folder with --to") from None
+
+    def taken(by: str) -> DataFolderError:
+        return DataFolderError(f"{archive} is being written by another archive, process {by}; wait for it, or stop it")
+
+    with durable.locked(archive / LOCK, taken):
+        yield
+
+
+def known_identity(archive: Path) -> dict[str, Any] | None:
+    """What the last query archived, if the folder knows."""
+    found = _load(archive)
+    return None if found is None else found.identity
+
+
+def origin(archive: Path) -> Origin:
+    """As the archive remembers it, with topics that only Spark's checkpoint knows the id of; else with a new id."""
+    path = archive / ORIGIN
+    topics = _checkpoint_ids(archive)
+    try:
+        found = json.loads(path.read_text())
+        return Origin(str(found.get("id") or secrets.token_hex(8)), topics | dict(found["topics"]))
+    except FileNotFoundError:
+        return Origin(secrets.token_hex(8), topics)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OperatorError(
+            f"{path} cannot be read: {error}; bring it back from a copy, or give another --to"
+        ) from None
+
+
+def remember(archive: Path, known: Origin) -> None:
+    """On disk when this returns."""
+    durable.save_json(archive / ORIGIN, {"id": known.id, "topics": known.topics})
+
+
+def _checkpoint_ids(archive: Path) -> dict[str, str]:
+    """Of the last batch that Spark has planned. Its file has a version, a line about the query, and one per source."""
+    planned = [path for path in (archive / CHECKPOINT / "offsets").glob("[0-9]*") if path.name.isdigit()]
+    if not planned:
+        return {}
+    lines = max(planned, key=lambda path: int(path.name)).read_text().splitlines()
+    try:
+        return dict(Position.from_json(lines[2]).ids)
+    except (IndexError, ValueError, AttributeError):
+        # Spark itself says what is wrong with it.
+        return {}
+
+
+def begin(archive: Path, identity: dict[str, Any]) -> Query:
+    """The query of the checkpoint if it has this identity, else a new one that the tables can be handed over to."""
+    former = _load(archive)
+    if former is None and _has_entries(archive / CHECKPOINT):
+        raise OperatorError(f"{archive / CHECKPOINT} is a checkpoint, but none of an archive; move it away")
+    plain = identity["format"] == "parquet"
+    if plain:
+        _check_plain(archive, former, identity)
+    if former is not None and not former.is_new and not _has_entries(archive / RECORDS):
+        raise OperatorError(
+            f"{archive} has a checkpoint, but its table {RECORDS}/ is gone; remove {archive / 'checkpoints'} "
+            "to archive from the beginning, or give another --to"
+        )
+    if former is not None and former.identity == identity:
+        return former
+    if former is not None:
+        if archive_tables.half_committed(archive):
+            raise OperatorError(
+                f"{archive} was interrupted in the middle of a batch; run it once with the topics and schema that it "
+                f"had ({json.dumps(former.identity)}), then with others"
+            )
+        archive_tables.sweep(archive, former.name)
+        shutil.rmtree(archive / CHECKPOINT)
+    query = Query(secrets.token_hex(8), identity, True)
+    _save(archive, query)
+    return query
+
+
+def _check_plain(archive: Path, former: Query | None, identity: dict[str, Any]) -> None:
+    """Spark's file sink counts batches itself; a new checkpoint beside its old log would leave out the first ones."""
+    if delta.exists(archive / RECORDS):
+        raise OperatorError(f"{archive / RECORDS} is a Delta table; leave out --format parquet, or give another --to")
+    if (archive / RECORDS / FILE_SINK_LOG).exists() and (former is None or former.identity != identity):
+        told = "its checkpoint is gone" if former is None else f"its checkpoint is of {json.dumps(former.identity)}"
+        raise OperatorError(f"{archive} holds Parquet files of an archive, and {told}; give another --to")
+
+
+def _has_entries(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def _load(archive: Path) -> Query | None:
+    path = archive / CHECKPOINT / STATE
+    try:
+        found = json.loads(path.read_text())
+        started = (archive / CHECKPOINT / "metadata").exists()
+        return Query(str(found["query"]), dict(found["identity"]), not started)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise OperatorError(f"{path} cannot be read: {error}; remove {path.parent} to go on from the tables") from None
+
+
+def _save(archive: Path, query: Query) -> None:
+    durable.save_json(archive / CHECKPOINT / STATE, {"query": query.name, "identity": query.identity})

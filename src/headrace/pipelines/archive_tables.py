@@ -1,0 +1,218 @@
+"""The two tables of an archive, and what they say about how far it is.
+
+`records/` is partitioned by topic and UTC date; `dead_letters/` takes records that could not be decoded. Both hold a
+record of a topic at most once. The tables are the truth: the checkpoint of a query and the offsets of its consumer
+group only repeat what they say, so an archive that lost its checkpoint goes on from the offsets in its tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Field, Schema
+from deltalake.exceptions import DeltaError
+from pyspark.sql.types import StructField, StructType
+
+from headrace.errors import OperatorError
+from headrace.pipelines import delta
+from headrace.pipelines.archive_files import DataFile
+from headrace.records.arrow import HEADERS_TYPE, TIMESTAMP_TYPE, TYPES
+
+RECORDS: Final = "records"
+DEAD_LETTERS: Final = "dead_letters"
+PARTITIONED_BY: Final = ("topic", "date")
+RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+"""As rows reach the sink; the date is added when they are put into files."""
+
+RECORDS_SCHEMA: Final = pa.schema(
+    [("topic", pa.string()), ("date", pa.date32()), *((name, TYPES[name]) for name in RECORD_COLUMNS[1:])]
+)
+DEAD_SCHEMA: Final = pa.schema(
+    [
+        *((name, TYPES[name]) for name in ("topic", "partition", "offset", "timestamp", "key", "value")),
+        ("headers", HEADERS_TYPE),
+        ("reason", pa.string()),
+        ("archived_at", TIMESTAMP_TYPE),
+    ]
+)
+
+Offsets = dict[tuple[str, int], int]
+
+
+def make_records(path: Path, decoded: Iterable[StructField] = ()) -> None:
+    """The table of records, made or given the columns that it lacks; a column of another type is an error."""
+    _make(path, RECORDS_SCHEMA, list(PARTITIONED_BY))
+    table = delta.open_table(path)
+    if tuple(table.metadata().partition_columns) != PARTITIONED_BY:
+        raise OperatorError(f"{path} is a Delta table, but none of an archive: it is not partitioned by topic and date")
+    there = {field.name.lower(): field for field in delta.spark_schema(table)}
+    for field in delta.to_spark(RECORDS_SCHEMA):
+        known = there.get(field.name.lower())
+        if known is None or known.dataType != field.dataType:
+            raise OperatorError(f"{path} is a Delta table, but none of an archive: its column {field.name} differs")
+    missing = []
+    for field in decoded:
+        known = there.get(field.name.lower())
+        if known is None:
+            missing.append(Field.from_json(json.dumps(_nullable(field).jsonValue())))
+        elif known.dataType != _nullable(field).dataType:
+            raise OperatorError(
+                f"column {field.name} of {path} is {known.dataType.simpleString()}, and now it would be "
+                f"{field.dataType.simpleString()}; give a --schema that fits, or another --to"
+            )
+    if missing:
+        table.alter.add_columns(missing)
+        delta.sync_version(path, table.version())
+
+
+def make_dead_letters(path: Path) -> None:
+    _make(path, DEAD_SCHEMA, [])
+
+
+def _make(path: Path, schema: pa.Schema, partitioned_by: list[str]) -> None:
+    if delta.exists(path):
+        return
+    if path.exists() and any(path.iterdir()):
+        what = "a Parquet archive" if (path / "_spark_metadata").exists() else "something that is no Delta table"
+        raise OperatorError(f"{path} holds {what}; give another --to, or --format parquet for a Parquet archive")
+    try:
+        delta.create(path, Schema.from_arrow(schema), partitioned_by)
+    except (DeltaError, OSError) as error:
+        raise OperatorError(f"no table can be made in {path}: {error}") from None
+
+
+def _nullable(field: StructField) -> StructField:
+    """As Delta has it: everything may be null."""
+    schema = Schema.from_json(json.dumps(StructType([StructField(field.name, field.dataType, True)]).jsonValue()))
+    found: StructField = StructType.fromJson(json.loads(schema.to_json()))[0]
+    return found
+
+
+def next_offsets(table: DeltaTable, topics: Iterable[str] | None = None) -> Offsets:
+    """One more than the last offset that the table has, for each partition it has anything of.
+
+    From the statistics in the log, in columns: a table may have tens of thousands of files, and every commit asks. A
+    file of several partitions, as compaction may make them, is looked into.
+    """
+    files = pa.table(table.get_add_actions(flatten=True))
+    topic, last_topic = _column(files, "partition.topic", "min.topic"), _column(files, "partition.topic", "max.topic")
+    partition, last_offset = _column(files, "min.partition"), _column(files, "max.offset")
+    single = pc.and_(pc.equal(topic, last_topic), pc.equal(partition, _column(files, "max.partition")))
+    single = pc.and_(pc.fill_null(single, False), pc.is_valid(last_offset))
+    known = pa.table({"topic": topic, "partition": partition, "offset": last_offset}).filter(single)
+    mixed = pa.table({"path": files["path"], "topic": _column(files, "partition.topic")}).filter(pc.invert(single))
+    if topics is not None:
+        asked = pa.array(list(topics), pa.string())
+        known = known.filter(pc.is_in(known["topic"], asked))
+        mixed = mixed.filter(pc.or_(pc.is_null(mixed["topic"]), pc.is_in(mixed["topic"], asked)))
+    found: Offsets = {}
+    for rows in (known, *_looked_into(table, mixed)):
+        for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            place = (row["topic"], row["partition"])
+            found[place] = max(found.get(place, 0), row["offset_max"] + 1)
+    return found
+
+
+def _column(files: pa.Table, *names: str) -> pa.ChunkedArray:
+    """The first of these columns that is there; nulls if none is, as in a table without statistics."""
+    for name in names:
+        if name in files.column_names:
+            column = files[name]
+            return column.cast(pa.string()) if name.endswith("topic") else column
+    return pa.chunked_array([pa.nulls(len(files), pa.string() if names[0].endswith("topic") else pa.int64())])
+
+
+def _looked_into(table: DeltaTable, files: pa.Table) -> Iterator[pa.Table]:
+    """The places of all records of some files; `topic` is null where the files have it inside."""
+    for file in files.to_pylist():
+        inside = ["partition", "offset"] if file["topic"] is not None else ["topic", "partition", "offset"]
+        rows = pq.read_table(delta.folder(table) / file["path"], columns=inside, partitioning=None)
+        if file["topic"] is not None:
+            rows = rows.append_column("topic", pa.repeat(file["topic"], len(rows)))
+        yield rows
+
+
+def refuse_repeats(table: DeltaTable, files: Iterable[DataFile]) -> None:
+    """An error if the table has an offset of these files already."""
+    files = list(files)
+    there = next_offsets(table, {file.place.topic for file in files})
+    for file in files:
+        place = (file.place.topic, file.place.partition)
+        if file.first_offset < there.get(place, 0):
+            raise OperatorError(
+                f"{place[0]}-{place[1]} is archived up to offset {there[place] - 1}, and now {file.first_offset} comes "
+                f"again: the topic was made anew, or the checkpoint is not of this archive; use another --to"
+            )
+
+
+def refuse_unknown(table: DeltaTable, files: Iterable[DataFile]) -> None:
+    """An error unless the table has all offsets of these files, which come a second time."""
+    files = list(files)
+    there = next_offsets(table, {file.place.topic for file in files})
+    for file in files:
+        place = (file.place.topic, file.place.partition)
+        if file.last_offset >= there.get(place, 0):
+            raise OperatorError(
+                f"{place[0]}-{place[1]} is archived up to offset {there.get(place, 0) - 1}, and a batch that was "
+                f"archived before reaches {file.last_offset}: the checkpoint has lost its offsets; remove it, and the "
+                "archive goes on from its tables"
+            )
+
+
+def refuse_missing(table: DeltaTable, prefix: str) -> None:
+    """An error unless all files of a batch are there that the table names."""
+    folder = delta.folder(table)
+    for path in sorted(delta.paths(table)):
+        if Path(path).name.startswith(prefix) and not (folder / path).exists():
+            raise OperatorError(
+                f"{folder} names {path} as archived, and that file is gone; bring it back from a copy, or archive the "
+                "topic anew with another --to"
+            )
+
+
+def half_committed(archive: Path) -> bool:
+    """Whether the last dead letters are of a batch whose records are not yet in their table."""
+    if not delta.exists(archive / DEAD_LETTERS):
+        return False
+    last = delta.last_writer(delta.open_table(archive / DEAD_LETTERS))
+    if last is None:
+        return False
+    app_id, version = last
+    records = delta.open_table(archive / RECORDS).transaction_version(app_id)
+    return records is None or records < version
+
+
+def archived_offsets(archive: Path) -> Offsets:
+    """What both tables have together; dead letters that are ahead of their batch's records do not count."""
+    found: Offsets = {}
+    for name in (RECORDS,) if half_committed(archive) else (RECORDS, DEAD_LETTERS):
+        if delta.exists(archive / name):
+            for place, offset in next_offsets(delta.open_table(archive / name)).items():
+                found[place] = max(found.get(place, 0), offset)
+    return found
+
+
+def sweep(archive: Path, app_id: str) -> int:
+    """Remove files that lost against others of their batch. How many.
+
+    Files of a batch that no table has yet are left alone: the process that wrote them may outlive its driver and still
+    commit them. They are removed here once their batch is committed, by whomever.
+    """
+    count = 0
+    for name in (RECORDS, DEAD_LETTERS):
+        if not delta.exists(archive / name):
+            continue
+        table = delta.open_table(archive / name)
+        version, live = table.transaction_version(app_id), delta.paths(table)
+        for path in (archive / name).rglob(f"{app_id}-*.parquet"):
+            done = version is not None and int(path.name.split("-")[1]) <= version
+            if done and str(path.relative_to(archive / name)) not in live:
+                path.unlink(missing_ok=True)
+                count += 1
+    return count

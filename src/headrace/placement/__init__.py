@@ -1,0 +1,1 @@
+"""Where replicas go: spreading, the ring, moves, drains and plans of reassignment. Pure."""

@@ -1,0 +1,70 @@
+# C types for routing.py.
+cimport cython
+from libc.string cimport memcpy
+from posix.time cimport clock_gettime, timespec, CLOCK_REALTIME
+from headrace.records.builder cimport Delivery, OpenBatch, SentBatch, as_bytes, encoded_headers
+
+cdef Py_ssize_t RECORD_OVERHEAD_BYTES
+cdef unsigned long long MURMUR_SEED
+cdef unsigned long long MURMUR_FACTOR
+cdef unsigned long long HALF_WORD
+
+@cython.locals(moment=timespec)
+cdef long long now_ms() noexcept
+
+@cython.locals(number="long long")
+cdef long long whole(object given, str what, object topic) except? -1
+
+@cython.locals(raw="unsigned int")
+cdef unsigned long long four_bytes(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
+
+@cython.locals(hashed="unsigned long long", part="unsigned long long", pos=cython.Py_ssize_t)
+cdef unsigned long long murmur2(const unsigned char* data, Py_ssize_t length) noexcept
+
+@cython.final
+cdef class Quota:
+    cdef public Py_ssize_t max_bytes, max_records, bytes, records
+
+    cpdef int take(self, OpenBatch batch) except -1
+    cpdef int give_back(self, OpenBatch batch) except -1
+
+cdef class Lane:
+    cdef readonly object topic
+    cdef readonly int partition
+    cdef public OpenBatch batch
+
+cdef class Lanes:
+    cdef readonly object topic
+    cdef public list lanes
+    cdef public Lane sticky
+
+cdef class Router:
+    cdef readonly object owner, lock, encoder
+    cdef readonly Quota quota
+    cdef readonly int acks
+    cdef public Py_ssize_t max_record_bytes
+    cdef public dict topics
+    cdef public object closed
+
+    @cython.locals(
+        tail=bytes, at_ms="long long", chosen=cython.Py_ssize_t, size=cython.Py_ssize_t, found=object, refused=Delivery,
+        delivery=Delivery, load=object, batch=OpenBatch,
+    )
+    cdef object send(
+        self, object topic, object value, object key, object headers, object partition, object timestamp_ms,
+        object callback, bint lone
+    )
+
+    @cython.locals(
+        lanes=Lanes,
+        quota=Quota,
+        lane=Lane,
+        batch=OpenBatch,
+        count=cython.Py_ssize_t,
+        before=cython.Py_ssize_t,
+        place=cython.int,
+        delivery=Delivery,
+    )
+    cdef object put(
+        self, object topic, bytes key, bytes value, bytes tail, Py_ssize_t partition, long long at_ms, Py_ssize_t size
+    )

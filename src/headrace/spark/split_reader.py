@@ -1,0 +1,100 @@
+"""Reading one split: raw record sets from the broker, decoded into Arrow batches, no object per record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from headrace.client.admin.bulk import Span, TopicReplaced, check_topic, record_sets
+from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord
+from headrace.records.arrow import PASSED_ON_BYTES, Decoder
+from headrace.records.batch import batches
+from headrace.spark import loss
+from headrace.spark.connections import cluster_at
+from headrace.spark.options import SourceOptions
+from headrace.spark.plan import Split, ends_of
+
+_GONE: Final = (Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What a task has to know beside its split."""
+
+    bootstrap: str
+    timeout_ms: int
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> How:
+        return cls(options.bootstrap, options.timeout_ms, options.columns, options.fail_on_data_loss)
+
+
+def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
+    """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
+    # The address was right when the query was planned.
+    with cluster_at(how.bootstrap, how.timeout_ms, patient=True) as cluster:
+        decoder = Decoder(split.topic, split.partition, how.columns, batch_bytes=PASSED_ON_BYTES)
+        at, end = split.first_offset, split.next_offset
+        while at < end:
+            last: memoryview | None = None
+            try:
+                for records in record_sets(cluster, _span(split, at, end)):
+                    yield from decoder.decode(records, at, end)
+                    last = records
+                return
+            except (CorruptBatch, InvalidRecord) as error:
+                raise _named(error, split, at if last is None else _end_of(last)) from None
+            except HeadraceError as error:
+                if error.kafka_code not in _GONE:
+                    raise
+                at = at if last is None else _end_of(last)
+                left = _left(cluster, how, _span(split, at, end))
+                if left == (at, end):
+                    raise
+                at, end = left
+
+
+def _span(split: Split, at: int, end: int) -> Span:
+    return Span(split.topic, split.partition, at, end, bytes.fromhex(split.topic_id))
+
+
+def _end_of(records: memoryview) -> int:
+    end = 0
+    for header, _ in batches(records):
+        end = header.next_offset
+    return end
+
+
+def _left(cluster: Cluster, how: How, span: Span) -> tuple[int, int]:
+    """What is left to read after the log was found not to have all of a span; all of it, if the log has it now."""
+    place = (span.topic, span.partition)
+    at, end = span.first_offset, span.next_offset
+    try:
+        check_topic(cluster, span)
+        log_start, log_end = ends_of(cluster, [place], EARLIEST)[place], ends_of(cluster, [place], LATEST)[place]
+    except (UnknownTopic, TopicReplaced):
+        told = f"{span}: offsets {at} to {end - 1} are gone; the topic was deleted"
+        at = end
+    else:
+        if log_start > at:
+            told = loss.deleted(place, at, end, log_start)
+            at = min(log_start, end)
+        elif log_end < end:
+            told = f"{span}: offsets {max(at, log_end)} to {end - 1} are gone; the log was cut off"
+            end = max(at, log_end)
+        else:
+            return at, end
+    loss.report([told], fail=how.fail_on_data_loss)
+    return at, end
+
+
+def _named(error: HeadraceError, split: Split, at: int) -> HeadraceError:
+    where = f"{split.topic}-{split.partition}"
+    return error if where in str(error) else type(error)(f"{where} at offset {at} or after: {error}")

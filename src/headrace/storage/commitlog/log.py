@@ -1,0 +1,498 @@
+"""A partition's log in the `shared` layout: a start, an end, and a queue of entries into the broker's commit log.
+
+    <data>/<topic>/<topic>-<n>/partition                  the topic's id and the format's version (see `folder`)
+                               leader-epochs              see `epochs`
+                               <20-digit offset>.snapshot idempotent producers before that offset (see `producers`)
+                               <20-digit offset>.queue    see `queuefile`
+
+`append` stages; the store writes the staged batches of all logs as one frame each, with one call, or takes them all
+back. All files here can be derived from the commit log, so they are synced by checkpoints only: the sync of the commit
+log alone makes batches durable. A truncation and a raised start are a frame that tells the log's bounds, a new
+beginning is two: that nothing is left, then the new bounds. Where there is no room for them, they are written with the
+next batch, and until then a crash may bring back what was cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from headrace.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
+from headrace.ports.disk import Buffer, File, FileSlice
+from headrace.records.batch import BatchHeader
+from headrace.settings.values import LogSettings
+from headrace.storage import producers, refusal
+from headrace.storage.checkpointer import Done
+from headrace.storage.commitlog import frames, search
+from headrace.storage.commitlog.frames import FRAME_BYTES
+from headrace.storage.commitlog.partition_files import Beside
+from headrace.storage.commitlog.queuefile import Run
+from headrace.storage.commitlog.reader import Reader
+from headrace.storage.commitlog.services import Found, Surroundings
+from headrace.storage.commitlog.splice import Replacement
+from headrace.storage.commitlog.turn import Turn
+from headrace.storage.epochs import EpochHistory, starts_in
+from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
+from headrace.storage.replicated import ReplicatedLog
+
+log = logging.getLogger(__name__)
+
+NOTHING: Final = ReadResult((), 0)
+NEVER: Final = 1 << 62
+
+_STAMP = struct.Struct(">qii").pack_into
+
+
+class SharedLog(ReplicatedLog):
+    """See `storage.log.Log`."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        folder: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        settings: LogSettings,
+        found: Found,
+    ) -> None:
+        super().__init__(around.archived_offset)
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self._partition = topic_partition.partition
+        self.folder = folder
+        self.offline: HeadraceError | None = None
+        self.queue = found.queue
+        self.start_offset, self.safe_start_offset = found.start_offset, found.safe_start_offset
+        end_offset = found.queue.end_offset
+        self.end_offset = self.written_offset = self.durable_offset = self.sync_asked_offset = end_offset
+        self.truncations = 0
+        self.cleanings = found.cleanings
+        self.tail = found.tail
+        self.damaged_from = found.damaged_from
+        self.held_bytes = 0
+        self.bounds_untold = False
+        """Whether a frame with the log's bounds is still to be written..."""
+        self.begun_anew = False
+        """...and before it one that says that nothing of what was there counts, its epochs and producers neither."""
+        self.frame_bytes = 0
+        """What the next write of the log takes, headers of frames included; told by `prepare`."""
+        self.before_cut: Callable[[], None] = lambda: None
+        """Called when the queue is cut, before the commit log says so."""
+        self.snapshot_bytes = 0
+        """Bytes appended since the last snapshot."""
+        self._around = around
+        self._turn = Turn()
+        self._refusal: HeadraceError | None = None
+        self._shortage = refusal.Shortage(topic_partition)
+        self.epochs = found.epochs or EpochHistory(around.disk, folder)
+        self.beside = Beside(around.disk, folder, self.epochs, found.snapshots)
+        self.epochs.rebuild_from(self._epochs_in_log)
+        checked_from = end_offset if found.checked_from is None else found.checked_from
+        self._reader = Reader(self.queue, around.commit_log, self.epochs, around.check_budget, checked_from, self)
+        self._epoch: int | None = None
+        self.producers = producers.ProducerTable(around.producer_loads, self._load_producers)
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"<log {self.topic_partition} {self.start_offset}..{self.end_offset}>"
+
+    @property
+    def size_bytes(self) -> int:
+        return self.queue.size_bytes
+
+    @property
+    def cleaned_to(self) -> int:
+        """Everything before it has been compacted at least once."""
+        return self.cleanings[-1][0] if self.cleanings else 0
+
+    # Appending.
+
+    def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
+        base = self.end_offset
+        _STAMP(batch, 0, base, header.size_bytes - 12, epoch)
+        self._stage(batch, header, base, epoch)
+        return base
+
+    def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
+        if self._refusal is not None:
+            raise self._refusal.again()
+        turn, size = self._turn, header.size_bytes
+        if not turn.batches:
+            self._begin_turn(base)
+        elif turn.size + size > self._around.commit_log.file_bytes - FRAME_BYTES:
+            self._write_in_turn()
+            self._begin_turn(base)
+        elif base != self.end_offset:
+            turn.next_run(base, self.settings.index_interval_bytes)
+            turn.gap = True
+        elif turn.size >= turn.next_run_at:
+            turn.next_run(base, self.settings.index_interval_bytes)
+        turn.batches.append(batch)
+        turn.size += size
+        turn.run_ms = max(turn.run_ms, header.max_timestamp_ms)
+        if epoch != self._epoch:
+            self._begin_epoch(epoch, base)
+            self._epoch = epoch
+        if header.producer_id >= 0:
+            self.producers.appended(header, base)
+        self.end_offset = base + header.last_offset_delta + 1
+
+    def _begin_turn(self, base: int) -> None:
+        """What could fail for lack of files is done here, before anything has changed."""
+        try:
+            self.producers.load()
+            self._turn.epochs_before = len(self.epochs.entries)
+        except OSError as error:
+            raise self._refuse(error).again() from error
+        self._around.staged[self] = None
+        self._turn.begin(base, self.settings.index_interval_bytes, gap=base != self.end_offset)
+
+    def _write_in_turn(self) -> None:
+        error = self._around.write_now(self)
+        if error is not None:
+            self._refusal = self._refusal or error
+            raise error
+
+    def told(self) -> HeadraceError | None:
+        """Why nothing is staged, if that was refused; says it once, unless the log is offline."""
+        error, self._refusal = self._refusal, self.offline
+        return error
+
+    def prepare(self) -> HeadraceError | None:
+        """Make sure that what was staged can be written and found; or take it back and answer why."""
+        turn = self._turn
+        self.frame_bytes = FRAME_BYTES * len(self.bounds_frames()) if self.bounds_untold else 0
+        if not turn.batches:
+            return self.told()
+        self.frame_bytes += FRAME_BYTES * (1 + len(self._epochs_of_turn())) + turn.size
+        if self.offline is not None:
+            self._roll_back()
+            return self.offline
+        try:
+            # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
+            if len(self.epochs.entries) != turn.epochs_before:
+                self.beside.save_epochs()
+            if turn.single:
+                offset, run_ms = self.written_offset, turn.run_ms
+                self.queue.ready(1, offset, run_ms, offset, run_ms)
+            else:
+                turn.prepare(self.queue, self.written_offset)
+        except OSError as error:
+            return self.take_back(error)
+        return None
+
+    def frames(self, parts: list[Buffer]) -> int:
+        """Put the log's frames into a write; answers how many bytes of them come before the batches."""
+        count = 0
+        if self.bounds_untold:
+            bounds = self.bounds_frames()
+            parts += bounds
+            count = FRAME_BYTES * len(bounds)
+        turn = self._turn
+        if turn.batches:
+            epochs = self._epoch_frames(self._epochs_of_turn())
+            parts += epochs
+            count += FRAME_BYTES * len(epochs)
+            kind = frames.REPLACE if turn.gap else frames.APPEND
+            parts.append(
+                frames.pack(kind, turn.size, self.topic_id, self._partition, self.written_offset, self.end_offset)
+            )
+            parts += turn.batches
+            count += FRAME_BYTES
+        return count
+
+    def bounds_frames(self) -> list[bytes]:
+        bounds = [(min(self.start_offset, self.written_offset), self.written_offset)]
+        if self.begun_anew and self.written_offset:
+            bounds.insert(0, (0, 0))
+        return [frames.pack(frames.BOUNDS, 0, self.topic_id, self._partition, *each) for each in bounds]
+
+    def opening_frames(self) -> list[bytes]:
+        """What a new commit file begins with: bounds and last epoch, without what is staged."""
+        written = self._turn.epochs_before if self._turn.batches else len(self.epochs.entries)
+        return self.bounds_frames() + self._epoch_frames(self.epochs.entries[max(0, written - 1) : written])
+
+    def _epochs_of_turn(self) -> Sequence[tuple[int, int]]:
+        return self.epochs.entries[self._turn.epochs_before :]
+
+    def _epoch_frames(self, entries: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [frames.pack(frames.EPOCH, 0, self.topic_id, self._partition, start, epoch) for epoch, start in entries]
+
+    def wrote(self, number: int, byte: int) -> None:
+        """The frames are in the commit log, the batches from this byte on."""
+        self.bounds_untold = self.begun_anew = False
+        turn = self._turn
+        if turn.batches:
+            if turn.single:
+                self.queue.add(Run(number, byte, turn.size, self.written_offset, turn.run_ms), self.end_offset)
+            else:
+                turn.enter(self.queue, number, byte, self.written_offset, self.end_offset)
+            self.snapshot_bytes += turn.size
+            self.written_offset = self.end_offset
+            turn.clear()
+            self.producers.settled()
+        if self._shortage.lasts:
+            self._shortage.ended()
+
+    def take_back(self, error: OSError) -> HeadraceError:
+        """Go back to where the turn began; appends are refused until the store has reported it."""
+        self._roll_back()
+        reason = self._refuse(error)
+        self._refusal = self.offline
+        return reason
+
+    def _roll_back(self) -> None:
+        if self._turn.batches:
+            self.epochs.cut(self._turn.epochs_before)
+            self.end_offset = self.written_offset
+            self._epoch = None
+            self.producers.take_back()
+            self._turn.clear()
+
+    def _refuse(self, error: OSError) -> HeadraceError:
+        path = self._around.commit_log.path(self._around.commit_log.number)
+        return self._shortage.met(error.filename or path, error) if refusal.passes(error) else self.fail(error)
+
+    def fail(self, error: OSError) -> HeadraceError:
+        """The commit log is not known any more to hold what it should: all logs go offline."""
+        self._around.failed(error)
+        assert self.offline is not None
+        return self.offline
+
+    def go_offline(self, reason: HeadraceError) -> None:
+        if self.offline is None:
+            self.offline = self._refusal = reason
+
+    # Reading.
+
+    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
+        limit = min(limit_offset, self.written_offset)
+        if offset < self.start_offset or offset > self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is not in the log, which holds "
+                f"{self.start_offset} to {self.end_offset - 1}"
+            )
+        if offset >= limit:
+            return NOTHING
+        if isinstance(self.offline, UnknownPartition):
+            raise self.offline.again()
+        try:
+            return self._reader.read(offset, max_bytes, limit, warm=warm)
+        except CorruptBatch:
+            self.on_damage(offset)
+            raise
+        except OSError as error:
+            raise refusal.unreadable(self.topic_partition, error) from error
+
+    def doubt(self) -> None:
+        self._reader.doubt(self.written_offset)
+
+    def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        return search.headers(self.queue, self._around.commit_log, from_offset, from_offset)
+
+    def sound_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        """The same, but known damage is left out."""
+        return search.headers(self.queue, self._around.commit_log, from_offset, NEVER)
+
+    def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
+        with refusal.reading(self.topic_partition):
+            return search.offset_for_time(
+                self.queue, self._around.commit_log, timestamp_ms, self.start_offset, self.written_offset
+            )
+
+    def greatest_timestamp(self) -> TimedOffset | None:
+        with refusal.reading(self.topic_partition):
+            return search.greatest_timestamp(
+                self.queue, self._around.commit_log, self.start_offset, self.written_offset
+            )
+
+    # Cutting.
+
+    def truncate(self, offset: int) -> None:
+        self._flush_staged()
+        if offset >= self.end_offset:
+            return
+        if offset <= self.start_offset:
+            # Unlike a new beginning this leaves what is known of producers from before the offset.
+            self._remember_producers(offset)
+            self._drop_all(offset, snapshots_to=offset)
+            return
+        with refusal.reading(self.topic_partition):
+            end = self.queue.cut(offset)
+        with self._cutting():
+            self.before_cut()
+            self.start_offset = min(self.start_offset, end)
+            self.queue.drop_before(self.start_offset)
+            self._cut_to(end)
+
+    def restart_at(self, offset: int) -> None:
+        self._flush_staged()
+        self._drop_all(offset, snapshots_to=0)
+
+    def _drop_all(self, offset: int, snapshots_to: int) -> None:
+        with self._cutting():
+            self.begun_anew = True
+            self.start_offset = offset
+            self.queue.drop_all(offset)
+            self.beside.remove_snapshots_above(snapshots_to)
+            self._forget_from(0)
+            self._cut_to(offset)
+
+    @contextmanager
+    def _cutting(self) -> Iterator[None]:
+        """What was cut in part is not known any more: no checkpoint may speak of it, and the next start reads it."""
+        try:
+            yield
+        except OSError as error:
+            reason = refusal.failure(self.topic_partition, self.folder, error)
+            self.go_offline(reason)
+            raise reason from error
+
+    def _flush_staged(self) -> None:
+        if self._turn.batches and (error := self._around.write_now(self)) is not None:
+            log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
+        if self.offline is not None:
+            raise self.offline.again()
+
+    def _cut_to(self, end_offset: int) -> None:
+        self.end_offset = self.written_offset = end_offset
+        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
+        self.beside.remove_snapshots_above(end_offset)
+        self._forget_from(end_offset)
+        self.truncations += 1
+        self._epoch = None
+        self._reader.forget()
+        self.beside.save_epochs()
+        self.producers.forget()
+        self._tell_bounds()
+        self._around.sync_soon(self)
+        self._around.checkpoint_soon(None)
+        self._around.emptied()
+
+    def _forget_from(self, offset: int) -> None:
+        """Nothing that was known of this offset and what follows counts any more."""
+        self.committed_offset = min(self.committed_offset, offset)
+        self.durable_offset = min(self.durable_offset, offset)
+        self.sync_asked_offset = min(self.sync_asked_offset, offset)
+        self.cleanings = [(min(cleaned_to, offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self._reader.checked.cut(offset)
+        self.epochs.truncate(offset)
+
+    def _tell_bounds(self) -> None:
+        self.bounds_untold = True
+        self._around.write_now(self)
+
+    def delete_before(self, offset: int, done: Done | None = None) -> None:
+        if self.offline is not None:
+            raise self.offline.again()
+        offset = min(offset, self.written_offset)
+        if offset > self.start_offset:
+            if self._turn.batches and (refused := self._around.write_now(self)) is not None:
+                self._refusal = self._refusal or refused
+            self._remember_producers(offset)
+            self.producers.moved()
+            self.start_offset = offset
+            self.queue.drop_before(offset)
+            self._reader.forget()
+            self._tell_bounds()
+            self._around.emptied()
+        elif done is None:
+            return
+        self._around.checkpoint_soon(self.start_kept(done))
+
+    def replaced(self, replacements: Sequence[Replacement]) -> None:
+        """The commit log holds replace frames with these runs, and they are synced: let the queue lead to them.
+        After an OSError some of them may be as they were."""
+        wanted = [each for each in replacements if each.next_offset > self.start_offset]
+        try:
+            self.queue.splice(wanted)
+        except OSError as error:
+            if self.queue.broken:
+                self.go_offline(
+                    StorageFailed(
+                        f"{self.topic_partition}: {error.filename}: {error.strerror}: the log is offline until the "
+                        "broker is restarted; nothing is lost"
+                    )
+                )
+            raise
+        finally:
+            if self.offline is None:
+                self.queue.drop_before(self.start_offset)
+            self.producers.moved()
+            self._reader.forget()
+            self._around.checkpoint_soon(None)
+            self._around.emptied()
+
+    def _load_producers(self, past_damage: bool) -> producers.Load:
+        """From the newest whole snapshot, and the batches behind it."""
+        with refusal.reading(self.topic_partition):
+            from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
+            if from_offset < self.written_offset:
+                commit_log = self._around.commit_log
+                found = search.checked_headers(
+                    self.queue, commit_log, from_offset, past_damage=past_damage, left_out=self.producers.left_out
+                )
+                headers = (header for header, _ in found)
+                loads = self._around.producer_loads
+                yield from producers.replay(
+                    states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
+                )
+        return states
+
+    def write_snapshot(self) -> None:
+        if self.producers.loaded and self.snapshot_bytes:  # else nothing was appended since the last one
+            self._write_snapshot_at(self.written_offset, self.producers.states)
+            self.snapshot_bytes = 0
+
+    def _has_snapshot_at(self, offset: int) -> bool:
+        return offset in self.beside.snapshots
+
+    def _write_snapshot_at(self, offset: int, states: dict[int, producers.ProducerState]) -> None:
+        starts = self.beside.snapshots.offsets if self.bounds_untold else (self.safe_start_offset, self.start_offset)
+        self.beside.write_snapshot(offset, states, starts)
+
+    def _sync_snapshot_soon(self) -> None:
+        self._around.checkpoint_soon(None)
+
+    def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
+        return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)
+
+    # Syncing.
+
+    def sync_soon(self) -> None:
+        self._around.sync_soon(self)
+
+    def take_unsynced(self) -> list[File]:
+        """Files to sync so that everything written is safe; it counts as asked for from now on."""
+        self.sync_asked_offset = self.written_offset
+        return self._around.commit_log.ask()
+
+    def synced_upto(self, offset: int) -> None:
+        """The sync that `take_unsynced` was called for has come back."""
+        self._around.commit_log.answered()
+        self.durable_offset = max(self.durable_offset, offset)
+
+    def take_beside(self) -> list[File]:
+        """What a checkpoint syncs: the files that could be derived from the commit log."""
+        return self.queue.unsynced() + self.beside.take_unsynced()
+
+    def doubt_beside(self) -> None:
+        """What was written beside the commit log may not be on disk."""
+        self.queue.doubt()
+        self.beside.doubt()
+
+    def stop(self) -> None:
+        """Write what a start without a scan needs; syncing it is the caller's."""
+        self.write_snapshot()
+        self.beside.save_epochs()
+
+    def delete(self) -> None:
+        """Take nothing more: the partition is going away."""
+        self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
+        self._turn.clear()
+
+    def close_files(self) -> None:
+        self.queue.close()

@@ -1,0 +1,135 @@
+"""What compaction keeps of a batch, in any layout: of each key's records the latest, with its offset.
+
+A record without a value (a tombstone) goes once `delete.retention.ms` have passed since the first cleaning that saw it;
+a log remembers its cleanings as (cleaned up to, wall ms). Control batches stay.
+
+A producer's last batches stay, empty if need be, as many as its state tells of: it may not have heard that they were
+written, and ask for each of them again. Of these at least one is committed, because what is not may be cut; where none
+is, nobody knows which was the last before them, and all of the producer's batches stay until the next cleaning. So does
+the last batch of what is cleaned: what follows it may be cut, and the end of a log has to be readable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Protocol
+
+from headrace.records import kernel
+from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, read_header, sign
+from headrace.settings.values import LogSettings
+from headrace.storage.producers import ProducerTable
+
+KEYS_MAX: Final = 500_000
+SHORT_KEY_BYTES: Final = 24
+CLEANINGS_MAX: Final = 32
+
+Batch = bytes | bytearray | memoryview
+
+
+class CleanedLog(Protocol):
+    """What thinning asks of a log."""
+
+    settings: LogSettings
+    cleanings: list[tuple[int, int]]
+    committed_offset: int
+
+    @property
+    def producers(self) -> ProducerTable: ...
+
+
+def remember(cleaned: CleanedLog, cleaned_to: int, now_ms: int) -> None:
+    """Add a cleaning; when there are many, the oldest two count as one, with the later time."""
+    kept = [cleaning for cleaning in cleaned.cleanings if cleaning[0] < cleaned_to]
+    if len(kept) >= CLEANINGS_MAX:
+        del kept[0]
+    cleaned.cleanings = [*kept, (cleaned_to, now_ms)]
+
+
+class LatestOffsets:
+    """Key -> offset of its latest record in the dirty part, for about KEYS_MAX keys."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[bytes, int] = {}
+        self.reached = 0
+        """Batches below it were read."""
+        self.complete_to = 0
+        """Every key of the dirty part below it is in the map."""
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.offsets) > KEYS_MAX
+
+    def add(self, batch: Batch, header: BatchHeader) -> None:
+        if not header.is_control and header.record_count:
+            for offset, key, _ in kernel.keys(batch):
+                if key is not None:
+                    self.offsets[_short(key)] = offset
+        self.reached = header.next_offset
+
+
+class Thinning:
+    """What one cleaning keeps."""
+
+    def __init__(self, cleaned: CleanedLog, latest: LatestOffsets, now_ms: int) -> None:
+        self._latest = latest.offsets
+        self._progress = latest
+        old_ms = now_ms - cleaned.settings.delete_retention_ms
+        self._horizon = max((offset for offset, at_ms in cleaned.cleanings if at_ms <= old_ms), default=0)
+        """Tombstones below it were there long enough for every reader to see."""
+        states = cleaned.producers.states
+        self._last_batches = {each.base_offset for state in states.values() for each in state.batches}
+        self._ahead = {
+            producer_id
+            for producer_id, state in states.items()
+            if state.batches and state.batches[0].base_offset >= cleaned.committed_offset
+        }
+        """Producers of whose last batches none is committed."""
+
+    def begins(self, offset: int) -> None:
+        """What comes next is read from this offset on."""
+        self._progress.reached = offset
+
+    def thin(self, batch: Batch, header: BatchHeader) -> tuple[Batch, BatchHeader] | None:
+        """The batch with what is kept of it, and its new header; None if nothing is. The very same batch if all is."""
+        self._progress.reached = header.base_offset
+        kept = self._thin(batch, header)
+        self._progress.reached = header.next_offset
+        return kept
+
+    def _thin(self, batch: Batch, header: BatchHeader) -> tuple[Batch, BatchHeader] | None:
+        if header.is_control:
+            kernel.columns(batch)
+            return batch, header
+        keep = bytes(self._stays(*record) for record in kernel.keys(batch))
+        if keep and all(keep):
+            return batch, header
+        thinner = kernel.filter_batch(batch, keep) if any(keep) else None
+        if thinner is None:
+            if not self._stays_empty(header):
+                return None
+            if not header.record_count:
+                return batch, header
+            thinner = _emptied(header)
+        return thinner, read_header(thinner)
+
+    def _stays_empty(self, header: BatchHeader) -> bool:
+        is_last = header.next_offset == self._progress.complete_to
+        return is_last or header.base_offset in self._last_batches or header.producer_id in self._ahead
+
+    def _stays(self, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
+        if key is None or self._latest.get(_short(key), -1) > offset:
+            return False
+        return not (is_tombstone and offset < self._horizon)
+
+
+def _short(key: bytes) -> bytes:
+    """Long keys are told apart by a digest, so that the map's memory does not depend on them."""
+    return key if len(key) <= SHORT_KEY_BYTES else hashlib.blake2b(key, digest_size=32).digest()
+
+
+def _emptied(header: BatchHeader) -> bytearray:
+    """The batch without its records, which still holds its offsets and its producer's sequence."""
+    empty = bytearray(HEADER_BYTES)
+    HEADER.pack_into(empty, 0, *header._replace(size_bytes=HEADER_BYTES - LENGTH_END, record_count=0))
+    sign(empty)
+    return empty

@@ -1,0 +1,1 @@
+"""The layout `partitioned`: a folder of segments for each partition."""

@@ -1,0 +1,378 @@
+"""A partition's log in the `partitioned` layout: a folder of segments, of which the newest is written.
+
+    <data>/<topic>/<topic>-<n>/partition                     the topic's id and the format's version (see `folder`)
+                               leader-epochs                  see `epochs`
+                               <20-digit offset>.log          the batches from that offset on (see `segment`)
+                               <20-digit offset>.index        see `index`
+                               <20-digit offset>.timeindex    see `index`
+                               <20-digit offset>.snapshot     idempotent producers before that offset (see `producers`)
+                               <20-digit offset>.sum          of a compacted segment (see `sums`)
+                               <20-digit offset>.gaps         of a segment with gaps between its offsets (see `segment`)
+                               <20-digit offset>.<n>.cut      a truncation (see `truncation`)
+                               <20-digit offset>.start        the log's start inside a segment (see `start_markers`)
+
+`append` stages; `write` puts all that was staged into the file with one call, or takes it all back. What was written
+is in the page cache and outlives the process; what lies below `durable_offset` was synced and outlives the machine.
+A truncation is synced soon after, and before or with what is appended next: until then a loss of power may bring back
+what was cut, but never behind what came after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import Final
+
+from headrace.errors import HeadraceError, UnknownPartition
+from headrace.ports.disk import File
+from headrace.records.batch import BatchHeader
+from headrace.storage.checkpointer import Done
+from headrace.storage.log import ReadResult
+from headrace.storage.producers import ProducerState
+from headrace.storage.segments.readable import SegmentedLog
+from headrace.storage.segments.segment import INDEX, RELATIVE_OFFSET_MAX, TIME_INDEX, Segment
+from headrace.storage.segments.turn import Turn
+
+log = logging.getLogger(__name__)
+
+NOTHING: Final = ReadResult((), 0)
+
+_STAMP = struct.Struct(">qii").pack_into
+
+
+class PartitionedLog(SegmentedLog):
+    """See `storage.log.Log`."""
+
+    # Appending.
+
+    def append(self, batch: memoryview, header: BatchHeader, epoch: int) -> int:
+        base = self.end_offset
+        _STAMP(batch, 0, base, header.size_bytes - 12, epoch)
+        self._stage(batch, header, base, epoch)
+        return base
+
+    def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
+        if self._refusal is not None:
+            raise self._refusal.again()
+        segment = self._active
+        size = header.size_bytes
+        position = segment.size
+        last = base + header.last_offset_delta
+        if position and (
+            position + size > self.settings.segment_bytes or last - segment.base_offset > RELATIVE_OFFSET_MAX
+        ):
+            segment = self._roll_in_turn()
+            position = 0
+        if base != self.end_offset and (not segment.sparse or last - segment.base_offset > RELATIVE_OFFSET_MAX):
+            segment = self._allow_gap(segment, base, last)
+            position = 0
+        if not self._staged:
+            self._begin_turn(segment)
+        if position >= segment.next_index_at:
+            segment = self._index(segment, base, position)
+            position = segment.size
+        self._staged.append(batch)
+        segment.size = position + size
+        segment.greatest_ms = max(segment.greatest_ms, header.max_timestamp_ms)
+        if epoch != self._epoch:
+            self._begin_epoch(epoch, base)
+            self._epoch = epoch
+        if header.producer_id >= 0:
+            self.producers.appended(header, base)
+        self.end_offset = segment.next_offset = last + 1
+
+    def _allow_gap(self, segment: Segment, base: int, last: int) -> Segment:
+        """A segment that takes offsets with gaps does so from its first batch on."""
+        if segment.size:
+            segment = self._roll_in_turn()
+        try:
+            segment.allow_gaps()
+            if last - segment.base_offset > RELATIVE_OFFSET_MAX:
+                self.roll(base)
+                segment = self._active
+        except OSError as error:
+            raise self._refuse(error).again() from error
+        self._unsynced.add(self.folder)
+        return segment
+
+    def _begin_turn(self, segment: Segment) -> None:
+        """Everything that could fail for lack of room or files is done here, before anything has changed."""
+        try:
+            file = segment.file
+            if segment.size == 0 and self.settings.preallocate:
+                file.reserve(self.settings.segment_bytes)
+            segment.load_indexes()
+            self.producers.load()
+            if segment.size == 0:  # one that a truncation began has no snapshot yet
+                self._remember_producers(segment.base_offset)
+            turn = Turn.begin(self.end_offset, segment, self.epochs)
+        except OSError as error:
+            raise self._refuse(error).again() from error
+        if segment.size == 0:
+            self.began_ms = self._around.clock.wall_ms()
+            self._around.segment_began(self)
+            self._unsynced.add(self.folder)
+        self._turn = turn
+        self._around.staged[self] = None
+
+    def _index(self, segment: Segment, base: int, position: int) -> Segment:
+        """An index entry for the batch about to be staged; a full index ends the segment."""
+        if segment.index.full:
+            segment = self._roll_in_turn()
+            if base != self.end_offset:
+                segment = self._allow_gap(segment, base, base)
+            self._begin_turn(segment)
+            position = 0
+        if base == segment.base_offset or (not position and not segment.sparse):
+            return segment
+        try:
+            segment.add_entry(base - segment.base_offset, position)
+        except OSError as error:
+            if segment.sparse:
+                raise self._refuse(error).again() from error
+            # An entry less only makes a search longer; whether there is room for the batch, its write will tell.
+            segment.skip_entry(position)
+        return segment
+
+    def _roll_in_turn(self) -> Segment:
+        if self._staged and (error := self.write()) is not None:
+            self._refusal = self._refusal or error
+            raise error
+        sparse = self._active.sparse and self.copying
+        try:
+            self.roll()
+            if sparse:
+                self._active.allow_gaps()
+        except OSError as error:
+            raise self._refuse(error).again() from error
+        return self._active
+
+    def write(self) -> HeadraceError | None:
+        """Write what was staged; or take it back and answer why."""
+        staged = self._staged
+        if not staged:
+            error, self._refusal = self._refusal, self.offline
+            return error
+        segment = self._active
+        try:
+            # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
+            if self._turn is not None and len(self.epochs.entries) != self._turn.epochs:
+                self._save_epochs()
+            segment.file.pwritev(staged, segment.written)
+        except OSError as error:
+            reason = self._undo(error)
+            self._refusal = self.offline
+            return reason
+        self._staged = []
+        self.size_bytes += segment.size - segment.written
+        segment.written = segment.size
+        self.written_offset = self.end_offset
+        self.producers.settled()
+        if self._shortage.lasts:
+            self._shortage.ended()
+        return None
+
+    def _undo(self, error: OSError) -> HeadraceError:
+        """Go back to where the turn began; appends are refused until the store has reported it."""
+        turn, segment = self._turn, self._active
+        assert turn is not None
+        self._staged = []
+        turn.take_back(segment, self.epochs)
+        self.end_offset = turn.end_offset
+        self._epoch = None
+        self.producers.take_back()
+        reason = self._refuse(error)
+        try:
+            segment.file.truncate(segment.written)
+        except OSError as second:
+            reason = self.fail(second)
+        self._refusal = reason
+        return reason
+
+    # Cutting.
+
+    def truncate(self, offset: int) -> None:
+        self._flush_staged()
+        if offset >= self.end_offset:
+            return
+        if offset <= self.start_offset:
+            self._drop_all(offset, self._known_before(offset))
+            return
+        segment, position = self.segments.locate(offset)
+        # A batch that spans the offset goes whole, and a gap before it too, so the end may lie below it.
+        end = segment.end_before(position) if position else min(offset, segment.base_offset)
+        if end <= self.start_offset:
+            self._drop_all(end, self._known_before(end))
+            return
+        self._begin_cut(end, anew=False)
+        if position:
+            keep = self.segments.index(segment) + 1
+            self.size_bytes -= segment.written - position
+            segment.cut(position, end)
+            self.cuts.has_tail(segment)
+        else:
+            keep = self.segments.count_below(end)  # those that compaction left empty before this one go too
+            self.segments[keep - 1].next_offset = end
+        self._begin_anew(keep, end, {})
+        self._cut_to(end)
+
+    def restart_at(self, offset: int) -> None:
+        self._flush_staged()
+        self._drop_all(offset, {})
+
+    def _drop_all(self, offset: int, known: dict[int, ProducerState]) -> None:
+        """All but what is known of producers from before the offset."""
+        self._begin_cut(offset, anew=True)
+        self._begin_anew(0, offset, known)
+        self.start_offset = offset
+        self.epochs.truncate(0)
+        self._cut_to(offset)
+
+    def _begin_cut(self, offset: int, *, anew: bool) -> None:
+        try:
+            if anew:
+                self._start_markers.forget()
+            self.cuts.begin(offset, anew=anew)
+        except OSError as error:
+            raise self._refuse(error).again() from error
+
+    def _begin_anew(self, keep: int, offset: int, known: dict[int, ProducerState]) -> None:
+        """Nothing but the first segments and a new one; a crash keeps the first of these changes (see `truncation`)."""
+        try:
+            self._discard(self.segments.replace(keep, len(self.segments), [])[::-1])
+            self.snapshots.remove_above(offset if keep else -1)
+            segment = self._around.new_segment(self.folder, self.settings, offset)
+            segment.file  # noqa: B018
+            self._add(segment)
+            if known:
+                self._write_snapshot_at(offset, known)
+        except OSError as error:
+            raise self.fail(error).again() from error
+
+    def _flush_staged(self) -> None:
+        error = self.write()
+        if error is not None:
+            log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
+        if self.offline is not None:
+            raise self.offline.again()
+
+    def _cut_to(self, end_offset: int) -> None:
+        self.end_offset = self.written_offset = end_offset
+        self.committed_offset = min(self.committed_offset, end_offset)
+        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
+        self.durable_offset = min(self.durable_offset, end_offset)
+        self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
+        self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self.truncations += 1
+        self._turn = None
+        self._epoch = None
+        self._reader.forget()
+        self.epochs.truncate(end_offset)
+        self._save_epochs()
+        self.snapshots.remove_above(end_offset)
+        self.producers.forget()
+        self._unsynced.add(self.folder, self._active.path)
+        self._around.sync_soon(self)
+        self._around.checkpoint_soon(None)
+
+    def delete_before(self, offset: int, done: Done | None = None) -> None:
+        if self.offline is not None:
+            raise self.offline.again()
+        offset = min(offset, self.written_offset)
+        if offset > self.start_offset:
+            self._raise_start(offset)
+        elif done is None:
+            return
+        kept = self.start_kept(done)
+        if self.cuts.would_lower(self.start_offset):
+            self._starts_to_keep.append(kept)
+        else:
+            self._around.checkpoint_soon(kept)
+
+    def _raise_start(self, offset: int) -> None:
+        count = 0
+        while count < len(self.segments) - 1 and self.segments[count].next_offset <= offset:
+            count += 1
+        if count:
+            self._remember_producers(self.segments[count].base_offset)
+        self.start_offset = offset
+        if count:
+            self._discard(self.segments.replace(0, count, []))
+            self._reader.forget()
+            self.producers.moved()
+        if offset > self.segments[0].base_offset:
+            self._start_markers.note(offset)
+            self._unsynced.add(self.folder)
+            self._around.sync_soon(self)
+
+    def _sync_snapshot_soon(self) -> None:
+        self._around.sync_soon(self)
+
+    # Syncing.
+
+    def sync_soon(self) -> None:
+        self._around.sync_soon(self)
+
+    def take_unsynced(self) -> list[File]:
+        """Files to sync so that everything written is safe; they count as asked for from now on."""
+        files: list[File] = []
+        for segment in reversed(self.segments[:]):
+            if segment.next_offset <= self.durable_offset:
+                break
+            if segment.written:
+                files.append(segment.file)
+        self.sync_asked_offset = self.written_offset
+        self.cuts.asked()
+        return files + self._unsynced.take()
+
+    def synced_upto(self, offset: int) -> None:
+        """The sync that `take_unsynced` was called for has come back."""
+        self._unsynced.came_back()
+        self.durable_offset = max(self.durable_offset, offset)
+        if self.cuts.settled < self.cuts.number:
+            self._settle_cuts()
+
+    def _settle_cuts(self) -> None:
+        """Go on with truncations as far as what was synced allows."""
+        settled = self.cuts.settled
+        if self.cuts.came_back():
+            try:
+                self._drop_tails()
+            except OSError as error:
+                self.fail(error)
+                return
+            self._around.sync_soon(self)
+        if self.cuts.settled > settled:
+            settled = self.cuts.settled
+            self._around.checkpoint_soon(lambda error: None if error else self.cuts.remove_markers(settled))
+            if settled == self.cuts.number:
+                waiting, self._starts_to_keep = self._starts_to_keep, []
+                for kept in waiting:
+                    self._around.checkpoint_soon(kept)
+
+    def _drop_tails(self) -> None:
+        """The names that tell of the truncations are synced: what was cut may go."""
+        for segment in self.cuts.take_tails():
+            if segment in self.segments:  # else it was compacted or deleted meanwhile
+                self._unsynced.add(self.folder, *segment.drop_tail())
+        self._save_epochs()
+
+    def stop(self) -> None:
+        """Write what a start without a scan needs; syncing it is the caller's."""
+        self._write_snapshot(self.written_offset)
+        if self.cuts.settled < self.cuts.number:
+            self._disk.sync_folder(self.folder)
+            self._drop_tails()
+        self._save_epochs()
+        if self._active.written and self._active.index.count >= 0:
+            self._active.end_indexes()
+            self._unsynced.add(self._active.stem + INDEX, self._active.stem + TIME_INDEX)
+
+    def delete(self) -> None:
+        """Take nothing more: the partition is going away."""
+        self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
+        self._staged = []
+
+    def close_files(self) -> None:
+        for segment in self.segments:
+            segment.close()
