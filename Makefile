@@ -5,7 +5,8 @@ ARGS ?=
 # `make test` draws the same every time, so that it says something of the change; `make prove` draws anew.
 SEED ?= 1
 SEEDS ?= 1-2000
-PACKAGES := etcd ip kcat node npm strace java
+# The commands that tests start, from Debian packages; `make test` with files sets up what those need.
+PACKAGES ?= etcd ip kcat node npm strace java
 PYTHON_FILES := src tests tools bench examples setup.py
 # What setup.py compiles.
 KERNELS := $(foreach types,$(wildcard src/headrace/records/*.pxd),$(types) $(types:.pxd=.py))
@@ -14,15 +15,17 @@ FIRST_KERNELS := kernel key_hashes builder router
 # The package, compiled, and what it needs; the steps of a set-up are taken at once where they allow it.
 SERVING := $(VENV)/.serving $(VENV)/.runtime
 RUNTIME := $(VENV)/.compiled $(VENV)/.runtime
+CHECK := $(VENV)/.check
 TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo packages test check prove sim mutate bench settings dist inventory format clean
+.PHONY: help serve demo packages quick test check prove sim mutate bench settings dist inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
 	@echo 'make demo       broker, traffic, archive, a plot and an audit, in a few minutes; KEEP=1 keeps its folder'
-	@echo 'make test       everything: checks, unit tests, real clients, faults (ARGS go to pytest)'
+	@echo 'make quick      in a minute: the rooms without other processes, one broker, lint and types of what changed'
+	@echo 'make test       everything: checks, unit tests, real clients, faults (ARGS go to pytest: ARGS=tests/wire)'
 	@echo 'make check      format, lint, types, layers, tidiness'
 	@echo 'make prove      the long runs; their figures are added to docs/PROOF.md'
 	@echo 'make sim        clusters under simulated faults: SEEDS=1-2000 of them, or one seed that broke a rule, told in full'
@@ -52,8 +55,9 @@ $(VENV)/.serving $(VENV)/.compiled: setup.py $(KERNELS) $(VENV)/.made
 	@tools/setup.sh compile $(@F) $(NAMES)
 
 $(VENV)/.spark: EXTRAS := spark
-$(VENV)/.tests: EXTRAS := dev,spark,etcd
-$(VENV)/.runtime $(VENV)/.spark $(VENV)/.tests: pyproject.toml setup.py constraints.txt $(VENV)/.made
+$(VENV)/.check: EXTRAS := dev,arrow,etcd
+$(VENV)/.tests: EXTRAS := dev,arrow,etcd,spark
+$(VENV)/.runtime $(VENV)/.spark $(VENV)/.check $(VENV)/.tests: pyproject.toml setup.py constraints.txt $(VENV)/.made
 	@tools/setup.sh install $(@F) $(EXTRAS)
 
 packages:
@@ -62,18 +66,17 @@ packages:
 .work/node/.installed: tests/clients/kafkajs/package.json | packages
 	@tools/setup.sh node
 
+quick: $(VENV)/.compiled $(CHECK)
+	@$(BIN)/python tools/side_by_side.py --quick --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
+
 test:
-	@$(MAKE) --no-print-directory --jobs packages $(TESTS) .work/node/.installed
+	+@MAKE='$(MAKE)' tools/setup.sh tests $(ARGS)
 	@mkdir -p .work && rm -f .work/proven*.json
 	$(BIN)/python tools/side_by_side.py --proven .work/proven.json -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
 	@$(BIN)/python tools/inventory.py compare
 
-check: $(TESTS)
-	$(BIN)/ruff format --check $(PYTHON_FILES)
-	$(BIN)/ruff check $(PYTHON_FILES)
-	MYPYPATH=bench $(BIN)/mypy $(PYTHON_FILES)
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest tests/test_tidy.py
+check: $(CHECK)
+	@$(BIN)/python tools/check.py
 
 prove: packages $(TESTS) .work/node/.installed
 	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
@@ -97,7 +100,7 @@ dist: $(RUNTIME)
 inventory:
 	@$(BIN)/python tools/inventory.py accept
 
-format: $(TESTS)
+format: $(CHECK)
 	$(BIN)/ruff format $(PYTHON_FILES)
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
 

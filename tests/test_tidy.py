@@ -8,6 +8,7 @@ import subprocess
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,14 @@ def short(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
 
 
 def committed() -> list[Path]:
@@ -52,13 +59,13 @@ def committed() -> list[Path]:
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call):
             yield node.lineno, ast.unparse(node.func)
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -70,7 +77,7 @@ def dotted(path: Path) -> str:
 
 def imported(tree: ast.Module) -> Iterator[str]:
     """Every name that an import statement brings in, with its module, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -119,7 +126,7 @@ def test_class_names_are_nouns_of_the_field() -> None:
     vague = [
         f"{short(path)} {node.name}"
         for path in MODULES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.ClassDef)
         if any(re.search(part + "(?![a-z])", node.name) for part in VAGUE_NAMES)
     ]

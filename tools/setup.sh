@@ -2,7 +2,8 @@
 # The steps of the set-up, each ending in a stamp, so that make comes here only when something changed, and may take
 # those that do not need each other at once: `setup.sh venv` makes the virtual environment, `setup.sh install STAMP
 # [EXTRAS]` installs the package there with all that it needs, `setup.sh compile STAMP [KERNEL...]` compiles the record
-# kernels (all, or those named), `setup.sh node` installs the Node clients.
+# kernels (all, or those named), `setup.sh node` installs the Node clients. `setup.sh tests [ARGUMENT...]` takes those
+# steps that the tests need which pytest would run with these arguments, and says which commands and packages they are.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -76,10 +77,25 @@ node() {
     touch .work/node/.installed
 }
 
+tests() {
+    needs=$("$(find_python)" tools/needs.py "$@")
+    targets="$venv/.compiled" extras=$venv/.check packages=
+    for need in $needs; do
+        case $need in
+        spark) extras=$venv/.tests ;;
+        node) packages="$packages node npm" targets="$targets .work/node/.installed" ;;
+        *) packages="$packages $need" ;;
+        esac
+    done
+    say "these tests need the package, what checks it${needs:+, and $needs}"
+    "${MAKE:-make}" --no-print-directory --jobs $targets $extras packages PACKAGES="${packages# }"
+}
+
 case "${1:-}" in
 venv) make_venv ;;
 install) shift && install "$@" ;;
 compile) shift && compile "$@" ;;
 node) node ;;
-*) stop 'say venv, install, compile or node' ;;
+tests) shift && tests "$@" ;;
+*) stop 'say venv, install, compile, node or tests' ;;
 esac

@@ -1,4 +1,7 @@
-"""Runs everything that `make test` is made of in three lanes side by side, each taking the next part when it is free.
+"""Runs what `make test` or `make quick` is made of in lanes side by side, each taking the next part when it is free.
+
+    side_by_side.py --proven FILE [arguments of pytest]     all of it
+    side_by_side.py --quick [arguments of pytest]           what a minute allows
 
 Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: tests of Spark's
 pipelines and of its sources and sinks, each on a JVM of its own; the checks; tests of our client, with other clients,
@@ -7,7 +10,9 @@ its data.
 A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
 file, that alone is run. What all have proven is put together in one file.
 
-    side_by_side.py --proven FILE [arguments of pytest]
+Quick are the tests of the rooms that need no other process, as far as they need nothing beside the package (`needs.py`)
+and are not marked `thorough`; those of one broker that a real client uses; lint and types of what changed. They wait
+for nothing, so there is a lane for each of two cores.
 """
 
 from __future__ import annotations
@@ -24,9 +29,12 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
+from needs import needs_of, tests_of
+
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
 LANES = 3
+QUICK_LANES = 2
 SPARK_TESTS = ("tests/spark",)
 SOURCE_TESTS = tuple(
     f"tests/spark/test_{name}.py"
@@ -53,6 +61,12 @@ TWICE_TESTED = (
     *(f"tests/frontend/test_{name}.py" for name in ("produce_and_fetch", "cold_reads", "retention_archived")),
 )
 """Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
+QUICK_TESTS = {
+    "storage": ("tests/storage",),
+    "cluster": ("tests/cluster", "tests/groups", "tests/partitions", "tests/replication"),
+    "wire": ("tests/wire", "tests/records"),
+    "broker": ("tests/frontend/test_produce_and_fetch.py", "tests/test_tidy.py"),
+}
 # A JVM of the tests lives for minutes at most: its optimising compiler takes more time than it gives.
 ENVIRONMENT = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 OUTCOMES = ("passed", "skipped", "failed")
@@ -63,16 +77,17 @@ STOPPED = -1
 class Lanes:
     """Works on a queue of parts; when one fails in a way that makes the others pointless, none is begun any more."""
 
-    def __init__(self, commands: dict[str, list[str]], decisive: str) -> None:
+    def __init__(self, commands: dict[str, list[str]], decisive: str, lanes: int = LANES) -> None:
         self.codes: dict[str, int] = {}
         self._waiting = deque(commands.items())
         self._decisive = decisive
+        self._lanes = lanes
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._stopping = False
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._work) for _ in range(LANES)]
+        threads = [threading.Thread(target=self._work) for _ in range(self._lanes)]
         for thread in threads:
             thread.start()
         try:
@@ -133,6 +148,24 @@ def run(proven: Path, arguments: list[str]) -> int:
     lanes.run()
     print(f"all together: {time.monotonic() - began:.0f} s")
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))
+    return outcome(lanes)
+
+
+def run_quick(arguments: list[str]) -> int:
+    began = time.monotonic()
+    WORK.mkdir(exist_ok=True)
+    pytest = [sys.executable, "-m", "pytest", "-m", "not long and not thorough", *arguments]
+    parts = {
+        name: [*pytest, *(str(test.relative_to(ROOT)) for test in tests_of(chosen) if not needs_of(test))]
+        for name, chosen in QUICK_TESTS.items()
+    }
+    lanes = Lanes({"checks": [sys.executable, "tools/check.py", "--changed"], **parts}, "checks", QUICK_LANES)
+    lanes.run()
+    print(f"all together: {time.monotonic() - began:.0f} s")
+    return outcome(lanes)
+
+
+def outcome(lanes: Lanes) -> int:
     codes = list(lanes.codes.values())
     return next((code for code in codes if code not in (0, NOTHING_COLLECTED)), min(codes))
 
@@ -152,8 +185,8 @@ def together(found: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, str]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[1] != "--proven":
+    if sys.argv[1:2] not in (["--proven"], ["--quick"]) or sys.argv[1:] == ["--proven"]:
         sys.exit(__doc__)
     # Shells let what they start in the background ignore it, and so would the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(run(ROOT / sys.argv[2], sys.argv[3:]))
+    sys.exit(run_quick(sys.argv[2:]) if sys.argv[1] == "--quick" else run(ROOT / sys.argv[2], sys.argv[3:]))

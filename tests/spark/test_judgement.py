@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 
 from headrace.pipelines.judgement import NO_OFFSET, Bound, judge
 from proving import proves

@@ -170,7 +170,7 @@ def unique(names: Sequence[str]) -> list[str]:
 @contextmanager
 def sql_errors() -> Iterator[None]:
     """Spark's own words about a statement, with the place in it; our own words where the cause is ours."""
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException, PythonException
 
     from headrace.pipelines.views import words

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 from pyspark.sql import functions as F
 
 from headrace.errors import OperatorError

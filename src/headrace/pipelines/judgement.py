@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 
 FAULTS: Final = ("lost", "duplicated", "out_of_order", "corrupted")
 PLACE: Final = ("topic", "partition", "offset")

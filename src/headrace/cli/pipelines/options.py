@@ -71,7 +71,7 @@ def spark_session(name: str, master: str, spark_conf: tuple[str, ...]) -> Iterat
 @contextmanager
 def readable_errors() -> Iterator[None]:
     """Spark's exceptions as one OperatorError each, with the line that says what went wrong."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
