@@ -19,7 +19,7 @@ CHECK := $(VENV)/.check
 TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo packages quick test check prove sim mutate bench settings dist inventory format clean
+.PHONY: help serve demo packages quick test check prove sim mutate bench reference dist inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -31,7 +31,7 @@ help:
 	@echo 'make sim        clusters under simulated faults: SEEDS=1-2000 of them, or one seed that broke a rule, told in full'
 	@echo 'make mutate     change the code one small thing at a time and list what no test and no seed finds (ARGS=--help)'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
-	@echo 'make settings   write docs/SETTINGS.md from the declaration'
+	@echo 'make reference  write docs/API.md, docs/CLI.md and docs/SETTINGS.md from the code'
 	@echo 'make dist       an sdist and a compiled wheel, in dist/'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
 	@echo 'make format     let ruff format and mend what it can'
@@ -91,8 +91,8 @@ mutate: $(TESTS)
 bench: $(TESTS)
 	$(BIN)/python bench/run.py $(ARGS)
 
-settings: $(RUNTIME)
-	@$(BIN)/python tools/settings_reference.py
+reference: $(TESTS)
+	@$(BIN)/python tools/reference.py
 
 dist: $(RUNTIME)
 	@$(BIN)/python tools/dist.py

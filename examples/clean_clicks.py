@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from headrace.pipelines.job import Topics
+    from headrace.pipelines import Topics
 
 LONGEST_MS = 600_000
 HEADERS = "array<struct<key: string, value: string>>"

@@ -69,16 +69,6 @@ def test_every_topic_setting_has_a_broker_wide_default_of_the_same_kind() -> Non
         assert BROKER_BY_NAME["log." + name].default == setting.default
 
 
-def test_the_reference_in_docs_is_current() -> None:
-    checked = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "settings_reference.py"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stderr
-
-
 def test_a_password_is_shown_nowhere() -> None:
     loaded = load(environment={"HEADRACE_ETCD_PASSWORD": "open sesame"})
     assert loaded["etcd.password"].reveal() == "open sesame"

@@ -1,9 +1,6 @@
-"""Writes docs/SETTINGS.md from the tables in headrace.settings; with --check only says whether it is current."""
+"""docs/SETTINGS.md: every setting, from the tables that declare it."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 from headrace.cluster.config import DYNAMIC
 from headrace.kafka.broker_names import ALIASES
@@ -17,10 +14,9 @@ from headrace.settings.values import (
     Value,
 )
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "SETTINGS.md"
 HEAD = """# Settings
 
-Generated from the tables in `src/headrace/settings/` by `make settings`; do not edit.
+Generated from the tables in `src/headrace/settings/` by `make reference`; do not edit.
 
 A broker setting comes, weakest first, from its default, the config file (`headrace serve --config FILE`, TOML), the
 environment (`HEADRACE_` and the name in capitals, dots as underscores) and the command line (`--set name=value`).
@@ -71,9 +67,3 @@ def reference() -> str:
         f"\n## Registry\n\n`headrace registry` reads them in the same ways.\n\n{table(REGISTRY_SETTINGS)}\n"
         f"Of a broker's settings it uses {', '.join(f'`{name}`' for name in shared)}.\n"
     )
-
-
-if __name__ == "__main__":
-    if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text() == reference() else "docs/SETTINGS.md is not current: run make settings")
-    TARGET.write_text(reference())

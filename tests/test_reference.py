@@ -1,0 +1,36 @@
+"""The references in docs/ say what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("reference", "needs"), [("API.md", ("pyarrow", "pyspark")), ("CLI.md", ()), ("SETTINGS.md", ())]
+)
+def test_a_reference_in_docs_is_current(reference: str, needs: tuple[str, ...]) -> None:
+    for package in needs:
+        pytest.importorskip(package)
+    checked = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "reference.py"), "--check", reference],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_names_that_are_found_late_are_those_of_their_modules() -> None:
+    pytest.importorskip("pyspark")
+    import headrace.pipelines.job
+    import headrace.spark.session
+
+    assert headrace.spark.start is headrace.spark.session.start
+    assert headrace.pipelines.Topics is headrace.pipelines.job.Topics
