@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,9 +15,9 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
+import dist
 import pytest
 from packaging.requirements import Requirement
 
@@ -58,18 +57,7 @@ class Built(NamedTuple):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("dist")
-    run([sys.executable, ROOT / "tools" / "dist.py", folder])
-    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
-    return Built(sdist, wheel)
-
-
-def dist() -> ModuleType:
-    found = importlib.util.spec_from_file_location("dist", ROOT / "tools" / "dist.py")
-    assert found is not None
-    assert found.loader is not None
-    tool = importlib.util.module_from_spec(found)
-    found.loader.exec_module(tool)
-    return tool
+    return Built(*dist.build(folder))
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
@@ -123,7 +111,7 @@ def test_a_wheel_is_the_package_compiled(built: Built) -> None:
     modules = {str(file.relative_to(source)) for file in source.rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == modules
     assert {"headrace/py.typed", f"headrace-{__version__}.dist-info/licenses/LICENSE"} <= files
-    assert dist().kernels_missing(built.wheel) == []
+    assert dist.kernels_missing(built.wheel) == []
 
 
 def test_a_wheel_that_lacks_a_kernel_is_noticed(built: Built, tmp_path: Path) -> None:
@@ -134,7 +122,7 @@ def test_a_wheel_that_lacks_a_kernel_is_noticed(built: Built, tmp_path: Path) ->
             if not (name.endswith(".so") and lost.replace(".", "/") in name):
                 copied.writestr(name, b"")
     assert rest
-    assert dist().kernels_missing(other) == [lost]
+    assert dist.kernels_missing(other) == [lost]
 
 
 def test_a_wheel_serves_and_reads_where_nothing_else_is(
