@@ -18,7 +18,7 @@ from headrace.storage.commitlog.frames import FRAME_BYTES
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from storage.harness import Harness, append, batch
 
 TURNS = 600
@@ -51,7 +51,9 @@ CASES = (
 
 def measure(case: Case) -> list[str]:
     clock = VirtualClock()
-    harness = Harness(SimDisk(clock), clock, "/data", layout="shared", file_bytes=FILE_BYTES, rewrite_share=case.share)
+    harness = Harness(
+        VirtualDisk(clock), clock, "/data", layout="shared", file_bytes=FILE_BYTES, rewrite_share=case.share
+    )
     kept = {TopicPartition("long", n): case.long_ms for n in range(case.long_topics)}
     kept |= {TopicPartition("short", n): SHORT_MS for n in range(case.short_topics)}
     for where, retention_ms in kept.items():

@@ -11,7 +11,7 @@ NUMBERS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES)
 
 
 class DiskCalls:
-    """For `SimDisk.trouble`. Counts calls by name; that of the number `nth` fails, and no other."""
+    """For `VirtualDisk.trouble`. Counts calls by name; that of the number `nth` fails, and no other."""
 
     def __init__(self, nth: int = 0, number: int = 0) -> None:
         self.by_name: Counter[str] = Counter()

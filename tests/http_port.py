@@ -31,7 +31,7 @@ from headrace.storage.log import TopicPartition
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 DEADLINE_SECONDS = 30.0
 BROKER = 7
@@ -77,7 +77,7 @@ class HttpPort:
 
     def _start(self) -> None:
         self.clock = LoopClock(self._loop)
-        self.faults = SimDisk(self.clock)
+        self.faults = VirtualDisk(self.clock)
         self.disk: Disk = self.faults if self._faulty else SystemDisk(self._loop, sync_helper=False)
         self.disk.make_folder(str(self._folder))
         self.store = new_store(self.disk, self.clock, str(self._folder))

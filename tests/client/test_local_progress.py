@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.disk import Disk, write_atomically
 from headrace.system.disk import SystemDisk
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 
 FOLDER = Path("/state/progress")
@@ -31,8 +31,8 @@ def reactor() -> Iterator[ThreadReactor]:
 
 
 @pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk(VirtualClock())
+def disk() -> VirtualDisk:
+    return VirtualDisk(VirtualClock())
 
 
 def save(reactor: ThreadReactor, progress: LocalProgress, offsets: Offsets) -> HeadraceError | None:
@@ -69,7 +69,7 @@ def test_what_was_saved_is_there_after_a_restart(reactor: ThreadReactor, tmp_pat
 
 @pytest.mark.parametrize("crash_seed", range(20))
 def test_a_crash_of_the_machine_keeps_every_save_that_was_answered(
-    reactor: ThreadReactor, disk: SimDisk, crash_seed: int
+    reactor: ThreadReactor, disk: VirtualDisk, crash_seed: int
 ) -> None:
     progress = opened(reactor, disk)
     for offset in range(crash_seed % 4):
@@ -80,7 +80,7 @@ def test_a_crash_of_the_machine_keeps_every_save_that_was_answered(
 
 
 def test_saves_that_come_while_one_is_written_are_all_answered_when_they_are_safe(
-    reactor: ThreadReactor, disk: SimDisk
+    reactor: ThreadReactor, disk: VirtualDisk
 ) -> None:
     progress = opened(reactor, disk)
     answers: list[HeadraceError | None] = []
@@ -105,7 +105,7 @@ def test_a_second_consumer_of_the_same_name_is_refused_and_one_of_another_is_not
     opened(reactor, SystemDisk(), tmp_path).close()
 
 
-def test_a_full_disk_is_told_and_the_old_file_stays(reactor: ThreadReactor, disk: SimDisk) -> None:
+def test_a_full_disk_is_told_and_the_old_file_stays(reactor: ThreadReactor, disk: VirtualDisk) -> None:
     progress = opened(reactor, disk)
     assert save(reactor, progress, {("t", 0): 5}) is None
     disk.fail_write(f"{progress.path}.tmp", errno.ENOSPC)
@@ -129,7 +129,7 @@ def test_a_full_disk_is_told_and_the_old_file_stays(reactor: ThreadReactor, disk
     ],
 )
 def test_a_file_that_is_not_understood_stops_the_consumer(
-    reactor: ThreadReactor, disk: SimDisk, content: bytes
+    reactor: ThreadReactor, disk: VirtualDisk, content: bytes
 ) -> None:
     progress = opened(reactor, disk)
     progress.close()

@@ -20,9 +20,9 @@ from headrace.records.batch import batches
 from headrace.records.record import NewRecord
 from headrace.settings.values import load
 from headrace.virtual.coordination import CoordinationStore
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from headrace.virtual.loop import VirtualLoop
-from headrace.virtual.network import MemoryHost, MemoryNetwork
+from headrace.virtual.network import VirtualHost, VirtualNetwork
 from headrace.virtual.process import Process
 
 DATA = "/data"
@@ -36,13 +36,13 @@ class Machine:
         self.cluster = cluster
         self.number = number
         self.host = f"host{number}"
-        self.disk = SimDisk(cluster.loop.clock)
+        self.disk = VirtualDisk(cluster.loop.clock)
         self.disk.make_folder(DATA)
         self.disk.sync_folder("/")
         self.boot = f"boot-{number}-0"
         self.boots = 0
         self.process: Process
-        self.network: MemoryHost
+        self.network: VirtualHost
         self.participant: Participant
 
     async def start(self, **settings: object) -> None:
@@ -110,7 +110,7 @@ class Cluster:
     def __init__(self, loop: VirtualLoop, count: int, seed: int = 1) -> None:
         self.loop = loop
         self.random = random.Random(seed)
-        self.network = MemoryNetwork(loop.clock, seed)
+        self.network = VirtualNetwork(loop.clock, seed)
         self.store = CoordinationStore(loop.clock, seed)
         self.failures: list[BaseException] = []
         self.processes: list[Process] = []

@@ -6,15 +6,15 @@ from headrace.cluster.image import Previous
 from headrace.cluster.incarnation import FILE_NAME, read_incarnation, write_incarnation
 from headrace.ports.disk import write_atomically
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 FOLDER = "/data"
 WITH_LOST = b'{"incarnation":"i","boot":"b","clean":true,"lost":[["no hex",0]]}'
 LOST = frozenset({(b"t" * 16, 3)})
 
 
-def made() -> SimDisk:
-    disk = SimDisk(VirtualClock())
+def made() -> VirtualDisk:
+    disk = VirtualDisk(VirtualClock())
     disk.make_folder(FOLDER)
     disk.sync_folder("/")
     return disk

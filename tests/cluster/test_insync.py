@@ -35,7 +35,7 @@ from headrace.ports.coordination import Compare, Delete, OutcomeUnknown, Put, Tr
 from headrace.settings.values import log_settings
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 
 PREFIX = "/headrace/c/"
@@ -84,7 +84,7 @@ class Leader:
         self.fateful = Fateful(self.coordination)
         self.view = ClusterView(self.coordination, PREFIX, self.clock, unexpected)
         self.membership = Membership(self.coordination, PREFIX, self.clock, Broker(1, {}, "1a", 5), unexpected)
-        disk = SimDisk(self.clock)
+        disk = VirtualDisk(self.clock)
         disk.make_folder("/data")
         self.store = new_store(disk, self.clock, "/data")
         self.store.open({})

@@ -40,7 +40,7 @@ from headrace.ports.coordination import Compare, Delete, Put, TransactionResult
 from headrace.ports.disk import write_atomically
 from headrace.storage.damage import look_at
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk, SimFile
+from headrace.virtual.disk import VirtualDisk, VirtualFile
 from partitions.led import Deletion
 from proving import proves
 
@@ -440,7 +440,7 @@ def test_a_history_is_older_by_its_lineage_and_then_by_its_revision(found: tuple
 
 
 def test_what_was_seen_and_doubted_is_kept_as_it_is() -> None:
-    disk = SimDisk(VirtualClock())
+    disk = VirtualDisk(VirtualClock())
     disk.make_folder(DATA)
     seen = Seen("c", Lineage(2, "ff"), 7)
     assert read_seen(disk, DATA) is None
@@ -604,10 +604,10 @@ def test_metadata_that_was_accepted_is_kept_though_the_disk_fails_at_first() -> 
 def test_a_file_that_cannot_be_written_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(cluster: Cluster) -> None:
         await begin_alone(cluster)
-        disk, opened = cluster[1].disk, list[SimFile]()
+        disk, opened = cluster[1].disk, list[VirtualFile]()
         real_open = disk.open
 
-        def noted(path: str, *, create: bool = False, writable: bool = False) -> SimFile:
+        def noted(path: str, *, create: bool = False, writable: bool = False) -> VirtualFile:
             opened.append(real_open(path, create=create, writable=writable))
             return opened[-1]
 

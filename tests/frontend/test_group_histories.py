@@ -24,7 +24,7 @@ from headrace.groups.offsets_log import GroupLog
 from headrace.groups.offsets_partitions import GroupPartitions
 from headrace.ports.disk import read_whole
 from headrace.storage.log import TICK_SECONDS, TopicPartition
-from headrace.virtual.disk import SimFile
+from headrace.virtual.disk import VirtualFile
 from proving import proves
 from replication import scene as replicas
 from replication.scene import Broker, Scene
@@ -223,9 +223,9 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
     """Some steps of loads cannot read, or cannot open, what they want."""
     monkeypatch.setattr(replicas, "TOPIC", OFFSETS_TOPIC)
     number = 0
-    read, step = SimFile.pread, offsets_partitions._Load._step
+    read, step = VirtualFile.pread, offsets_partitions._Load._step
 
-    def pread(file: SimFile, count: int, position: int) -> bytes:
+    def pread(file: VirtualFile, count: int, position: int) -> bytes:
         if number and file.path.endswith(".log"):
             raise OSError(number, os.strerror(number), file.path)
         return read(file, count, position)
@@ -241,7 +241,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
                 number = 0
 
         monkeypatch.setattr(offsets_partitions._Load, "_step", one_step)
-        monkeypatch.setattr(SimFile, "pread", pread)
+        monkeypatch.setattr(VirtualFile, "pread", pread)
 
     return draw
 

@@ -34,7 +34,7 @@ from headrace.settings.values import log_settings
 from headrace.storage.layouts import Store
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk, SimFile
+from headrace.virtual.disk import VirtualDisk, VirtualFile
 from proving import proves
 
 BROKER, OTHER = 1, 2
@@ -65,13 +65,13 @@ class Scene:
     image: Image = field(default_factory=lambda: image_of(OFFSETS_TOPIC, "t"))
     epoch: int = 0
     accepted: frozenset[Loss] = frozenset()
-    disk: SimDisk = field(init=False)
+    disk: VirtualDisk = field(init=False)
     partitions: Partitions = field(init=False)
     groups: GroupCoordinator = field(init=False)
     followed: GroupPartitions = field(init=False)
 
     def __post_init__(self) -> None:
-        self.disk = SimDisk(self.clock)
+        self.disk = VirtualDisk(self.clock)
         self.disk.make_folder("/data")
         store = new_store(self.disk, self.clock, "/data", self.layout)
         store.open({})
@@ -154,15 +154,15 @@ class FailingReads:
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.number = 0
         self.count = 0
-        real = SimFile.pread
+        real = VirtualFile.pread
 
-        def pread(file: SimFile, count: int, position: int) -> bytes:
+        def pread(file: VirtualFile, count: int, position: int) -> bytes:
             if self.number and file.path.endswith(".log"):
                 self.count += 1
                 raise OSError(self.number, os.strerror(self.number), file.path)
             return real(file, count, position)
 
-        patched.setattr(SimFile, "pread", pread)
+        patched.setattr(VirtualFile, "pread", pread)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from headrace.metrics import Metrics
 from headrace.ports.network import Address
 from headrace.settings.values import load
 from headrace.storage.keys.builder import KeyIndexes
-from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.network import VirtualNetwork
 from partitions.led import BROKER, Led
 from system.joined import Recorder
 
@@ -45,7 +45,7 @@ class Port:
         self.metrics = Metrics()
         state = PartitionState(0, BROKER, 0, (BROKER,), (BROKER,))
         self._image = Image("/", topics={"orders": Topic("orders", bytes(16), (state,))})
-        self.network = MemoryNetwork(self.led.clock, seed)
+        self.network = VirtualNetwork(self.led.clock, seed)
         services = HttpServices(
             settings=load(environment={}, flags={"http.body.max.bytes": 2000}),
             clock=self.led.clock,

@@ -15,7 +15,7 @@ from headrace.records.record import NewRecord
 from headrace.settings.values import log_settings
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 BROKER = 1
 DATA = "/data"
@@ -31,7 +31,7 @@ class Led:
     def __init__(self, layout: str = "") -> None:
         self._layout = layout
         self.clock = VirtualClock()
-        self.disk = SimDisk(self.clock)
+        self.disk = VirtualDisk(self.clock)
         self.disk.make_folder(DATA)
         self.store = new_store(self.disk, self.clock, DATA, layout)
         self.store.open({})

@@ -18,7 +18,7 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.segments.log import PartitionedLog
 from headrace.storage.segments.store import PartitionedStore
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from partitions.led import BROKER, DATA, TOPIC_ID, batch
 
 
@@ -41,7 +41,7 @@ def still_held(append: Callable[[memoryview], object]) -> int:
 @pytest.mark.parametrize("store_type", [PartitionedStore, SharedStore])
 def test_appends_that_are_refused_do_not_stay_in_memory(store_type: type[PartitionedStore] | type[SharedStore]) -> None:
     clock = VirtualClock()
-    disk = SimDisk(clock)
+    disk = VirtualDisk(clock)
     disk.make_folder(DATA)
     store = store_type(disk, clock, DATA)
     store.open({})

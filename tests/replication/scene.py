@@ -24,8 +24,8 @@ from headrace.storage.layouts import Store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
 from headrace.storage.watermarks import Watermarks
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
-from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.disk import VirtualDisk
+from headrace.virtual.network import VirtualNetwork
 from partitions.led import Deletion, Outcome, batch
 
 DATA = "/data"
@@ -73,7 +73,7 @@ class BrokerClock:
 class Broker:
     """One process: everything between its disk and its network."""
 
-    def __init__(self, scene: Scene, number: int, disk: SimDisk, incarnation: str) -> None:
+    def __init__(self, scene: Scene, number: int, disk: VirtualDisk, incarnation: str) -> None:
         self.number = number
         self.incarnation = incarnation
         self.scene = scene
@@ -149,11 +149,11 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
-        self.network = MemoryNetwork(self.clock, self.seed, self.delay_seconds)
+        self.network = VirtualNetwork(self.clock, self.seed, self.delay_seconds)
         given = {"min.insync.replicas": 1, **{name.replace("_", "."): value for name, value in self.topic.items()}}
         self.settings: LogSettings = log_settings({}, {name: str(value) for name, value in given.items()})
         self.topics = {TopicPartition(TOPIC, index): bytes([index] * 16) for index in range(self.partitions)}
-        self.disks: dict[int, SimDisk] = {}
+        self.disks: dict[int, VirtualDisk] = {}
         self.alive: dict[int, Broker] = {}
         self.keys: dict[int, Key] = {}
         self.changes: list[SetChange] = []
@@ -161,7 +161,7 @@ class Scene:
         """While it is a list, changes of the set are written but not answered."""
         self._starts = 0
         for number in self.brokers:
-            self.disks[number] = SimDisk(self.clock)
+            self.disks[number] = VirtualDisk(self.clock)
             self.disks[number].make_folder(DATA)
             self.disks[number].sync_folder("/")
             self.start(number)

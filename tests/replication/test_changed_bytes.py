@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.ports.disk import read_whole
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from replication.test_replicas_with_bad_sectors import FOLDER, RECORDS, bad_sector, filled, readable, value
 
@@ -14,7 +14,7 @@ CHANGED = 30
 layouts = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 
 
-def change(disk: SimDisk, layout: str) -> None:
+def change(disk: VirtualDisk, layout: str) -> None:
     """A byte of the record with offset 30."""
     folder = "/data/@commitlog" if layout == "shared" else FOLDER
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:

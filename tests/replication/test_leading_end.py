@@ -17,7 +17,7 @@ from headrace.replication.leader_session import LeadingEnd
 from headrace.replication.link import Link
 from headrace.storage.log import Log, ReadResult
 from headrace.storage.scan import WALK_WINDOW_BYTES
-from headrace.virtual.disk import SimDisk, SimFile
+from headrace.virtual.disk import VirtualDisk, VirtualFile
 from replication.peer import Peer, subscription, with_peer
 from replication.scene import Scene
 from replication.test_epoch_starts import COMPACTED, LAYOUTS, put, records
@@ -202,15 +202,15 @@ def test_what_a_follower_is_about_to_drop_is_brought_into_the_page_cache_before_
     scene, peer = with_peer(layout)
     for nth in range(4):
         scene.produce(b"%d" % nth * 200_000, acks=1)
-    pread, read_bytes, cold_bytes = SimFile.pread, 0, 0
+    pread, read_bytes, cold_bytes = VirtualFile.pread, 0, 0
 
-    def noted(file: SimFile, count: int, position: int) -> bytes:
+    def noted(file: VirtualFile, count: int, position: int) -> bytes:
         nonlocal read_bytes, cold_bytes
         read_bytes += count
         cold_bytes += 0 if file.in_cache(position, count) else count
         return pread(file, count, position)
 
-    monkeypatch.setattr(SimFile, "pread", noted)
+    monkeypatch.setattr(VirtualFile, "pread", noted)
     scene.alive[1].disk.evict(LOGS[layout])
     peer.send(mending(1, 1, 4))
     assert read_bytes > 600_000
@@ -488,8 +488,8 @@ def test_small_frames_leave_as_one_and_files_and_large_ones_as_they_are() -> Non
 def cold(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """No page is in memory, and the test answers when the disk is asked for some."""
     asked: list[Callable[[], None]] = []
-    monkeypatch.setattr(SimFile, "in_cache", lambda *_: False)
-    monkeypatch.setattr(SimDisk, "read_ahead", lambda _disk, _file, _ranges, done: asked.append(done))
+    monkeypatch.setattr(VirtualFile, "in_cache", lambda *_: False)
+    monkeypatch.setattr(VirtualDisk, "read_ahead", lambda _disk, _file, _ranges, done: asked.append(done))
     return asked
 
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.ports.disk import read_whole
 from headrace.storage.log import Log
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from replication.scene import Broker, Scene
 
@@ -39,7 +39,7 @@ def damaged(layout: str) -> tuple[Scene, Broker]:
     return scene, scene.alive[2]
 
 
-def flip(disk: SimDisk, folder: str, value: bytes = b"20") -> None:
+def flip(disk: VirtualDisk, folder: str, value: bytes = b"20") -> None:
     """A wrong byte in the record with offset 20, or with another value."""
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
         position = read_whole(disk, path).find(value * 50)
@@ -51,7 +51,7 @@ HEADER_BYTES = pytest.mark.parametrize("byte", [FORMAT_AT, 50, 52, 56], ids=["fo
 """What a wrong bit in the header of a batch says wrongly of it, or of its producer."""
 
 
-def flip_header(disk: SimDisk, folder: str, byte: int) -> None:
+def flip_header(disk: VirtualDisk, folder: str, byte: int) -> None:
     """A wrong bit in the header of the batch with offset 20."""
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
         data = read_whole(disk, path)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.disk import read_whole
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from replication.scene import Broker, Scene
 
@@ -19,7 +19,7 @@ WHERE = 20
 PAYLOAD, HEADER = "payload", "header"
 
 
-def bad_sector(disk: SimDisk, layout: str, what: str = PAYLOAD, size: int = 1000, nth: int = WHERE) -> str:
+def bad_sector(disk: VirtualDisk, layout: str, what: str = PAYLOAD, size: int = 1000, nth: int = WHERE) -> str:
     """In the record with offset 20, or another, or in the header of its batch; answers the path."""
     folder = "/data/@commitlog" if layout == "shared" else FOLDER
     for path in [f"{folder}/{name}" for name in disk.list(folder) if name.endswith(".log")]:
@@ -176,7 +176,7 @@ def test_a_shortage_is_no_damage(layout: str, number: int, monkeypatch: pytest.M
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.virtual.disk.SimFile.pread", short)
+        patched.setattr("headrace.virtual.disk.VirtualFile.pread", short)
         with pytest.raises(StorageFailed):
             one.partition().read(WHERE, 1, warm=True)
     assert not one.partitions.damaged

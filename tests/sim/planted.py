@@ -33,7 +33,7 @@ from headrace.storage.group_commit import GroupCommit
 from headrace.storage.log import Log
 from headrace.storage.replicated import ReplicatedLog
 from headrace.storage.segments import retention
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 Plant = Callable[[ExitStack], None]
 PLANTS: dict[str, Plant] = {}
@@ -291,7 +291,7 @@ def take_damage_of_our_own_for_the_leaders(stack: ExitStack) -> None:
 @plant
 def note_a_failed_sync_only_when_it_is_heard_of(stack: ExitStack) -> None:
     """A broker that is killed before it hears that its sync failed leaves no word of it."""
-    swap(stack, SimDisk, "_mark", lambda *_: None)
+    swap(stack, VirtualDisk, "_mark", lambda *_: None)
 
 
 @plant

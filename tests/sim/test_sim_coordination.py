@@ -13,7 +13,7 @@ import pytest
 from cluster.coordination_contract import CoordinationContract, Store
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import OutcomeUnknown, WatchResponse
-from headrace.virtual.coordination import DEADLINE_SECONDS, CoordinationStore, SimCoordination
+from headrace.virtual.coordination import DEADLINE_SECONDS, CoordinationStore, VirtualCoordination
 from headrace.virtual.loop import VirtualLoop
 from headrace.virtual.process import Process
 
@@ -51,7 +51,7 @@ class Scene:
         self.loop.run_until_complete(self.processes[0].run(body(self)))
 
 
-def changes(client: SimCoordination, from_revision: int) -> AsyncIterator[WatchResponse]:
+def changes(client: VirtualCoordination, from_revision: int) -> AsyncIterator[WatchResponse]:
     return client.watch("/", from_revision)
 
 

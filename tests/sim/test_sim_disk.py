@@ -9,20 +9,20 @@ import pytest
 
 from headrace.ports.disk import read_whole
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from headrace.virtual.loop import VirtualLoop
 from headrace.virtual.process import Process
 
 SEEDS = range(200)
 
 
-def disk_of(process: Process, sync_seconds: float = 0.01) -> SimDisk:
-    disk = SimDisk(process)
+def disk_of(process: Process, sync_seconds: float = 0.01) -> VirtualDisk:
+    disk = VirtualDisk(process)
     disk.serve(process, lambda: sync_seconds)
     return disk
 
 
-def written(disk: SimDisk, synced: bytes, unsynced: bytes) -> None:
+def written(disk: VirtualDisk, synced: bytes, unsynced: bytes) -> None:
     file = disk.open("/log", create=True, writable=True)
     file.pwritev([synced], 0)
     disk.sync_now([file])
@@ -168,7 +168,7 @@ def test_a_flipped_byte_is_there_before_and_after_a_crash() -> None:
 
 
 def test_a_byte_that_decays_is_read_when_the_page_cache_is_dropped() -> None:
-    disk = SimDisk(VirtualClock())
+    disk = VirtualDisk(VirtualClock())
     file = disk.open("/f", create=True, writable=True)
     file.pwritev([b"abc"], 0)
     file.sync()

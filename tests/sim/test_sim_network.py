@@ -9,7 +9,7 @@ import pytest
 
 from headrace.ports.network import Address
 from headrace.virtual.loop import VirtualLoop
-from headrace.virtual.network import MemoryHost, MemoryNetwork
+from headrace.virtual.network import VirtualHost, VirtualNetwork
 from headrace.virtual.process import Process
 from system.joined import Recorder
 
@@ -21,9 +21,9 @@ class Wired:
 
     def __init__(self, *names: str, seed: int = 1) -> None:
         self.loop = VirtualLoop()
-        self.network = MemoryNetwork(self.loop.clock, seed)
+        self.network = VirtualNetwork(self.loop.clock, seed)
         self.processes: dict[str, Process] = {}
-        self.hosts: dict[str, MemoryHost] = {}
+        self.hosts: dict[str, VirtualHost] = {}
         self.called: dict[str, list[Recorder]] = {}
         for name in names:
             self.start(name)

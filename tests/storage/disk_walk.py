@@ -24,7 +24,7 @@ from headrace.storage.offline.convert import FOLDER, Options, convert
 from headrace.storage.page_cache import are_warm
 from headrace.storage.segments.log import PartitionedLog
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from storage.harness import Harness, append, settings
 
 KEYS = 4
@@ -73,7 +73,7 @@ class Model:
 class World:
     def __init__(self, layout: str) -> None:
         clock = VirtualClock()
-        self.disk = SimDisk(clock)
+        self.disk = VirtualDisk(clock)
         self.harness = WalkHarness(self.disk, clock, "/data", layout=layout, file_bytes=2048)
         self.models = {where: Model() for where in SETTINGS}
         self.clean = False

@@ -8,7 +8,7 @@ import random
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import Log, TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from storage.harness import Harness, append, batch
 
 START_MS = 1_750_000_000_000
@@ -24,7 +24,7 @@ class FolderHarness(Harness):
 
 def folder_harness(layout: str) -> FolderHarness:
     clock = VirtualClock()
-    return FolderHarness(SimDisk(clock), clock, "/data", layout=layout)
+    return FolderHarness(VirtualDisk(clock), clock, "/data", layout=layout)
 
 
 def copied(log: Log, base_offset: int, *values: bytes, epoch: int = 0) -> None:

@@ -22,7 +22,7 @@ from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.storage.segments.store import PartitionedStore
 from headrace.system.disk import SystemDisk
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 TOPIC = TopicPartition("orders", 0)
 TOPIC_ID = bytes(range(16))
@@ -188,7 +188,7 @@ class Harness:
         assert self.store is not None
         self.store.abandon()
         if seed is not None:
-            assert isinstance(self.disk, SimDisk)
+            assert isinstance(self.disk, VirtualDisk)
             self.disk.crash(seed)
         self.open()
         return self.log()
@@ -196,7 +196,7 @@ class Harness:
 
 def sim_harness(layout: str = PARTITIONED) -> Harness:
     clock = VirtualClock()
-    return Harness(SimDisk(clock), clock, "/data", layout=layout)
+    return Harness(VirtualDisk(clock), clock, "/data", layout=layout)
 
 
 def real_harness(folder: str, layout: str = PARTITIONED) -> Iterator[Harness]:

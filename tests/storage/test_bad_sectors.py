@@ -11,7 +11,7 @@ from headrace.records.batch import ATTRIBUTES_AT, batches, read_header, sign
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.producers import UnreadableProducers
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness, values
 from storage.test_compaction import COMPACTED, compact
@@ -38,7 +38,7 @@ def filled(harness: Harness, **settings: object) -> tuple[Log, list[int]]:
 
 
 def go_bad(harness: Harness, nth: int = BAD) -> None:
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     folder = "/data/@commitlog" if harness.layout == SHARED else FOLDER
     for path in [f"{folder}/{name}" for name in harness.disk.list(folder) if name.endswith(".log")]:
         position = read_whole(harness.disk, path).find((b"%d." % nth * 1500)[:1500])
@@ -106,7 +106,7 @@ def test_an_index_that_cannot_be_read_is_made_again(caplog: pytest.LogCaptureFix
     harness = sim_harness(PARTITIONED)
     log, told = filled(harness, segment_bytes=9000, index_interval_bytes=600)
     harness.reopen()
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     for ending in ("index", "timeindex"):
         harness.disk.go_bad(f"{FOLDER}/{0:020d}.{ending}", 0)
     log = harness.log()
@@ -121,7 +121,7 @@ def test_a_snapshot_of_producers_that_cannot_be_read_is_left_out(both: Harness) 
     append(log, batch(b"value", producer=(7, 0, 0)))
     both.write()
     log = both.reopen()
-    assert isinstance(both.disk, SimDisk)
+    assert isinstance(both.disk, VirtualDisk)
     for name in both.disk.list(FOLDER):
         if name.endswith(".snapshot"):
             both.disk.go_bad(f"{FOLDER}/{name}", 0)
@@ -134,7 +134,7 @@ def test_producers_that_the_log_tells_of_in_a_bad_sector_are_damage(both: Harnes
         append(log, batch(b"value" * 300, producer=(7, 0, nth)))
     both.write()
     log = both.reopen()
-    assert isinstance(both.disk, SimDisk)
+    assert isinstance(both.disk, VirtualDisk)
     for name in both.disk.list(FOLDER):
         if name.endswith(".snapshot"):
             both.disk.remove(f"{FOLDER}/{name}")
@@ -157,7 +157,7 @@ def test_compaction_tells_of_the_damage_that_ends_it(both: Harness, caplog: pyte
 
 def test_compaction_tells_of_a_wrong_byte_too(both: Harness) -> None:
     log, told = filled(both, **COMPACTED)
-    assert isinstance(both.disk, SimDisk)
+    assert isinstance(both.disk, VirtualDisk)
     _, piece = next(log.headers(4))
     both.disk.flip(piece.file.path, piece.position + 80)
     compact(both)
@@ -171,7 +171,7 @@ def test_compaction_tells_of_damage_where_the_producers_are_read(both: Harness) 
         append(log, batch(b"%d" % nth * 50, key=b"%d" % (nth % 3), producer=(7, 0, nth)))
         both.write()
     _, piece = next(log.headers(38))
-    assert isinstance(both.disk, SimDisk)
+    assert isinstance(both.disk, VirtualDisk)
     both.disk.flip(piece.file.path, piece.position + 52)
     log.truncate(39)
     told: list[int] = []

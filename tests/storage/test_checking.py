@@ -13,7 +13,7 @@ from headrace.storage.page_cache import are_warm
 from headrace.storage.segments import checked_bytes
 from headrace.storage.segments.checked_bytes import CheckBudget, CheckedBytes
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, read_all
 
@@ -65,7 +65,7 @@ def test_what_was_checked_is_not_checked_again(sim: Harness) -> None:
     log = old(sim)
     while read(log).unchecked is not None:
         sim.settle()
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.flip(f"{sim.data}/orders/orders-0/{0:020d}.log", log.size_bytes // 2)
     assert read(log).count == log.size_bytes
 
@@ -73,7 +73,7 @@ def test_what_was_checked_is_not_checked_again(sim: Harness) -> None:
 @proves("J6")
 def test_damage_that_a_later_turn_finds_is_not_served(sim: Harness) -> None:
     log = old(sim)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.flip(f"{sim.data}/orders/orders-0/{0:020d}.log", log.size_bytes // BATCHES * 70 + 65)
     for _ in range(10):
         found = read(log)
@@ -99,7 +99,7 @@ def test_a_batch_that_claims_fewer_offsets_than_it_has_is_no_gap(
     assert isinstance(log, PartitionedLog)
     segment = log.segments[0]
     last = next(at for at, header in segment.headers(0, 0) if header.next_offset == segment.next_offset)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.flip(segment.path, last + byte, mask)
     for offset in (segment.next_offset - 2, segment.next_offset - 1):
         with pytest.raises(CorruptBatch, match=re.escape(segment.path)):
@@ -110,7 +110,7 @@ def test_a_batch_that_claims_fewer_offsets_than_it_has_is_no_gap(
 def test_bytes_outside_the_page_cache_are_read_ahead_before_they_are_checked(sim: Harness) -> None:
     log = old(sim)
     path = f"{sim.data}/orders/orders-0/{0:020d}.log"
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.evict(path)
     found = read(log)
     assert (found.slices, found.count) == ((), 0)

@@ -14,7 +14,7 @@ from headrace.ports.disk import read_whole
 from headrace.storage import checkpoint
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.log import TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, values
 
 PATH = "/data/@checkpoint"
@@ -75,7 +75,7 @@ def test_anything_else_is_damaged(sim: Harness, content: bytes) -> None:
 
 @pytest.mark.parametrize("failing", ["write", "sync", "name"])
 def test_a_checkpoint_that_fails_does_not_stop_the_next(sim: Harness, failing: str) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log()
     sim.settle()
     if failing == "write":
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_fails_does_not_stop_the_next(sim: Harness, failing: s
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_deletion_of_records_is_told_when_it_outlives_a_loss_of_power(sim: Harness, seed: int) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log(durability="disk")
     for i in range(6):
         append(log, batch(b"%d" % i))
@@ -128,7 +128,7 @@ def test_a_deletion_of_records_is_told_when_it_outlives_a_loss_of_power(sim: Har
 
 
 def test_a_deletion_of_records_that_is_not_safe_says_so(sim: Harness) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log()
     append(log, batch())
     sim.write()
@@ -140,7 +140,7 @@ def test_a_deletion_of_records_that_is_not_safe_says_so(sim: Harness) -> None:
 
 
 def test_a_start_counts_as_safe_when_a_checkpoint_holds_it(sim: Harness) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log()
     for _ in range(9):
         append(log, batch())
@@ -160,7 +160,7 @@ def test_a_start_counts_as_safe_when_a_checkpoint_holds_it(sim: Harness) -> None
 
 
 def test_a_checkpoint_from_before_a_new_beginning_makes_no_start_safe(sim: Harness) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log()
     for _ in range(9):
         append(log, batch())

@@ -10,24 +10,24 @@ from headrace.storage.commitlog.commitlog import FILE_BYTES_MAX, CommitLog
 from headrace.storage.commitlog.frames import FRAME_BYTES, position
 from headrace.storage.log import Tail
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 FOLDER = "/data/@commitlog"
 
 
-def new_disk() -> SimDisk:
-    disk = SimDisk(VirtualClock())
+def new_disk() -> VirtualDisk:
+    disk = VirtualDisk(VirtualClock())
     disk.make_folder("/data")
     return disk
 
 
-def opened(disk: SimDisk, file_bytes: int = 1000) -> CommitLog:
+def opened(disk: VirtualDisk, file_bytes: int = 1000) -> CommitLog:
     found = CommitLog(disk, "/data", file_bytes)
     found.find_files()
     return found
 
 
-def three_files(disk: SimDisk) -> CommitLog:
+def three_files(disk: VirtualDisk) -> CommitLog:
     """Of 10, 20 and 30 bytes."""
     log = opened(disk)
     log.write([b"a" * 10], 10)

@@ -17,7 +17,7 @@ from headrace.storage.dirty_logs import DirtyLogs
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, settings
 
@@ -167,7 +167,7 @@ class CompactionContract:
 
     @pytest.mark.parametrize("seed", range(40))
     def test_a_crash_at_any_point_leaves_the_old_or_the_new(self, sim: Harness, seed: int) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         chance = random.Random(seed)
         log = sim.log(**COMPACTED, durability="disk")
         for i in range(120):
@@ -277,7 +277,7 @@ def read_from(log: Log, offset: int) -> bytes:
 
 
 def test_a_damaged_log_is_not_compacted(sim: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log(**COMPACTED)
     for i in range(60):
         put(sim, log, b"k", b"%d" % i)
@@ -289,7 +289,7 @@ def test_a_damaged_log_is_not_compacted(sim: Harness, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("failing", ["open", "write", "sync", "full"])
 def test_a_compaction_that_fails_leaves_its_log_whole_and_the_others_are_compacted(sim: Harness, failing: str) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log(**COMPACTED, durability="memory")
     other = sim.log(TopicPartition("other", 0), **COMPACTED)
     assert isinstance(log, PartitionedLog)
@@ -319,7 +319,7 @@ def test_a_compaction_that_fails_leaves_its_log_whole_and_the_others_are_compact
 
 
 def test_a_swap_that_fails_halfway_takes_the_log_offline_and_the_next_start_finishes_it(sim: Harness) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log(**COMPACTED)
     assert isinstance(log, PartitionedLog)
     for i in range(60):

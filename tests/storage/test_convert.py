@@ -20,7 +20,7 @@ from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.offline import verify
 from headrace.storage.offline.convert import Options, Summary, convert
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.folders import FolderHarness, contents, fill, fill_at_random, folder_harness, stop
 from storage.harness import Harness, append, batch, settings
@@ -82,7 +82,7 @@ def whole(harness: Harness) -> bool:
     return not problems and not found.problems and "@convert" not in harness.disk.list(harness.data)
 
 
-def files(disk: SimDisk, path: str = "/data") -> dict[str, bytes]:
+def files(disk: VirtualDisk, path: str = "/data") -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name in disk.list(path):
         try:
@@ -200,7 +200,7 @@ def test_what_an_earlier_run_could_not_sync_outlives_a_loss_of_power(layout: str
         harness = filled(layout)
         before = state_of(harness)
         disk, left = harness.disk, nth
-        assert isinstance(disk, SimDisk)
+        assert isinstance(disk, VirtualDisk)
 
         def trouble(name: str, path: str) -> int:
             nonlocal left
@@ -226,7 +226,7 @@ def test_a_swap_goes_on_after_power_was_lost_at_any_of_its_moves(layout: str, se
     for nth in range(24):
         harness = filled(layout)
         before = state_of(harness)
-        assert isinstance(harness.disk, SimDisk)
+        assert isinstance(harness.disk, VirtualDisk)
         countdown = nth
 
         def tell(step: str, done: int, total: int) -> None:
@@ -325,7 +325,7 @@ def test_what_was_built_of_an_older_state_is_not_used() -> None:
 def test_what_an_earlier_run_left_damaged_is_built_anew() -> None:
     harness = filled(PARTITIONED)
     before = state_of(harness)
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
 
     def tell(step: str, done: int, total: int) -> None:
         if step == "written":
@@ -341,7 +341,7 @@ def test_what_an_earlier_run_left_damaged_is_built_anew() -> None:
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 def test_a_dry_run_changes_nothing_and_says_what_there_is(layout: str) -> None:
     harness = filled(layout)
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     before = files(harness.disk)
     done = change(harness, dry_run=True)
     assert files(harness.disk) == before
@@ -365,7 +365,7 @@ def test_the_old_form_is_kept_if_asked(layout: str) -> None:
 
 
 def refuse(harness: Harness, match: str, **more: Any) -> None:
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     before = files(harness.disk)
     with pytest.raises(DataFolderError, match=match):
         change(harness, **more)
@@ -376,7 +376,7 @@ def refuse(harness: Harness, match: str, **more: Any) -> None:
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 def test_a_folder_in_use_or_with_too_little_room_or_damaged_is_refused(layout: str) -> None:
     harness = filled(layout)
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     used = sum(map(len, files(harness.disk).values()))
     harness.disk.capacity_bytes = used + 5000
     refuse(harness, r"has \d+ bytes free, and the new form takes \d+ more")
@@ -404,7 +404,7 @@ def test_a_folder_that_holds_less_than_it_did_is_left_to_a_broker(layout: str, t
     assert harness.store is not None
     harness.store.abandon()
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     disk.release()
     inside = "/data/@commitlog" if layout == SHARED else "/data/busy/busy-0"
     path = f"{inside}/{max(name for name in disk.list(inside) if name.endswith('.log'))}"
@@ -429,7 +429,7 @@ def test_a_disk_that_fills_up_is_told_and_the_rest_goes_on_later() -> None:
     harness = filled(PARTITIONED)
     before = state_of(harness)
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
 
     def tell(step: str, done: int, total: int) -> None:
         if step == "write" and done > total // 2:

@@ -17,7 +17,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.offline import verify
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.folders import contents
 from storage.harness import content, read_all, sim_harness
@@ -152,7 +152,7 @@ def test_a_wrong_bit_in_an_offset_behind_a_gap_keeps_no_store_from_opening(
     else:
         harness.store.close()
     folder, disk = "/data/@commitlog" if layout == SHARED else "/data/orders/orders-0", harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     for name in disk.list(folder):
         if name.endswith(".log") and (at := read_whole(disk, f"{folder}/{name}").find(placed_at(offsets[nth]))) >= 0:
             disk.flip(f"{folder}/{name}", at + byte)

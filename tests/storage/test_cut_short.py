@@ -7,7 +7,7 @@ import pytest
 from headrace.records.codecs import Codec
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Tail
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 
@@ -39,7 +39,7 @@ def cut(harness: Harness, path: str, size: int) -> None:
 
 
 def flip(harness: Harness, path: str, position: int, bit: int) -> None:
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     harness.disk.flip(path, position, 1 << bit)
 
 

@@ -15,7 +15,7 @@ from headrace.storage.commitlog.frames import APPEND, FRAME_BYTES
 from headrace.storage.damage import first_damaged_offset
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Tail, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, sim_harness
 
@@ -46,7 +46,7 @@ def files(sim: Harness) -> list[str]:
 
 def flip(sim: Harness, what: bytes, back: int = 0) -> None:
     """A bit of this value, or of what stands so many bytes before it."""
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     for path in files(sim):
         file = sim.disk.open(path)
         at = file.pread(file.size(), 0).rfind(what)
@@ -181,7 +181,7 @@ def test_the_end_of_a_partition_is_in_doubt_where_its_last_frame_may_have_been_b
     sim = with_another(2)
     flip(sim, VALUES[-1], header_of(sim, VALUES[-1]) - FRAME_BYTES // 2)
     if dies:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         sim.disk.fail_write(f"{sim.data}/@checkpoint.tmp", errno.EIO)
         with pytest.raises(OSError, match="Input/output error"):
             started(sim)

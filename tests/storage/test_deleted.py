@@ -13,7 +13,7 @@ from headrace.settings.values import LogSettings
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, settings, sim_harness, values
 
@@ -102,7 +102,7 @@ def test_a_log_that_could_not_be_created_is_created_in_the_same_folder(layout: s
         harness = sim_harness(layout)
         harness.open()
         disk, left = harness.disk, 0
-        assert isinstance(disk, SimDisk)
+        assert isinstance(disk, VirtualDisk)
 
         def trouble(call: str, path: str) -> int:
             nonlocal left
@@ -134,7 +134,7 @@ def test_a_log_that_could_not_be_created_leaves_no_folder(layout: str, removable
         harness = sim_harness(layout)
         harness.open()
         disk, store, left = harness.disk, harness.store, nth
-        assert isinstance(disk, SimDisk)
+        assert isinstance(disk, VirtualDisk)
         assert store is not None
 
         def trouble(call: str, path: str) -> int:
@@ -163,7 +163,7 @@ def test_a_log_that_could_not_be_created_leaves_no_folder(layout: str, removable
 def test_a_log_that_could_not_be_deleted_is_there_as_before(layout: str) -> None:
     harness = sim_harness(layout)
     log, disk, store = harness.log(), harness.disk, harness.store
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     assert store is not None
     written = fill(harness, log, 3)
     disk.trouble = lambda call, path: errno.ENOSPC if call == "rename" else 0

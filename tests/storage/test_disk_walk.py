@@ -12,7 +12,7 @@ from headrace.storage import watermarks
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.watermarks import Watermarks
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.disk_walk import ENDINGS, Operation, Walk, World
 
@@ -112,7 +112,7 @@ def test_a_watermark_file_that_could_not_be_written_is_the_old_one_or_the_new_on
     while True:
         nth += 1
         clock = VirtualClock()
-        disk = SimDisk(clock)
+        disk = VirtualDisk(clock)
         disk.make_folder("/data")
         now = [(topic, 0, 5)]
         file = Watermarks(disk, clock, "/data", lambda now=now: now)  # type: ignore[misc]

@@ -12,7 +12,7 @@ from headrace.storage import folder
 from headrace.storage.commitlog import checkpoint as shared_points
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Phase, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, sim_harness, values
 
@@ -35,13 +35,13 @@ def filled(layout: str) -> Harness:
     return harness
 
 
-def stop(harness: Harness, *, clean: bool) -> SimDisk:
+def stop(harness: Harness, *, clean: bool) -> VirtualDisk:
     assert harness.store is not None
     if clean:
         assert harness.store.close()
     else:
         harness.store.abandon()
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     harness.disk.release()
     return harness.disk
 
@@ -53,7 +53,7 @@ def fail_to_open(harness: Harness) -> None:
     assert harness.store is not None
     assert harness.store.phase is Phase.CLOSED
     assert not harness.store.close()
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     harness.disk.release()
 
 
@@ -193,7 +193,7 @@ def test_a_log_made_after_the_checkpoint_is_read_from_where_it_begins() -> None:
 def test_a_stop_that_could_not_write_its_checkpoint_does_not_call_itself_clean(layout: str) -> None:
     harness = filled(layout)
     assert harness.store is not None
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     harness.disk.fail_write(f"{harness.data}/{points.FILE_NAME}.tmp", errno.ENOSPC)
     assert not harness.store.close()
     harness.disk.release()

@@ -12,7 +12,7 @@ from headrace.ports.disk import File, SyncFailed
 from headrace.storage.group_commit import RETRY_SECONDS, GroupCommit, SyncedLog, concerns
 from headrace.storage.log import Log, TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 
 class Held:
@@ -44,7 +44,7 @@ class Held:
 class Scene:
     def __init__(self, files_max: int = 1000) -> None:
         self.clock = VirtualClock()
-        self.disk = SimDisk(self.clock)
+        self.disk = VirtualDisk(self.clock)
         self.commit = GroupCommit(self.disk, self.clock, files_max)
         self.told: list[str] = []
         self.took: list[float] = []

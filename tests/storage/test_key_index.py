@@ -20,7 +20,7 @@ from headrace.storage.keys.file import KeyFile
 from headrace.storage.keys.index import KeyLimits
 from headrace.storage.keys.query import Found, Wanted
 from headrace.storage.log import Log
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, read_all, real_harness, settings, sim_harness
 
@@ -184,7 +184,7 @@ class Model:
         stop = self.chance.choice((self.stop, self.kill))
         self.indexes.close() if stop == self.stop else self.indexes.abandon()
         disk = self.harness.disk
-        assert isinstance(disk, SimDisk)
+        assert isinstance(disk, VirtualDisk)
         for path in key_files(disk, "/data"):
             what = self.chance.randrange(4)
             if what == 0:
@@ -349,7 +349,7 @@ def test_a_lost_or_damaged_file_is_made_again_from_the_log(sim: Harness, harm: s
         put(sim, log, b"k%d" % (nth % 50))
     build(sim, indexes)
     indexes.close()
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     path = key_files(sim.disk, sim.data)[2]
     if harm == "lost":
         sim.disk.remove(path)
@@ -382,7 +382,7 @@ def test_without_the_setting_there_is_no_index_and_the_error_says_how_to_have_on
 def test_an_index_without_room_stays_behind_and_goes_on_when_there_is(sim: Harness) -> None:
     log, indexes = indexed_log(sim)
     put(sim, log, b"k")
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.capacity_bytes = 1
     with pytest.raises(StorageFailed, match="key index of orders-0"):
         ask(sim, indexes, Wanted(b"k"))
@@ -429,7 +429,7 @@ def test_a_chain_that_leads_nowhere_has_the_index_made_again(sim: Harness) -> No
     for nth in range(40):
         put(sim, log, b"k%d" % nth)
     build(sim, indexes)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     (path,) = key_files(sim.disk, sim.data)
     for slot in range(16):
         sim.disk.flip(path, 512 + 4 * slot + 3, 0x40)

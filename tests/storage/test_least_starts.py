@@ -14,7 +14,7 @@ from headrace.storage.epochs import reconciled
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.offline.convert import Options, convert
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, read_all, sim_harness
 from storage.log_contract import SMALL, least_starts, placed
@@ -123,7 +123,7 @@ def test_a_folder_that_is_converted_keeps_the_starts(layout: str) -> None:
 @LAYOUTS
 def test_epochs_that_came_with_a_write_that_fails_are_forgotten(layout: str) -> None:
     sim = sim_harness(layout)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log()
     log.append_copied(placed(1, b"a"), [(0, 0)])
     assert not sim.write()

@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.disk import File
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 
@@ -35,7 +35,7 @@ def write(sim: Harness, log: Log, count: int) -> None:
 
 
 def lose_checkpoint(sim: Harness, how: str) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     if how == "flipped":
         sim.disk.flip(CHECKPOINT, 20)
     else:
@@ -61,7 +61,7 @@ def test_deleted_records_do_not_come_back_without_a_checkpoint(
     else:
         sim.store.abandon()
     if end == "power":
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         sim.disk.crash(5)
     lose_checkpoint(sim, how)
     sim.open()

@@ -15,7 +15,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.offline import verify
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness
 
@@ -147,6 +147,6 @@ def test_a_log_is_what_its_model_says(layout: str, durability: str, number: int,
         model.compare()
     model.stop()
     model.compare()
-    assert isinstance(model.harness.disk, SimDisk)
+    assert isinstance(model.harness.disk, VirtualDisk)
     problems = [str(p) for report in verify.verify(model.harness.disk, "/data") for p in report.problems]
     assert problems == [], problems

@@ -17,7 +17,7 @@ from headrace.storage.segments.log import PartitionedLog
 from headrace.storage.segments.open_segments import OpenSegments
 from headrace.storage.segments.store import PartitionedStore
 from headrace.system.disk import SystemDisk
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, read_all, real_harness, settings, values
 from storage.log_contract import SMALL, LogContract
@@ -113,7 +113,7 @@ class TestSegments:
         assert len(values(log)) == 6
 
     def test_without_room_for_a_preallocated_segment_its_batch_is_refused(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim, preallocate="true", segment_bytes=1 << 20)
         sim.disk.capacity_bytes = 1 << 19
         with pytest.raises(StorageFull):
@@ -256,7 +256,7 @@ class TestRetention:
 
 class TestFullDisk:
     def test_a_refused_write_leaves_the_log_as_it_was_and_writing_resumes(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim, **SMALL)
         append(log, batch(b"a", producer=(5, 0, 0)), epoch=1)
         sim.write()
@@ -278,7 +278,7 @@ class TestFullDisk:
         assert values(sim.kill()) == [b"a", b"b"]
 
     def test_other_logs_are_written_when_one_is_refused(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log, other = partitioned(sim), sim.log(TopicPartition("other", 0))
         append(log, batch())
         append(other, batch())
@@ -291,7 +291,7 @@ class TestFullDisk:
 
     @pytest.mark.parametrize("spare", range(0, 3000, 97))
     def test_whatever_room_is_left_a_rolling_log_stays_whole(self, sim: Harness, spare: int) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim, segment_bytes=1024, index_interval_bytes=100)
         for i in range(10):
             append(log, batch(b"%d" % i, producer=(1, 0, i)))
@@ -343,7 +343,7 @@ class TestFullDisk:
 class TestFailures:
     @proves("L4")
     def test_a_failed_sync_is_not_retried_and_takes_its_log_offline(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim, durability="disk")
         append(log, batch())
         sim.write()
@@ -364,7 +364,7 @@ class TestFailures:
     @proves("L4")
     @pytest.mark.parametrize("logs", [3, 30])
     def test_a_failed_sync_takes_only_its_own_log_offline(self, sim: Harness, logs: int) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         opened = [sim.log(TopicPartition("orders", n), durability="disk") for n in range(logs)]
         for log in opened:
             append(log, batch())
@@ -383,7 +383,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("end", [0, 4])
     def test_what_a_cut_has_removed_before_it_failed_is_not_read(self, sim: Harness, end: int) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim)
         fill(sim, log, 6)
         sim.disk.fail_open(f"{log.folder}/{end:020}.log", errno.EIO)
@@ -395,7 +395,7 @@ class TestFailures:
         assert [log.read(offset, 1, 6).slices != () for offset in range(end)] == [True] * end
 
     def test_a_write_error_takes_its_log_offline_and_a_restart_brings_it_back(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim)
         fill(sim, log, 3)
         sim.disk.fail_write(log.active.path, errno.EIO)
@@ -423,7 +423,7 @@ def partitioned_again(harness: Harness) -> PartitionedLog:
 class TestGroupCommit:
     @proves("L4")
     def test_one_sync_serves_all_that_came_while_the_last_one_ran(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         logs = [sim.log(TopicPartition("t", n), durability="disk") for n in range(20)]
         for log in logs:
             append(log, batch())
@@ -466,7 +466,7 @@ class TestGroupCommit:
         assert (log.durable_offset, opened) == (6, [])
 
     def test_durable_is_what_was_written_when_the_sync_was_asked_for(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = sim.log(durability="disk")
         sim.disk.hold_syncs()
         append(log, batch())
@@ -478,7 +478,7 @@ class TestGroupCommit:
         assert [durable for _, durable in sim.events] == [1, 2]
 
     def test_a_truncation_during_a_sync_does_not_make_later_records_look_durable(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = sim.log(durability="disk")
         for _ in range(3):
             append(log, batch())
@@ -524,7 +524,7 @@ class TestFolder:
         store.close()
 
     def test_a_damaged_checkpoint_costs_only_time(self, sim: Harness, caplog: pytest.LogCaptureFixture) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim, **SMALL)
         fill(sim, log, 60)
         assert sim.store is not None
@@ -590,7 +590,7 @@ class TestRecovery:
         assert [again.segments[0].index.entry(i) for i in range(again.segments[0].index.count)] == entries
 
     def test_a_hole_above_the_recovery_point_ends_the_log_there(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         log = partitioned(sim, **SMALL)
         fill(sim, log, 60)
         sim.disk.flip(log.segments[0].path, 500)

@@ -24,7 +24,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.segments.checked_bytes import TURN_BATCHES
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 
@@ -244,7 +244,7 @@ def test_a_batch_with_a_wrong_bit_tells_nothing_of_its_producer(layout: str, byt
         send(harness, log, sequence)
     _, piece = next(log.headers(offset))
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
 
     def flip() -> None:
         disk.flip(piece.file.path, piece.position + byte, 0x04)
@@ -319,7 +319,7 @@ def test_damage_that_a_later_turn_finds_is_told_to_whoever_asks_next(layout: str
     assert not harness.write()
     _, piece = next(log.headers(bad))
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
     with pytest.raises(StorageFailed):
         log.producers.load()
@@ -415,7 +415,7 @@ def test_damage_of_what_is_deleted_keeps_nobody_from_appending(layout: str) -> N
         send(harness, log, sequence)
     _, piece = next(log.headers(2))
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     log.delete_before(8)
     harness.settle()
     log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
@@ -434,7 +434,7 @@ def test_who_was_told_of_only_by_what_is_deleted_and_damaged_is_unknown(layout: 
         send(harness, log, sequence, producer_id=9)
     _, piece = next(log.headers(2))
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     log.delete_before(7)
     harness.settle()
     log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
@@ -453,7 +453,7 @@ def test_damage_that_a_start_has_found_is_left_out_and_taken_down(layout: str, s
         send(harness, log, sequence)
     _, piece = next(log.headers(5))
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     assert log.producers.left_out == []
     disk.flip(piece.file.path, piece.position + 56, 0x04)
     for _ in range(starts):
@@ -475,7 +475,7 @@ def test_damage_that_is_passed_is_taken_down(layout: str) -> None:
         send(harness, log, sequence)
     _, piece = next(log.headers(5))
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     log = without_snapshots(harness, lambda: disk.flip(piece.file.path, piece.position + 52, 0x04))
     with pytest.raises(producers.UnreadableProducers):
         log.producers.load()
@@ -628,7 +628,7 @@ def test_a_start_does_not_rise_while_its_producers_cannot_be_kept(layout: str) -
         send(harness, log, sequence)
     log.truncate(3)
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     for call in (disk.fail_open, disk.fail_write):
         call(snapshot(harness, 3), errno.ENOSPC)
         with pytest.raises(OSError, match="No space left"):
@@ -648,7 +648,7 @@ def test_retention_leaves_what_it_cannot_keep_the_producers_of(layout: str) -> N
     for sequence in range(4):
         send(harness, log, sequence)
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     disk.fail_open(snapshot(harness, 4), errno.ENOSPC)
     harness.advance(12)
     assert log.start_offset == 0
@@ -664,7 +664,7 @@ def test_what_a_leader_tells_of_producers_is_refused_while_it_cannot_be_kept(lay
     log.restart_at(100)
     told = producers.ProducerState(0, (producers.SequencedBatch(0, 4, 60),), harness.clock.wall_ms())
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     disk.fail_write(snapshot(harness, 100), errno.ENOSPC)
     with pytest.raises(OSError, match="No space left"):
         log.learn_producers({7: told})
@@ -679,7 +679,7 @@ def test_a_segment_takes_nothing_before_its_producers_are_kept() -> None:
         send(harness, log, sequence)
     log.truncate(3)
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     disk.fail_open(snapshot(harness, 3), errno.ENOSPC)
     with pytest.raises(StorageFull):
         send(harness, log, 3)

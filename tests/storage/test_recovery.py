@@ -20,7 +20,7 @@ from headrace.storage.segments.services import Found
 from headrace.storage.segments.store import PartitionedStore
 from headrace.storage.segments.truncation import Marker
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk, SimFile
+from headrace.virtual.disk import VirtualDisk, VirtualFile
 from storage.folders import copied
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, sim_harness, values
 
@@ -28,13 +28,13 @@ FOLDER = "/data/orders/orders-0"
 POINT = LogPoint("orders", 0, TOPIC_ID.hex(), True, 40, 5, 50, 30, 100, 7, [(20, 1), (35, 2)], 2)
 
 
-def new_folder() -> SimDisk:
-    disk = SimDisk(VirtualClock())
+def new_folder() -> VirtualDisk:
+    disk = VirtualDisk(VirtualClock())
     disk.make_folder(FOLDER)
     return disk
 
 
-def put(disk: SimDisk, name: str, content: bytes = b"") -> None:
+def put(disk: VirtualDisk, name: str, content: bytes = b"") -> None:
     file = disk.open(f"{FOLDER}/{name}", create=True, writable=True)
     file.pwritev([content], 0)
     file.close()
@@ -51,7 +51,7 @@ def at(offset: int, count: int = 1) -> bytes:
 
 
 def segment(
-    disk: SimDisk, base: int, end: int, *, size: int = 0, cleaned: bool = False, sparse: bool = False
+    disk: VirtualDisk, base: int, end: int, *, size: int = 0, cleaned: bool = False, sparse: bool = False
 ) -> Segment:
     made = Segment(
         disk, OpenSegments(9), FOLDER, base, end, index_bytes=4096, interval_bytes=100, cleaned=cleaned, sparse=sparse
@@ -220,7 +220,7 @@ def test_a_first_segment_that_is_gone_is_missed_whatever_is_left_beside_it(besid
     harness.reopen()
     assert harness.store is not None
     harness.store.close()
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     harness.disk.remove(f"{FOLDER}/{named(0, '.log')}")
     put(harness.disk, named(0, beside))
     harness.open()
@@ -257,14 +257,14 @@ def opened_again(harness: Harness) -> PartitionedLog:
     return log
 
 
-def killed(harness: Harness) -> SimDisk:
+def killed(harness: Harness) -> VirtualDisk:
     assert harness.store is not None
     harness.store.abandon()
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     return harness.disk
 
 
-def cut_file(disk: SimDisk, path: str, size: int) -> None:
+def cut_file(disk: VirtualDisk, path: str, size: int) -> None:
     file = disk.open(path, writable=True)
     file.truncate(size)
     file.close()
@@ -274,18 +274,18 @@ def test_the_name_of_a_truncation_is_safe_before_bytes_go_for_its_sake(monkeypat
     harness, log = filled()
     log.truncate(3)
     disk, order = killed(harness), []
-    sync_folder, truncate = SimDisk.sync_folder, SimFile.truncate
+    sync_folder, truncate = VirtualDisk.sync_folder, VirtualFile.truncate
 
-    def sync(each: SimDisk, path: str) -> None:
+    def sync(each: VirtualDisk, path: str) -> None:
         order.append(path)
         sync_folder(each, path)
 
-    def cut(each: SimFile, size: int) -> None:
+    def cut(each: VirtualFile, size: int) -> None:
         order.append(each.path)
         truncate(each, size)
 
-    monkeypatch.setattr(SimDisk, "sync_folder", sync)
-    monkeypatch.setattr(SimFile, "truncate", cut)
+    monkeypatch.setattr(VirtualDisk, "sync_folder", sync)
+    monkeypatch.setattr(VirtualFile, "truncate", cut)
     opened_again(harness)
     assert order.index(FOLDER) < order.index(f"{FOLDER}/{named(0, '.log')}")
     assert disk is harness.disk
@@ -365,7 +365,7 @@ def test_a_log_that_was_not_stopped_in_order_is_read_and_one_that_was_is_not() -
         assert ([segment.base_offset for segment in log.segments], log.size_bytes) == (bases, size)
     assert harness.store is not None
     harness.store.close()
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     put(harness.disk, "sync-failed")
     assert opened_again(harness).recovered, "a sync failed"
     assert not opened_cleanly(harness).recovered
@@ -417,7 +417,7 @@ def test_a_log_that_began_anew_and_was_cut_then_misses_nothing_of_before(aside: 
     assert not any(segment.damage for segment in log.segments)
 
 
-def believe(disk: SimDisk, **changes: object) -> None:
+def believe(disk: VirtualDisk, **changes: object) -> None:
     """Let the checkpoint say something else."""
     points = checkpoint.read(disk, "/data")
     assert points is not None
@@ -433,7 +433,7 @@ def place(log: PartitionedLog, offset: int) -> tuple[str, int]:
     return segment.path, segment.locate(offset) + 70
 
 
-def epochs_on_disk(disk: SimDisk) -> list[tuple[int, int]]:
+def epochs_on_disk(disk: VirtualDisk) -> list[tuple[int, int]]:
     return EpochHistory(disk, FOLDER).entries
 
 
@@ -652,13 +652,13 @@ def test_files_that_were_only_looked_into_are_closed(monkeypatch: pytest.MonkeyP
     disk.remove(f"{FOLDER}/leader-epochs")
     believe(disk, start_offset=1)
     closed: list[str] = []
-    close = SimFile.close
+    close = VirtualFile.close
 
-    def noted(file: SimFile) -> None:
+    def noted(file: VirtualFile) -> None:
         closed.append(file.path)
         close(file)
 
-    monkeypatch.setattr(SimFile, "close", noted)
+    monkeypatch.setattr(VirtualFile, "close", noted)
     opened_again(harness)
     assert f"{FOLDER}/{named(0, '.log.deleted')}" in closed
     assert f"{FOLDER}/leader-epochs" in closed

@@ -12,7 +12,7 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
 from headrace.storage.log import TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, content, read_all
 
@@ -193,7 +193,7 @@ class TestRewriting:
 
     @proves("L5", "F10")
     def test_a_full_disk_stops_it_and_room_lets_it_go_on(self, sim: Harness) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         sim.disk.capacity_bytes = 1 << 60
         create(sim)
         for number in range(40):
@@ -217,7 +217,7 @@ class TestRewriting:
         check_kept(sim, written)
 
     def test_a_damaged_run_stays_and_its_file_with_it(self, sim: Harness, caplog: pytest.LogCaptureFixture) -> None:
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         create(sim)
         for number in range(6):
             turn(sim, number)

@@ -7,17 +7,17 @@ import pytest
 from headrace.errors import StorageFailed
 from headrace.storage.log import TopicPartition
 from headrace.storage.rewritten import MARKER
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
 
 FOLDERS = {"partitioned": "/data/orders/orders-0", "shared": "/data/@commitlog"}
 
 
-def with_failed_sync(layout: str) -> tuple[Harness, SimDisk]:
+def with_failed_sync(layout: str) -> tuple[Harness, VirtualDisk]:
     """Two records, of which the second could not be synced."""
     harness = sim_harness(layout)
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     log = harness.log(durability="disk")
     for value in (b"first", b"second"):
         append(log, batch(value))
@@ -63,7 +63,7 @@ def test_after_a_loss_of_power_what_was_synced_is_there(layout: str, seed: int) 
 def test_a_broker_killed_before_it_hears_that_its_sync_failed_takes_nothing_for_safe(layout: str, seed: int) -> None:
     harness = sim_harness(layout)
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     log = harness.log(durability="disk")
     append(log, batch(b"first"))
     harness.write()
@@ -95,7 +95,7 @@ def test_a_clean_stop_that_has_not_heard_of_a_failed_sync_is_none(layout: str, s
     """A sync under way fails, and those that the stop asks for say nothing of it."""
     harness = sim_harness(layout)
     disk = harness.disk
-    assert isinstance(disk, SimDisk)
+    assert isinstance(disk, VirtualDisk)
     log = harness.log(durability="disk")
     append(log, batch(b"first"))
     disk.fail_sync(f"{FOLDERS[layout]}/{0:020d}.log")

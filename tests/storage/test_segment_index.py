@@ -13,7 +13,7 @@ from headrace.storage.segments.index import OffsetIndex, TimeIndex
 from headrace.storage.segments.log import PartitionedLog
 from headrace.system.disk import SystemDisk
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, values
 
@@ -21,8 +21,8 @@ SMALL = {"segment_bytes": 100_000, "index_interval_bytes": 1}
 PATH = "/i.index"
 
 
-def filled(count: int) -> tuple[SimDisk, OffsetIndex, list[tuple[int, int]]]:
-    disk = SimDisk(VirtualClock())
+def filled(count: int) -> tuple[VirtualDisk, OffsetIndex, list[tuple[int, int]]]:
+    disk = VirtualDisk(VirtualClock())
     index, entries = OffsetIndex(disk, PATH, 1 << 20), [(3 * nth + 2, 70 * nth + 70) for nth in range(count)]
     for entry in entries:
         index.append(*entry)
@@ -54,7 +54,7 @@ def test_every_entry_is_found_wherever_its_page_lies(count: int, closed: bool) -
 
 def test_entries_taken_back_are_written_anew_from_there(seed: int) -> None:
     """Over the borders of pages too, and while some of them are kept in memory."""
-    draw, disk = random.Random(seed), SimDisk(VirtualClock())
+    draw, disk = random.Random(seed), VirtualDisk(VirtualClock())
     index, times = OffsetIndex(disk, PATH, 1 << 20), TimeIndex(disk, "/i.timeindex", 1 << 20)
     entries: list[tuple[int, int]] = []
     last = 0
@@ -114,7 +114,7 @@ def test_a_file_that_is_cut_short_under_its_reader_costs_an_index_and_not_the_pr
 @proves("G8")
 def test_a_sector_of_an_index_that_cannot_be_read_costs_the_index_and_no_record(sim: Harness) -> None:
     log = two_segments(sim)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     first = log.segments[0]
     damaged: list[int] = []
     log.on_damage = damaged.append

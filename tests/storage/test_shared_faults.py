@@ -14,7 +14,7 @@ from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.query import Found, Wanted
 from headrace.storage.log import Log, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, content, values
 
@@ -24,8 +24,8 @@ def store_of(harness: Harness) -> SharedStore:
     return harness.store
 
 
-def sim_disk(harness: Harness) -> SimDisk:
-    assert isinstance(harness.disk, SimDisk)
+def sim_disk(harness: Harness) -> VirtualDisk:
+    assert isinstance(harness.disk, VirtualDisk)
     return harness.disk
 
 

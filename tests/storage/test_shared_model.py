@@ -21,7 +21,7 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import EpochEnd, Log, TimedOffset, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import append, batch, read_all, sim_harness
 
@@ -319,7 +319,7 @@ def _run(seed: int, steps: int) -> None:
     world.stop()
     world.compare()
     for harness in world.both:
-        assert isinstance(harness.disk, SimDisk)
+        assert isinstance(harness.disk, VirtualDisk)
         assert harness.store is not None
         harness.store.close()
 

@@ -18,7 +18,7 @@ from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import SHARED
 from headrace.storage.log import TopicPartition
-from headrace.virtual.disk import SimDisk, SimFile
+from headrace.virtual.disk import VirtualDisk, VirtualFile
 from storage.harness import TOPIC, Harness, append, batch, sim_harness, values
 
 FOLDER = "/data/orders/orders-0"
@@ -40,8 +40,8 @@ def filled(count: int = 40) -> tuple[Harness, SharedLog]:
     return harness, log
 
 
-def disk_of(harness: Harness) -> SimDisk:
-    assert isinstance(harness.disk, SimDisk)
+def disk_of(harness: Harness) -> VirtualDisk:
+    assert isinstance(harness.disk, VirtualDisk)
     return harness.disk
 
 
@@ -50,7 +50,7 @@ def store_of(harness: Harness) -> SharedStore:
     return harness.store
 
 
-def ended(harness: Harness, *, clean: bool) -> SimDisk:
+def ended(harness: Harness, *, clean: bool) -> VirtualDisk:
     if clean:
         store_of(harness).close()
     else:
@@ -65,13 +65,13 @@ def opened(harness: Harness) -> SharedLog:
     return log
 
 
-def point_of(disk: SimDisk) -> checkpoint.Checkpoint:
+def point_of(disk: VirtualDisk) -> checkpoint.Checkpoint:
     found = checkpoint.read(disk, "/data")
     assert found is not None
     return found
 
 
-def believe(disk: SimDisk, *, position: int | None = None, forget: bool = False, **changes: object) -> None:
+def believe(disk: VirtualDisk, *, position: int | None = None, forget: bool = False, **changes: object) -> None:
     """Let the checkpoint say something else of the log."""
     found = point_of(disk)
     points = {} if forget else found.logs | {TOPIC: found.logs[TOPIC]._replace(**changes)}  # type: ignore[arg-type]
@@ -82,19 +82,19 @@ def believe(disk: SimDisk, *, position: int | None = None, forget: bool = False,
     file.close()
 
 
-def cut_file(disk: SimDisk, path: str, size: int) -> None:
+def cut_file(disk: VirtualDisk, path: str, size: int) -> None:
     file = disk.open(path, writable=True)
     file.truncate(size)
     file.close()
 
 
-def put(disk: SimDisk, path: str, content: bytes = b"", at: int = 0) -> None:
+def put(disk: VirtualDisk, path: str, content: bytes = b"", at: int = 0) -> None:
     file = disk.open(path, create=True, writable=True)
     file.pwritev([content], at)
     file.close()
 
 
-def commit_files(disk: SimDisk) -> list[str]:
+def commit_files(disk: VirtualDisk) -> list[str]:
     return sorted(f"{COMMIT_LOG}/{name}" for name in disk.list(COMMIT_LOG) if name.endswith(".log"))
 
 
@@ -445,13 +445,13 @@ def test_the_bounds_of_a_log_of_which_nothing_was_heard_are_told_first(monkeypat
     assert told == [OTHER]
 
 
-def beside(disk: SimDisk) -> dict[str, bytes]:
+def beside(disk: VirtualDisk) -> dict[str, bytes]:
     """The checkpoint, and what is derived from the commit log."""
     names = [f"{FOLDER}/{name}" for name in disk.list(FOLDER) if name.endswith(".queue") or name == "leader-epochs"]
     return {path: read_whole(disk, path) for path in ["/data/@checkpoint", *names]}
 
 
-def put_back(disk: SimDisk, files: dict[str, bytes]) -> None:
+def put_back(disk: VirtualDisk, files: dict[str, bytes]) -> None:
     """As a loss of power leaves them that took what was not synced."""
     for name in disk.list(FOLDER):
         if name.endswith(".queue"):
@@ -544,13 +544,13 @@ def test_the_file_of_epochs_is_closed_when_it_was_written(monkeypatch: pytest.Mo
     disk = ended(harness, clean=False)
     disk.remove(f"{FOLDER}/leader-epochs")
     closed: list[str] = []
-    close = SimFile.close
+    close = VirtualFile.close
 
-    def noted(file: SimFile) -> None:
+    def noted(file: VirtualFile) -> None:
         closed.append(file.path)
         close(file)
 
-    monkeypatch.setattr(SimFile, "close", noted)
+    monkeypatch.setattr(VirtualFile, "close", noted)
     assert opened(harness).epoch_starts() == [*EPOCHS, (8, 40)]
     assert f"{FOLDER}/leader-epochs" in closed
 

@@ -17,7 +17,7 @@ from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
 from headrace.storage.offline import commitlog_verify
 from headrace.storage.offline.report import PartitionReport
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, settings, sim_harness, values
 
@@ -134,7 +134,7 @@ class TestWritingAnew:
         log = fill(sim)
         before, names = values(log), sorted(sim.disk.list(FOLDER))
         replacement = thinned(sim, log, 12, 38)
-        assert isinstance(sim.disk, SimDisk)
+        assert isinstance(sim.disk, VirtualDisk)
         sim.disk.capacity_bytes -= sim.disk.free_bytes("/") - room
         with pytest.raises(OSError, match="No space") as failed:
             log.replaced([replacement])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import batches
 from headrace.storage.log import ReadResult, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from storage.harness import TOPIC, Harness, append, batch
 
 OTHER = TopicPartition("payments", 0)
@@ -20,7 +20,7 @@ def cold_runs(shared: Harness) -> int:
             append(shared.log(where), batch(b"one", b"two"))
             shared.write()
     shared.reopen()
-    assert isinstance(shared.disk, SimDisk)
+    assert isinstance(shared.disk, VirtualDisk)
     for name in shared.disk.list(f"{shared.data}/@commitlog"):
         shared.disk.evict(f"{shared.data}/@commitlog/{name}")
     return len(run)

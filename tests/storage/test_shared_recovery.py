@@ -17,7 +17,7 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
 from headrace.storage.log import Log, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.folders import copied
 from storage.harness import Harness, append, batch, content, read_all, real_harness, values
@@ -53,8 +53,8 @@ def shared_log(harness: Harness, place: TopicPartition) -> SharedLog:
     return log
 
 
-def sim_disk(harness: Harness) -> SimDisk:
-    assert isinstance(harness.disk, SimDisk)
+def sim_disk(harness: Harness) -> VirtualDisk:
+    assert isinstance(harness.disk, VirtualDisk)
     return harness.disk
 
 

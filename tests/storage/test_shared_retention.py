@@ -16,7 +16,7 @@ from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 from headrace.storage.segments.store import PartitionedStore
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, content, read_all, real_harness, values
 from storage.small_disk import small_disk
@@ -82,7 +82,7 @@ class TestFiles:
         logs = [shared_log(shared, TopicPartition("t", n), durability="disk") for n in range(256)]
         fill(shared, *logs, count=1)
         shared.settle()
-        assert isinstance(shared.disk, SimDisk)
+        assert isinstance(shared.disk, VirtualDisk)
         writes: list[int] = []
         file = store_of(shared).commit_log.active
         write = file.pwritev
@@ -276,7 +276,7 @@ class TestRetention:
 
 class TestShortage:
     def test_a_refused_write_leaves_every_log_as_it_was_and_writing_resumes(self, shared: Harness) -> None:
-        assert isinstance(shared.disk, SimDisk)
+        assert isinstance(shared.disk, VirtualDisk)
         log, other = shared_log(shared), shared_log(shared, OTHER)
         append(log, batch(b"a", producer=(5, 0, 0)), epoch=1)
         append(other, batch(b"o"))
@@ -302,7 +302,7 @@ class TestShortage:
 
     @pytest.mark.parametrize("spare", range(0, 6000, 197))
     def test_whatever_room_is_left_the_logs_stay_whole(self, shared: Harness, spare: int) -> None:
-        assert isinstance(shared.disk, SimDisk)
+        assert isinstance(shared.disk, VirtualDisk)
         shared.file_bytes = 1024
         logs = [shared_log(shared, TopicPartition("t", n), index_interval_bytes=100) for n in range(3)]
         fill(shared, *logs, count=10)
@@ -350,7 +350,7 @@ class TestShortage:
     @proves("L4")
     @pytest.mark.parametrize("durable", ["disk", "os"])
     def test_a_failed_sync_is_not_retried_and_takes_every_log_offline(self, shared: Harness, durable: str) -> None:
-        assert isinstance(shared.disk, SimDisk)
+        assert isinstance(shared.disk, VirtualDisk)
         log, other = shared_log(shared, durability=durable, flush_ms=100), shared_log(shared, OTHER)
         append(log, batch())
         append(other, batch())
@@ -373,7 +373,7 @@ class TestShortage:
         assert len(values(shared.reopen())) >= 1
 
     def test_a_write_error_takes_the_logs_offline_and_a_restart_brings_them_back(self, shared: Harness) -> None:
-        assert isinstance(shared.disk, SimDisk)
+        assert isinstance(shared.disk, VirtualDisk)
         log, other = shared_log(shared), shared_log(shared, OTHER)
         fill(shared, log, other, count=3)
         shared.disk.fail_write(store_of(shared).commit_log.path(0), errno.EIO)
@@ -387,7 +387,7 @@ class TestShortage:
 
     @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
     def test_a_queue_file_that_cannot_be_begun_refuses_its_log_alone(self, shared: Harness, number: int) -> None:
-        assert isinstance(shared.disk, SimDisk)
+        assert isinstance(shared.disk, VirtualDisk)
         log, other = shared_log(shared), shared_log(shared, OTHER)
         shared.disk.fail_open(f"{log.folder}/{0:020d}.queue", number)
         append(log, batch(b"lost"))

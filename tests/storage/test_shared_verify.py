@@ -16,7 +16,7 @@ from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline import verify
 from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.folders import contents, copied, fill, fill_at_random, stop
 from storage.harness import Harness, append, batch, sim_harness
@@ -42,8 +42,8 @@ def small(shared: Harness) -> Harness:
     return shared
 
 
-def disk_of(harness: Harness) -> SimDisk:
-    assert isinstance(harness.disk, SimDisk)
+def disk_of(harness: Harness) -> VirtualDisk:
+    assert isinstance(harness.disk, VirtualDisk)
     return harness.disk
 
 
@@ -56,7 +56,7 @@ def commit_files(harness: Harness) -> list[str]:
     return [f"/data/@commitlog/{name}" for name in sorted(harness.disk.list("/data/@commitlog"))]
 
 
-def everything(disk: SimDisk, path: str = "/data") -> dict[str, bytes]:
+def everything(disk: VirtualDisk, path: str = "/data") -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name in disk.list(path):
         try:

@@ -10,20 +10,20 @@ import pytest
 from headrace.errors import HeadraceError, StorageFailed, StorageFull
 from headrace.records.batch import read_header
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from storage.harness import Harness, append, batch, values
 
 SHORT = [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
 
 
-def stopped(sim: Harness, **overrides: object) -> tuple[SimDisk, PartitionedLog]:
+def stopped(sim: Harness, **overrides: object) -> tuple[VirtualDisk, PartitionedLog]:
     """A log with three batches, opened anew, no file of it open yet."""
     for sequence in range(3):
         append(sim.log(**overrides), batch(b"%d" % sequence, producer=(7, 0, sequence)))
     sim.write()
     log = sim.reopen()
     assert isinstance(log, PartitionedLog)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     return sim.disk, log
 
 
@@ -56,7 +56,7 @@ def test_a_segment_that_cannot_be_begun_is_begun_later(sim: Harness, number: int
 
 @pytest.mark.parametrize("number", SHORT)
 def test_a_sync_that_cannot_open_its_files_is_tried_again(sim: Harness, number: int) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log(durability="disk")
     assert isinstance(log, PartitionedLog)
     sim.settle()
@@ -93,7 +93,7 @@ def test_a_search_by_time_that_cannot_read_says_so(sim: Harness) -> None:
 
 
 def test_a_full_disk_is_said_when_it_begins_and_when_it_ends(sim: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     log = sim.log()
     append(log, batch())
     sim.write()
@@ -117,7 +117,7 @@ def test_epochs_that_cannot_be_opened_refuse_a_batch_and_no_more(sim: Harness) -
     append(sim.log(), batch(b"first"))
     assert not sim.write()
     log = sim.reopen()
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.trouble = lambda _call, path: errno.EMFILE if path.endswith("leader-epochs") else 0
     with pytest.raises(HeadraceError, match="Too many open files"):
         append(log, batch(b"refused"))

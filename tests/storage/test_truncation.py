@@ -18,7 +18,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import EpochEnd, Log
 from headrace.storage.offline import verify
 from headrace.storage.segments.log import PartitionedLog
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, read_all, sim_harness, values
 
@@ -171,7 +171,7 @@ def test_a_lost_or_damaged_epochs_file_is_made_again_and_costs_no_batch(
     right, starts = values(harness.log()), list(harness.log().epoch_starts())
     assert starts == [(0, 0), (1, 10), (2, 20), (3, 30)]
     assert harness.store is not None
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     if is_clean:
         harness.store.close()
     else:
@@ -237,7 +237,7 @@ def test_markers_go_once_a_checkpoint_speaks_of_the_truncation() -> None:
 def test_a_full_disk_refuses_a_truncation_and_changes_nothing() -> None:
     harness = filled(PARTITIONED)
     log, before = harness.log(), values(harness.log())
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     assert isinstance(log, PartitionedLog)
     harness.disk.fail_open(f"{log.folder}/{17:020d}.1.cut", 28)
     with pytest.raises(StorageFull):
@@ -305,7 +305,7 @@ def test_a_start_that_was_called_safe_after_a_new_beginning_outlasts_a_loss_of_p
     """The checkpoint that holds it may be written before the new beginning is on disk."""
     for seed in range(12):
         harness = filled(layout, 12)
-        assert isinstance(harness.disk, SimDisk)
+        assert isinstance(harness.disk, VirtualDisk)
         harness.disk.serve(harness.clock, partial(random.Random(seed).uniform, 0.01, 0.2))
         log, kept = harness.log(), list[HeadraceError | None]()
         for beginning in beginnings:
@@ -324,7 +324,7 @@ def test_a_start_that_was_called_safe_after_a_new_beginning_outlasts_a_loss_of_p
 
 def test_who_waits_for_a_start_hears_that_the_new_beginning_before_it_failed() -> None:
     harness = filled(PARTITIONED, 12)
-    assert isinstance(harness.disk, SimDisk)
+    assert isinstance(harness.disk, VirtualDisk)
     log, kept = harness.log(), list[HeadraceError | None]()
     log.restart_at(3)
     for n in range(10):

@@ -16,7 +16,7 @@ from headrace.storage.offline import verify
 from headrace.storage.offline.report import DumpedBatch, Problem
 from headrace.storage.segments import checked_bytes
 from headrace.system.disk import SystemDisk
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, TOPIC_ID, Harness, append, batch, content, read_all, sim_harness
 from storage.test_compaction import COMPACTED, compact, put
@@ -48,8 +48,8 @@ def compacted_log() -> Harness:
     return harness
 
 
-def disk_of(harness: Harness) -> SimDisk:
-    assert isinstance(harness.disk, SimDisk)
+def disk_of(harness: Harness) -> VirtualDisk:
+    assert isinstance(harness.disk, VirtualDisk)
     return harness.disk
 
 

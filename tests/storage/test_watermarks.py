@@ -10,7 +10,7 @@ import pytest
 from headrace.ports.disk import read_whole
 from headrace.storage.watermarks import FILE_NAME, Watermark, Watermarks, decode, encode
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 ORDERS, PAYMENTS = bytes(range(16)), bytes(16)
 PATH = f"/data/{FILE_NAME}"
@@ -21,7 +21,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.disk = SimDisk(self.clock)
+        self.disk = VirtualDisk(self.clock)
         self.disk.make_folder("/data")
         self.disk.sync_folder("/")
         self.now: list[Watermark] = []

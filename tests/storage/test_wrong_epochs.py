@@ -11,7 +11,7 @@ from headrace.storage.commitlog.frames import EPOCH, FRAME_BYTES
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Tail, TopicPartition
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, content, sim_harness
 from storage.test_compaction import COMPACTED, compact
@@ -39,7 +39,7 @@ def filled(layout: str, batches_a_write: int) -> tuple[Harness, Log]:
 
 def flip_epoch(sim: Harness, log: Log, offset: int, byte: int, mask: int) -> None:
     piece = log.read(offset, 1, log.written_offset, warm=True).slices[0]
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.flip(piece.file.path, piece.position + EPOCH_AT + byte, mask)
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_epoch_behind_a_checkpoint_is_not_believed_after_a_loss_of_power
         assert not sim.write()
         sim.settle()
     flip_epoch(sim, log, offset, *FAR_ABOVE)
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.crash(offset)
     log = open_again(sim, same_boot=False)
     assert log.last_epoch() == epoch
@@ -192,7 +192,7 @@ def test_a_broken_frame_of_an_epoch_damages_no_batch(same_boot: bool) -> None:
     sim.advance(61)
     _, piece = next(log.headers(4))
     at = piece.position - 2 * FRAME_BYTES
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     assert sim.disk.open(piece.file.path).pread(4, at) == EPOCH
     sim.disk.flip(piece.file.path, at + 40)
     remove(sim, ".queue")
@@ -276,7 +276,7 @@ def test_an_epoch_that_broken_bytes_told_is_believed_of_what_compaction_wrote() 
     compact(sim)
     left = [header.base_offset for header, _ in log.headers(0)]
     assert 40 in left
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     for at in (piece.position - 2 * FRAME_BYTES, piece.position - FRAME_BYTES):
         sim.disk.flip(piece.file.path, at)
     assert piece.file.path in [f"/data/@commitlog/{each}" for each in sim.disk.list("/data/@commitlog")]

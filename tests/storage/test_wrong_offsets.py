@@ -9,7 +9,7 @@ from headrace.errors import CorruptBatch
 from headrace.records.batch import read_header
 from headrace.storage.log import Log
 from headrace.storage.offline.verify import verify
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, batch, sim_harness
 
@@ -39,7 +39,7 @@ def test_an_offset_that_no_segment_has_room_for_is_damage_and_the_broker_starts(
         sim.advance(61)
     piece = log.read(DAMAGED, 1, log.written_offset).slices[0]
     assert read_header(memoryview(piece.read())).base_offset == DAMAGED
-    assert isinstance(sim.disk, SimDisk)
+    assert isinstance(sim.disk, VirtualDisk)
     sim.disk.flip(piece.file.path, piece.position + byte, 0x40)
     log = sim.kill()
     assert log.offline is None

@@ -16,7 +16,7 @@ from certificates import Certificate
 from headrace.ports.network import Address, Channel, Listener, Network, Session
 from headrace.system.network import SocketNetwork
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.network import VirtualNetwork
 
 DEADLINE_SECONDS = 30.0
 TURN_SECONDS = 0.001
@@ -142,7 +142,7 @@ class JoinedSockets(Joined):
 class JoinedMemory(Joined):
     def __init__(self, seed: int) -> None:
         self.clock = VirtualClock()
-        self.network = MemoryNetwork(self.clock, seed)
+        self.network = VirtualNetwork(self.clock, seed)
         self.listening, self.connecting = self.network.host("north"), self.network.host("south")
 
     def turn(self) -> None:

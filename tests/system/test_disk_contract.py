@@ -13,7 +13,7 @@ import pytest
 from headrace.ports.disk import Disk, FileSlice, read_whole, write_atomically
 from headrace.system.disk import SystemDisk
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 
 DEADLINE_SECONDS = 20.0
 
@@ -32,7 +32,7 @@ class Bench:
 
 def on_sim() -> Iterator[Bench]:
     clock = VirtualClock()
-    disk = SimDisk(clock)
+    disk = VirtualDisk(clock)
     disk.make_folder("/bench")
 
     def wait(done: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
 from headrace.system.receive_buffers import LEAN_READ_BYTES
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.disk import SimDisk
+from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from system.joined import DEADLINE_SECONDS, FrameReader, JoinedSockets, Recorder, frame, pattern, sockets, written
 
@@ -97,7 +97,7 @@ def test_a_small_slice_is_read_instead(tmp_path: Path) -> None:
 
 def test_a_file_without_a_descriptor_is_read_instead(joined: JoinedSockets) -> None:
     content = pattern(300_000)
-    disk = SimDisk(VirtualClock())
+    disk = VirtualDisk(VirtualClock())
     disk.make_folder("/data")
     file = disk.open("/data/log", create=True, writable=True)
     file.pwritev([content], 0)

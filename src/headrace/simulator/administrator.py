@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.simulator.connection import Client, Clients
-from headrace.simulator.scenario import SimTopic
+from headrace.simulator.scenario import ScenarioTopic
 from headrace.wire import api
 from headrace.wire.message import Message
 
@@ -33,7 +33,7 @@ DURABILITY_SECONDS: Final = 0.5
 
 
 class Administrator:
-    def __init__(self, clients: Clients, topics: Sequence[SimTopic], seed: int, *, caches_go: bool) -> None:
+    def __init__(self, clients: Clients, topics: Sequence[ScenarioTopic], seed: int, *, caches_go: bool) -> None:
         self._clients = clients
         self._topics = topics
         self._random = random.Random(f"{seed} administrator")
@@ -69,7 +69,7 @@ class Administrator:
 
         self._client.call(self._clients.some_broker(self._random), api.ELECT_LEADERS, message, answered)
 
-    def _change(self, topic: SimTopic) -> None:
+    def _change(self, topic: ScenarioTopic) -> None:
         now = self._clients.clock.now()
         changes = dict(CHANGES)
         if now >= self._durability_not_before.get(topic.name, 0.0):

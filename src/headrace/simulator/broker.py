@@ -24,7 +24,7 @@ from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
 from headrace.simulator.scenario import REPLICAS, Scenario
 from headrace.storage.log import TICK_SECONDS
-from headrace.virtual.network import MemoryHost
+from headrace.virtual.network import VirtualHost
 from headrace.virtual.process import Process
 
 CLUSTER: Final = "sim"
@@ -41,7 +41,7 @@ OFFSETS_TOPIC_OVERRIDES: Final = {
 class Broker:
     """A participant with its front end; started and stopped in the order of server/node.py."""
 
-    def __init__(self, participant: Participant, machine: Machine, process: Process, host: MemoryHost) -> None:
+    def __init__(self, participant: Participant, machine: Machine, process: Process, host: VirtualHost) -> None:
         self.participant = participant
         self.metrics = Metrics()
         self._machine = machine
@@ -82,7 +82,7 @@ class Broker:
         await self.participant.close()
 
 
-Build = Callable[[Machine, Process, MemoryHost], Broker]
+Build = Callable[[Machine, Process, VirtualHost], Broker]
 
 
 def builder(scenario: Scenario) -> Build:
@@ -91,7 +91,7 @@ def builder(scenario: Scenario) -> Build:
         own = {"node.id": broker, "cluster.id": CLUSTER, "data": DATA, "log.layout": scenario.layouts[broker - 1]}
         return load(None, {}, {**scenario.settings, **own})
 
-    def build(machine: Machine, process: Process, host: MemoryHost) -> Broker:
+    def build(machine: Machine, process: Process, host: VirtualHost) -> Broker:
         settings = settings_of(machine.id)
         participant = Participant(
             machine.disk,

@@ -32,7 +32,7 @@ from headrace.simulator.scenario import Scenario
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.virtual.coordination import CoordinationStore
 from headrace.virtual.loop import VirtualLoop
-from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.network import VirtualNetwork
 from headrace.virtual.quorum import CoordinationQuorum
 
 START_SECONDS: Final = 30.0
@@ -61,7 +61,7 @@ class Cluster:
         self.scenario = scenario
         self.loop = VirtualLoop(seed=seed, jitter_seconds=scenario.jitter_seconds)
         self.clock = self.loop.clock
-        self.network = MemoryNetwork(self.clock, seed, scenario.link_seconds)
+        self.network = VirtualNetwork(self.clock, seed, scenario.link_seconds)
         self.store = (CoordinationQuorum if scenario.quorum else CoordinationStore)(self.clock, seed)
         self.trace = trace
         self.history = History(trace, self.clock.now)

@@ -22,7 +22,7 @@ from headrace.ports.network import Address, Channel, Part
 from headrace.simulator.history import History, Violation
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock, VirtualTimer
-from headrace.virtual.network import MemoryChannel, MemoryHost
+from headrace.virtual.network import VirtualChannel, VirtualHost
 from headrace.wire import api
 from headrace.wire.codec import decode_response, encode_request
 from headrace.wire.header import read_response_header, write_request
@@ -84,7 +84,7 @@ class Call:
 class Clients:
     """What all clients of a run share."""
 
-    host: MemoryHost
+    host: VirtualHost
     clock: VirtualClock
     machines: list[Machine]
     history: History
@@ -103,7 +103,7 @@ class Clients:
     def some_broker(self, chance: Random) -> int:
         return chance.choice(self.machines).id
 
-    def overhear(self, machine: Machine, channel: MemoryChannel, parts: Sequence[Part]) -> None:
+    def overhear(self, machine: Machine, channel: VirtualChannel, parts: Sequence[Part]) -> None:
         """A broker sends; what it sends at once are whole answers."""
         if channel.local.port != KAFKA_PORT:
             return

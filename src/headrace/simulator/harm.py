@@ -21,7 +21,7 @@ from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock
 from headrace.virtual.coordination import CoordinationStore
-from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.network import VirtualNetwork
 
 SPARE: Final = "spare"
 ANY: Final = "any"
@@ -34,7 +34,7 @@ class Scene(Protocol):
     """The cluster that harm is done to, seen from outside."""
 
     clock: VirtualClock
-    network: MemoryNetwork
+    network: VirtualNetwork
     store: CoordinationStore
     machines: list[Machine]
 

@@ -26,7 +26,7 @@ from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock
-from headrace.virtual.network import MemoryNetwork
+from headrace.virtual.network import VirtualNetwork
 from headrace.wire import api
 from headrace.wire.message import Message
 
@@ -43,7 +43,7 @@ class Load:
     def __init__(
         self,
         scenario: Scenario,
-        network: MemoryNetwork,
+        network: VirtualNetwork,
         clock: VirtualClock,
         machines: list[Machine],
         history: History,

@@ -22,9 +22,9 @@ from headrace.storage.commitlog import frames
 from headrace.storage.log import TopicPartition
 from headrace.storage.segments.segment import LOG
 from headrace.virtual.coordination import CoordinationStore
-from headrace.virtual.disk import UNLIMITED_BYTES, SimDisk
+from headrace.virtual.disk import UNLIMITED_BYTES, VirtualDisk
 from headrace.virtual.loop import VirtualLoop
-from headrace.virtual.network import MemoryChannel, MemoryHost, MemoryNetwork
+from headrace.virtual.network import VirtualChannel, VirtualHost, VirtualNetwork
 from headrace.virtual.process import Process
 
 RESTART_SECONDS: Final = 0.5
@@ -51,12 +51,12 @@ class Machine:
         self,
         id: int,
         loop: VirtualLoop,
-        network: MemoryNetwork,
+        network: VirtualNetwork,
         store: CoordinationStore,
         trace: Trace,
         seed: int,
         sync_seconds: tuple[float, float],
-        build: Callable[[Machine, Process, MemoryHost], Broker],
+        build: Callable[[Machine, Process, VirtualHost], Broker],
     ) -> None:
         self.id = id
         self.name = f"b{id}"
@@ -65,12 +65,12 @@ class Machine:
         self.store = store
         self.random = random.Random(seed)
         self._tears = random.Random(f"tears {seed}")
-        self.disk = SimDisk(loop.clock)
+        self.disk = VirtualDisk(loop.clock)
         self.disk.make_folder(DATA)
         self.disk.sync_folder("/")
         self.participant: Participant | None = None
         """The broker, once it has started."""
-        self.overheard: Callable[[Machine, MemoryChannel, Sequence[Part]], None] | None = None
+        self.overheard: Callable[[Machine, VirtualChannel, Sequence[Part]], None] | None = None
         """Is told of everything that its broker sends."""
         self.process: Process | None = None
         self.buried: list[Process] = []
@@ -87,7 +87,7 @@ class Machine:
         """Whether a call for a connection is refused while nothing runs, not just lost."""
         self._trace = trace
         self._build = build
-        self._host: MemoryHost | None = None
+        self._host: VirtualHost | None = None
 
     @property
     def life(self) -> str:
@@ -141,7 +141,7 @@ class Machine:
             self._host.overheard = partial(self.overheard, self)
         process.run(self._serve(process, self._host)).add_done_callback(self._done)
 
-    async def _serve(self, process: Process, host: MemoryHost) -> None:
+    async def _serve(self, process: Process, host: VirtualHost) -> None:
         broker = self._broker = self._build(self, process, host)
         try:
             await broker.start()

@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.simulator.connection import Client, Clients, Reply
-from headrace.simulator.scenario import REPLICAS, SimTopic
+from headrace.simulator.scenario import REPLICAS, ScenarioTopic
 from headrace.storage.log import TopicPartition
 from headrace.wire import api
 from headrace.wire.message import Message
@@ -33,7 +33,7 @@ Targets = Mapping[TopicPartition, Sequence[int] | None]
 
 
 class Reassigner:
-    def __init__(self, clients: Clients, topics: Sequence[SimTopic], offsets_partitions: int, seed: int) -> None:
+    def __init__(self, clients: Clients, topics: Sequence[ScenarioTopic], offsets_partitions: int, seed: int) -> None:
         self._clients = clients
         self._random = random.Random(f"{seed} reassigner")
         self._client = Client(clients, "reassigner")

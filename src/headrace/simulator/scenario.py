@@ -33,7 +33,7 @@ COMPACTION: Final = {"cleanup.policy": "compact", "segment.bytes": "1024", "min.
 
 
 @dataclass(frozen=True, slots=True)
-class SimTopic:
+class ScenarioTopic:
     name: str
     partitions: int
     durability: str
@@ -47,7 +47,7 @@ class SimTopic:
 class Scenario:
     seed: int
     layouts: tuple[str, ...]
-    topics: tuple[SimTopic, ...]
+    topics: tuple[ScenarioTopic, ...]
     settings: dict[str, int]
     sync_seconds: tuple[float, float]
     link_seconds: tuple[float, float]
@@ -89,7 +89,7 @@ class Scenario:
     def brokers(self) -> int:
         return len(self.layouts)
 
-    def overrides(self, topic: SimTopic) -> dict[str, str]:
+    def overrides(self, topic: ScenarioTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
         return {**topic.overrides, **self.retention, **(COMPACTION if self.compacted else {})}
 
@@ -145,7 +145,7 @@ def _draw(seed: int) -> Scenario:
             "index.interval.bytes": "256",
             "flush.ms": chance.choice(("50", "500")),
         }
-        topics.append(SimTopic(name, chance.randint(1, 2), durability, overrides))
+        topics.append(ScenarioTopic(name, chance.randint(1, 2), durability, overrides))
     return Scenario(
         seed=seed,
         layouts=tuple(chance.choice((PARTITIONED, SHARED)) for _ in range(REPLICAS)),

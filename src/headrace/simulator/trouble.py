@@ -1,4 +1,4 @@
-"""Errors of a simulated disk, as its calls meet them (`SimDisk.trouble`)."""
+"""Errors of a simulated disk, as its calls meet them (`VirtualDisk.trouble`)."""
 
 from __future__ import annotations
 

@@ -85,10 +85,10 @@ class CoordinationStore:
         self._watching: dict[Callable[[], None], None] = {}
         self.breaks = 0
 
-    def client(self, host: str, clock: Clock, first: int = 0) -> SimCoordination:
+    def client(self, host: str, clock: Clock, first: int = 0) -> VirtualCoordination:
         """The port for a process on that host; its answers arrive by that process's clock. `first` is the node that it
-        asks first, where there are several (`sim.quorum`)."""
-        return SimCoordination(self, host, clock)
+        asks first, where there are several (`virtual.quorum`)."""
+        return VirtualCoordination(self, host, clock)
 
     # What is done to it.
 
@@ -257,7 +257,7 @@ class Source(Protocol):
     def not_watching(self, told: Callable[[], None]) -> None: ...
 
 
-class SimCoordination:
+class VirtualCoordination:
     """The Coordination port of one process."""
 
     def __init__(self, store: CoordinationStore, host: str, clock: Clock) -> None:

@@ -21,8 +21,8 @@ from headrace.virtual.platter import SECTOR_BYTES, FileNode, FolderNode, Move, R
 UNLIMITED_BYTES: Final = 1 << 50
 
 
-class SimFile:
-    def __init__(self, disk: SimDisk, path: str, node: FileNode | FolderNode, *, writable: bool) -> None:
+class VirtualFile:
+    def __init__(self, disk: VirtualDisk, path: str, node: FileNode | FolderNode, *, writable: bool) -> None:
         self.path = path
         self._disk = disk
         self._node: FileNode | FolderNode | None = node
@@ -112,7 +112,7 @@ class SimFile:
         self._node = None
 
 
-class SimDisk:
+class VirtualDisk:
     """Paths are absolute; the root folder is there from the start."""
 
     def __init__(self, clock: Clock, *, capacity_bytes: int = UNLIMITED_BYTES) -> None:
@@ -254,7 +254,7 @@ class SimDisk:
 
     # The port.
 
-    def open(self, path: str, *, create: bool = False, writable: bool = False) -> SimFile:
+    def open(self, path: str, *, create: bool = False, writable: bool = False) -> VirtualFile:
         self.meet("open", path)
         if self._failing_opens:
             self._fail_if_told(self._failing_opens, path)
@@ -265,9 +265,9 @@ class SimDisk:
                 raise _missing(path)
             node = parent.entries[name] = FileNode(changed_ms=self.wall_ms())
             parent.stepped()
-        return SimFile(self, path, node, writable=writable)
+        return VirtualFile(self, path, node, writable=writable)
 
-    def lock(self, path: str) -> SimFile:
+    def lock(self, path: str) -> VirtualFile:
         if path in self._locked:
             raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
         self._locked.add(path)
@@ -352,7 +352,7 @@ class SimDisk:
         return max(0, self.capacity_bytes - self._used(self._root))
 
     def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
-        finish_sync = self._begin_sync([file for file in files if isinstance(file, SimFile)])
+        finish_sync = self._begin_sync([file for file in files if isinstance(file, VirtualFile)])
         age = self.age
 
         def finish() -> None:
@@ -371,12 +371,12 @@ class SimDisk:
             self._clock.call_soon(finish)
 
     def sync_now(self, files: Sequence[File]) -> None:
-        error = self._begin_sync([file for file in files if isinstance(file, SimFile)])()
+        error = self._begin_sync([file for file in files if isinstance(file, VirtualFile)])()
         if error is not None:
             raise error
 
     def read_ahead(self, file: File, ranges: Sequence[Range], done: Callable[[], None]) -> None:
-        assert isinstance(file, SimFile)
+        assert isinstance(file, VirtualFile)
         node = file.node
         assert isinstance(node, FileNode)
         # Only a hint: where it fails, nobody is told.
@@ -413,7 +413,7 @@ class SimDisk:
             return 0
         return self.capacity_bytes - self._used(self._root) - (wanted - size)
 
-    def _begin_sync(self, files: Sequence[SimFile]) -> Callable[[], SyncFailed | None]:
+    def _begin_sync(self, files: Sequence[VirtualFile]) -> Callable[[], SyncFailed | None]:
         """What the files hold now is safe, or lost, when the answer is called."""
         try:
             for file in files:
@@ -479,7 +479,7 @@ class SimDisk:
         )
 
 
-class _LockedFile(SimFile):
+class _LockedFile(VirtualFile):
     def close(self) -> None:
         super().close()
         self._disk.unlock(self.path)

@@ -27,10 +27,10 @@ FIRST_FREE_PORT: Final = 40_000
 
 Way = tuple[str, str]
 """From which host to which."""
-Overheard = Callable[["MemoryChannel", Sequence[Part]], None]
+Overheard = Callable[["VirtualChannel", Sequence[Part]], None]
 
 
-class MemoryNetwork:
+class VirtualNetwork:
     """The wires between hosts; each host's own `Network` comes from `host`."""
 
     def __init__(
@@ -39,17 +39,17 @@ class MemoryNetwork:
         self.clock = clock
         self.delay_seconds = delay_seconds
         self._random = None if seed is None else random.Random(seed)
-        self._listeners: dict[Address, MemoryListener] = {}
-        self._channels: dict[MemoryChannel, None] = {}
-        self._hosts: dict[str, MemoryHost] = {}
+        self._listeners: dict[Address, VirtualListener] = {}
+        self._channels: dict[VirtualChannel, None] = {}
+        self._hosts: dict[str, VirtualHost] = {}
         self._cuts: set[Way] = set()
         self._slow: dict[Way, tuple[float, float]] = {}
         self._held: deque[tuple[Way, Callable[[], None]]] = deque()
         self._next_port = FIRST_FREE_PORT
 
-    def host(self, name: str, clock: Clock | None = None) -> MemoryHost:
+    def host(self, name: str, clock: Clock | None = None) -> VirtualHost:
         """The network as that host sees it; `clock` is that of the process there."""
-        self._hosts[name] = MemoryHost(self, name, clock)
+        self._hosts[name] = VirtualHost(self, name, clock)
         return self._hosts[name]
 
     # What is done to the wires.
@@ -83,7 +83,7 @@ class MemoryNetwork:
             if {channel.local.host, channel.peer.host} == {one, other}:
                 channel.drop("connection reset by peer")
 
-    def vanish(self, host: MemoryHost, *, silent: bool) -> None:
+    def vanish(self, host: VirtualHost, *, silent: bool) -> None:
         """The process on the host is dead. Its peers hear that the connections ended; `silent`, as after a power cut,
         they hear nothing and what they send is lost."""
         for listener in [listener for listener in self._listeners.values() if listener.host is host]:
@@ -110,17 +110,17 @@ class MemoryNetwork:
         self._next_port += 1
         return self._next_port
 
-    def bind(self, listener: MemoryListener) -> None:
+    def bind(self, listener: VirtualListener) -> None:
         if listener.address in self._listeners:
             raise OperatorError(
                 f"cannot listen on {listener.address}: the port is in use; stop what uses it or choose another"
             )
         self._listeners[listener.address] = listener
 
-    def unbind(self, listener: MemoryListener) -> None:
+    def unbind(self, listener: VirtualListener) -> None:
         self._listeners.pop(listener.address, None)
 
-    def reach(self, caller: MemoryHost, local: Address, address: Address, session: Session) -> None:
+    def reach(self, caller: VirtualHost, local: Address, address: Address, session: Session) -> None:
         """The moment at which a call for a connection reaches the other host."""
         listener = self._listeners.get(address)
         if listener is None:
@@ -131,11 +131,11 @@ class MemoryNetwork:
             return
         listener.host.hear(lambda: self._accept(listener, caller, local, session))
 
-    def _accept(self, listener: MemoryListener, caller: MemoryHost, local: Address, session: Session) -> None:
+    def _accept(self, listener: VirtualListener, caller: VirtualHost, local: Address, session: Session) -> None:
         accepted = listener.accept()
         address = listener.address
-        near = MemoryChannel(self, caller, local, address, session)
-        far = MemoryChannel(self, listener.host, address, local, accepted)
+        near = VirtualChannel(self, caller, local, address, session)
+        far = VirtualChannel(self, listener.host, address, local, accepted)
         near.other, far.other = far, near
         self._channels |= {near: None, far: None}
         far.transmit(near.opened)
@@ -144,18 +144,18 @@ class MemoryNetwork:
         else:
             accepted.opened(far)
 
-    def is_replaced(self, host: MemoryHost) -> bool:
+    def is_replaced(self, host: VirtualHost) -> bool:
         """Whether another process has the host's network by now."""
         return self._hosts[host.name] is not host
 
-    def forget(self, channel: MemoryChannel) -> None:
+    def forget(self, channel: VirtualChannel) -> None:
         self._channels.pop(channel, None)
 
 
-class MemoryHost:
+class VirtualHost:
     """The network as one host sees it."""
 
-    def __init__(self, network: MemoryNetwork, name: str, clock: Clock | None = None) -> None:
+    def __init__(self, network: VirtualNetwork, name: str, clock: Clock | None = None) -> None:
         self._network = network
         self._clock = clock
         self._process = clock if isinstance(clock, Process) else None
@@ -174,9 +174,9 @@ class MemoryHost:
 
     def listen(
         self, address: Address, accept: Callable[[], Session | None], tls: object | None = None
-    ) -> MemoryListener:
+    ) -> VirtualListener:
         port = address.port or self._network.draw_port()
-        listener = MemoryListener(self._network, self, Address(self.name, port), accept)
+        listener = VirtualListener(self._network, self, Address(self.name, port), accept)
         self._network.bind(listener)
         return listener
 
@@ -190,9 +190,9 @@ class MemoryHost:
         )
 
 
-class MemoryListener:
+class VirtualListener:
     def __init__(
-        self, network: MemoryNetwork, host: MemoryHost, address: Address, accept: Callable[[], Session | None]
+        self, network: VirtualNetwork, host: VirtualHost, address: Address, accept: Callable[[], Session | None]
     ) -> None:
         self._network = network
         self.host = host
@@ -209,7 +209,7 @@ class _Arrival(VirtualTimer):
     __slots__ = ("end", "way")
     call: Callable[[], None]
 
-    def __init__(self, way: Way, end: MemoryChannel, call: Callable[[], None]) -> None:
+    def __init__(self, way: Way, end: VirtualChannel, call: Callable[[], None]) -> None:
         self.way = way
         self.end = end
         self.call = call
@@ -225,17 +225,17 @@ class _Arrival(VirtualTimer):
             self.end.host.hear(self.call)
 
 
-class MemoryChannel:
+class VirtualChannel:
     """One end of a connection. `_under_way` bytes have left the other end and not been read here yet."""
 
     def __init__(
-        self, network: MemoryNetwork, host: MemoryHost, local: Address, peer: Address, session: Session | None
+        self, network: VirtualNetwork, host: VirtualHost, local: Address, peer: Address, session: Session | None
     ) -> None:
         self.host = host
         self.local, self.peer = local, peer
         self._way = (local.host, peer.host)
         self.want_bytes = 0
-        self.other: MemoryChannel
+        self.other: VirtualChannel
         self.network = network
         self._session = session
         self._out: deque[bytes | memoryview | FileSlice] = deque()

@@ -30,8 +30,8 @@ from headrace.ports.coordination import Behind, WatchResponse
 from headrace.virtual.coordination import (
     DEADLINE_SECONDS,
     CoordinationStore,
-    SimCoordination,
     Snapshot,
+    VirtualCoordination,
     settle,
     silence,
 )
@@ -105,7 +105,7 @@ class CoordinationQuorum(CoordinationStore):
         """By host, the node that it asks now."""
         self._parted: set[tuple[str, int]] = set()
 
-    def client(self, host: str, clock: Clock, first: int = 0) -> SimCoordination:
+    def client(self, host: str, clock: Clock, first: int = 0) -> VirtualCoordination:
         return QuorumClient(self, host, clock, first)
 
     # What is done to it.
@@ -205,7 +205,7 @@ class CoordinationQuorum(CoordinationStore):
             self.renew_leases(EXTENSION_SECONDS)
 
 
-class QuorumClient(SimCoordination):
+class QuorumClient(VirtualCoordination):
     """Asks one node after the other."""
 
     def __init__(self, store: CoordinationQuorum, host: str, clock: Clock, first: int) -> None:
