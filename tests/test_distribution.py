@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import venv
 import zipfile
@@ -41,6 +42,16 @@ with headrace.Consumer("published", bootstrap=bootstrap) as consumer:
     values = [int(record.value) for _, record in zip(offsets, consumer)]
 files = [import_module(kernel).__file__ for kernel in kernels]
 print(json.dumps({"offsets": offsets, "values": values, "package": headrace.__file__, "kernels": files}))
+"""
+# Checked by a type checker, not run.
+TYPED = """
+from headrace import Consumer, Producer, Record, Report
+
+def send(producer: Producer) -> Report:
+    return producer.send("topic", b"value", key=b"value")
+
+def values(consumer: Consumer) -> list[Record]:
+    return consumer.poll(timeout_ms=10)
 """
 
 
@@ -140,16 +151,41 @@ def test_a_wheel_serves_and_reads_where_nothing_else_is(
 
 @pytest.mark.long
 def test_an_sdist_builds_serves_and_reads_where_nothing_else_is(
-    built: Built, tmp_path: Path, fresh_broker: Callable[..., Broker]
+    built: Built, tmp_path: Path, fresh_broker: Callable[..., Broker], proof_report: Callable[..., None]
 ) -> None:
-    """As a user installs it: the build's tools and what the package needs come from the index, by its own versions."""
+    """As a user installs it: the build's tools and what the package needs come from the index, in whatever versions."""
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     pip: list[str | Path] = [home / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
+    began = time.monotonic()
     run([*pip, "install", "--quiet", built.sdist], cwd=tmp_path)
+    took_s = time.monotonic() - began
     run([*pip, "check"])
     (packages,) = home.glob("lib/python*/site-packages")
     check_installed(home, built, packages, fresh_broker)
+    check_types(home, tmp_path)
+    sizes = {"sdist_bytes": built.sdist.stat().st_size, "wheel_bytes": built.wheel.stat().st_size}
+    proof_report(build_and_install_s=round(took_s), kernels=len(built.kernels()), **sizes)
+
+
+def check_types(home: Path, folder: Path) -> None:
+    """A type checker takes a user's program, and finds what is wrong in it, by what is installed there."""
+    program = folder / "program.py"
+    program.write_text(TYPED)
+    mypy: list[str | Path] = [
+        sys.executable,
+        "-I",
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        home / "bin" / "python",
+        program,
+    ]
+    run(mypy, cwd=folder)
+    program.write_text(TYPED.replace('b"value"', "17.5"))
+    judged = subprocess.run(mypy, cwd=folder, capture_output=True, text=True, check=False)
+    assert 'Argument "key" to "send" of "Producer" has incompatible type "float"' in judged.stdout
 
 
 def copy_needed(home: Path) -> Path:
