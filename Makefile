@@ -19,7 +19,7 @@ CHECK := $(VENV)/.check
 TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo packages quick test check prove sim mutate bench reference dist inventory format clean
+.PHONY: help serve demo packages quick test check prove sim mutate bench reference house dist inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -31,6 +31,7 @@ help:
 	@echo 'make sim        clusters under simulated faults: SEEDS=1-2000 of them, or one seed that broke a rule, told in full'
 	@echo 'make mutate     change the code one small thing at a time and list what no test and no seed finds (ARGS=--help)'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
+	@echo 'make house      draw docs/house.svg, the rooms and their imports'
 	@echo 'make reference  write docs/API.md, docs/CLI.md and docs/SETTINGS.md from the code'
 	@echo 'make dist       an sdist and a compiled wheel, in dist/'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
@@ -90,6 +91,9 @@ mutate: $(TESTS)
 
 bench: $(TESTS)
 	$(BIN)/python bench/run.py $(ARGS)
+
+house: $(CHECK)
+	@$(BIN)/python tools/house.py
 
 reference: $(TESTS)
 	@$(BIN)/python tools/reference.py

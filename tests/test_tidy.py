@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -195,3 +196,40 @@ def test_test_folders_are_no_packages() -> None:
 def test_test_files_have_names_of_their_own() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_the_way_of_a_message_leads_to_functions_that_are_there() -> None:
+    text = (ROOT / "docs" / "DESIGN.md").read_text()
+    way = " ".join(text.partition("## 1.")[2].partition("## 2.")[0].split())
+    steps = re.findall(r"`([\w/]+\.py)`, `([\w.]+)`", way)
+    assert len(steps) >= 10
+    for path, name in steps:
+        found: list[ast.stmt] = list(tree_of(SOURCE / path).body)
+        for part in name.split("."):
+            named = [node for node in found if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+            assert named, f"docs/DESIGN.md: {path} has no {name}"
+            found = named[0].body
+
+
+@pytest.mark.parametrize("document", ["DESIGN.md", "SIMULATOR.md", "GLOSSARY.md", "CLIENT.md", "SPARK.md"])
+def test_files_that_a_document_names_are_there(document: str) -> None:
+    named = re.findall(r"`(?:src/headrace/)?([\w/]+\.py)`", (ROOT / "docs" / document).read_text())
+    missing = [path for path in named if not any((place / path).exists() for place in (SOURCE, ROOT))]
+    assert not [path for path in missing if "/" in path]
+
+
+def test_lines_of_documents_are_wrapped() -> None:
+    generated = ("INVENTORY.md", "PROOF.md", "SETTINGS.md", "API.md", "CLI.md")
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        is_code = False
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            is_code ^= line.startswith("```")
+            if path.name not in generated and not is_code and not line.startswith(("|", "    ")):
+                assert len(line) <= 120 or "](" in line, f"{path.name}:{number} has {len(line)} characters"
+
+
+def test_the_picture_of_the_rooms_is_current() -> None:
+    ran = subprocess.run(
+        [sys.executable, "tools/house.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not ran.returncode, ran.stderr
