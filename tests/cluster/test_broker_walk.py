@@ -22,6 +22,7 @@ LAYOUTS = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 
 
 @proves("G14", "F7")
+@pytest.mark.thorough
 @LAYOUTS
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_broker_whose_disk_fails_now_and_then_claims_no_more_than_it_holds(

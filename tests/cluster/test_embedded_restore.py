@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from brokers import Broker, wait_for
 from cli.conftest import run_command
 from headrace.coordination.choice import FILE
@@ -12,6 +14,7 @@ from proving import proves
 
 
 @proves("J6")
+@pytest.mark.thorough
 def test_a_broker_on_an_older_metadata_file_waits_for_its_operator(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", {})
     file, copy = tmp_path / "data" / FILE, tmp_path / "copy"

@@ -379,6 +379,7 @@ def mutants(whole: bytes, count: int, seed: int) -> list[bytearray]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("codec", list(Codec))
 def test_both_forms_agree_on_mutants(compiled_arrow: ModuleType, uncompiled_arrow: ModuleType, codec: Codec) -> None:
     headers = [("h", b"x"), ("né", None)]

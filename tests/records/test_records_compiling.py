@@ -59,6 +59,7 @@ def import_all(checkout: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changed", "how_it_ends"), [("builder.py", "KeyboardInterrupt"), ("builder.pxd", "RuntimeError")]
 )
@@ -72,6 +73,7 @@ def test_kernels_of_changed_sources_all_go(checkout: Path, changed: str, how_it_
     import_all(checkout)
 
 
+@pytest.mark.thorough
 def test_kernels_that_serve_stay_when_the_later_ones_cannot_be_compiled(checkout: Path) -> None:
     for name in LATER:
         for file in (checkout / "src" / "headrace" / "records").glob(f"{name}.*.so"):
@@ -88,6 +90,7 @@ def test_a_wheel_takes_the_kernels_beside_their_sources(checkout: Path) -> None:
     assert taken == {file.name: file.read_bytes() for file in (checkout / "src").rglob("*.so")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("one", ["missing", "older than its source"])
 def test_a_wheel_takes_no_kernels_beside_their_sources_if_one_is(checkout: Path, one: str) -> None:
     (file,) = (checkout / "src" / "headrace" / "records").glob("router.*.so")

@@ -88,6 +88,7 @@ def raw_broker(mock_cluster: tuple[str, int]) -> Iterator[RawBroker]:
 
 
 @proves("J1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("codec", list(Codec))
 def test_we_read_what_librdkafka_writes(
     kernel: ModuleType, mock_cluster: tuple[str, int], raw_broker: RawBroker, codec: Codec

@@ -73,6 +73,7 @@ class CompactionContract:
     """What compaction means in every layout."""
 
     @proves("J6")
+    @pytest.mark.thorough
     @pytest.mark.parametrize("seed", range(5))
     def test_only_the_latest_record_of_each_key_stays_at_its_offset(self, harness: Harness, seed: int) -> None:
         chance = random.Random(seed)

@@ -73,6 +73,7 @@ def test_each_key_below_the_cut_stays_wherever_the_compaction_was(layout: str) -
             assert values(harness.log()) == wanted, pause
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_cut_among_segments_that_compaction_left_empty(layout: str, restarts: bool) -> None:

@@ -192,6 +192,7 @@ def test_an_interrupted_conversion_goes_on_wherever_it_was(layout: str) -> None:
     assert state_of(harness) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", ["sync", "sync folder"])
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 def test_what_an_earlier_run_could_not_sync_outlives_a_loss_of_power(layout: str, call: str, seed: int) -> None:
@@ -220,6 +221,7 @@ def test_what_an_earlier_run_could_not_sync_outlives_a_loss_of_power(layout: str
         assert state_of(harness) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 def test_a_swap_goes_on_after_power_was_lost_at_any_of_its_moves(layout: str, seed: int) -> None:
     """Twice in a row: what the first run has moved, and not synced, is the second's to make last."""
@@ -252,6 +254,7 @@ def test_a_swap_goes_on_after_power_was_lost_at_any_of_its_moves(layout: str, se
 
 
 @proves("L5")
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", ["write", "compare", "move", "swapped"])
 def test_a_killed_conversion_goes_on(real: Harness, step: str, seed: int) -> None:
     chance = random.Random(seed)

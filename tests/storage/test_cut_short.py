@@ -49,6 +49,7 @@ def tail(harness: Harness) -> Tail:
 
 
 @proves("G14", "F7")
+@pytest.mark.thorough
 @LAYOUTS
 @pytest.mark.parametrize("codec", list(Codec))
 def test_a_file_that_ends_at_any_byte_of_its_last_write_is_cut_short(layout: str, codec: Codec) -> None:

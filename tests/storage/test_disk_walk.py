@@ -73,6 +73,7 @@ LAYOUTS = PARTITIONED, SHARED
 
 
 @proves("F7", "L4")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("operation", "layout"),
     [(name, layout) for name, operation in OPERATIONS.items() for layout in operation.layouts],

@@ -236,6 +236,7 @@ def live(model: Model) -> None:
 
 
 @proves("R3")
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(SEEDS))
 def test_queries_answer_what_a_full_scan_answers(layout: str, number: int, seed: int) -> None:
     live(Model(layout, random.Random(seed)))

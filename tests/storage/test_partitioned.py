@@ -289,6 +289,7 @@ class TestFullDisk:
         assert [failed for failed, _ in sim.write()] == [log]
         assert (log.end_offset, other.end_offset, other.written_offset) == (1, 2, 2)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("spare", range(0, 3000, 97))
     def test_whatever_room_is_left_a_rolling_log_stays_whole(self, sim: Harness, spare: int) -> None:
         assert isinstance(sim.disk, VirtualDisk)

@@ -140,6 +140,7 @@ class TestRewriting:
         assert followed.start_offset == 0
 
     @proves("L5", "J6")
+    @pytest.mark.thorough
     @pytest.mark.parametrize("number", range(30))
     def test_a_loss_of_power_at_any_point_loses_and_doubles_nothing(
         self, sim: Harness, seed: int, number: int, monkeypatch: pytest.MonkeyPatch
@@ -234,6 +235,7 @@ class TestReading:
     layout = SHARED
 
     @proves("L5")
+    @pytest.mark.thorough
     def test_reads_go_on_while_files_vanish(self, harness: Harness) -> None:
         create(harness, durability="os")
         for number in range(30):

@@ -300,6 +300,7 @@ class TestShortage:
         assert not shared.write()
         assert values(shared.kill()) == [b"a", b"b"]
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("spare", range(0, 6000, 197))
     def test_whatever_room_is_left_the_logs_stay_whole(self, shared: Harness, spare: int) -> None:
         assert isinstance(shared.disk, VirtualDisk)

@@ -117,6 +117,7 @@ def test_a_folder_is_read_as_the_next_start_finds_it(stopping: str, seed: int) -
 
 
 @proves("J6")
+@pytest.mark.thorough
 def test_a_flipped_bit_at_every_byte_of_the_commit_log_is_found_and_named(small: Harness) -> None:
     disk, chance = disk_of(small), random.Random(1)
     unwanted = _epochs_of_unwanted_batches(small)

@@ -46,6 +46,7 @@ def is_damaged(harness: Harness) -> bool:
 
 
 @proves("F13")
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", BOTH)
 @pytest.mark.parametrize("cut", [1, 13, 17, 33, 39])
 def test_a_loss_of_power_leaves_what_was_before_a_truncation_or_what_is_after_it(layout: str, cut: int) -> None:

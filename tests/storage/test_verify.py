@@ -102,6 +102,7 @@ def _open(harness: Harness) -> Log:
 
 
 @proves("J6")
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [small_log, compacted_log])
 def test_a_flipped_bit_at_every_byte_of_a_log_is_found_and_named(make: object) -> None:
     harness = make()  # type: ignore[operator]
@@ -129,6 +130,7 @@ def test_a_flipped_bit_beside_the_log_is_found(make: object) -> None:
 
 
 @proves("J6")
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [small_log, compacted_log])
 @pytest.mark.parametrize("stop", ["clean", "kill"])
 @pytest.mark.parametrize("turn_batches", [checked_bytes.TURN_BATCHES, 2])

@@ -202,6 +202,7 @@ def every_version() -> set[tuple[int, int]]:
 
 
 @proves("G4")
+@pytest.mark.thorough
 def test_mutants_are_decoded_or_refused_and_nothing_else(seed: int) -> None:
     requests = fuzz_requests(SHORT_REQUESTS, seed)
     responses = fuzz_responses(SHORT_RESPONSES, seed)

@@ -71,6 +71,7 @@ def test_an_empty_message_is_encoded_with_the_defaults_and_read_by_the_independe
     assert encode(api_key, version, direction, decode(api_key, version, direction, body)) == body
 
 
+@pytest.mark.thorough
 @bodies
 @settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -87,6 +88,7 @@ def test_a_body_cut_at_any_byte_is_refused(api_key: int, version: int, direction
 
 
 @proves("G4")
+@pytest.mark.thorough
 @bodies
 @settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
