@@ -47,7 +47,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Where a public name is defined."""
+    """A name of a module or class, where it is defined."""
 
     module: ModuleType
     name: str
@@ -67,15 +67,15 @@ def tree_of(module: ModuleType) -> ast.Module:
     return ast.parse(file.with_name(file.name.partition(".")[0] + ".py").read_text())
 
 
-def definitions(body: list[ast.stmt]) -> Iterator[tuple[str, Definition, str]]:
-    """What a module or class defines: name, statement, and its docstring or the string that follows it."""
+def definitions(module: ModuleType, body: list[ast.stmt]) -> Iterator[Name]:
+    """What a module or class defines. The docstring of an assignment is the string that follows it."""
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node, ast.get_docstring(node) or ""
+            yield Name(module, node.name, node, ast.get_docstring(node) or "")
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name):
-                yield target.id, node, text_of(following)
+                yield Name(module, target.id, node, text_of(following))
 
 
 def text_of(node: ast.stmt | None) -> str:
@@ -85,9 +85,9 @@ def text_of(node: ast.stmt | None) -> str:
 
 def find(module: ModuleType, name: str) -> Name | None:
     """The definition that a name in a module stands for, followed through imports; None for what is not ours."""
-    for defined, node, doc in definitions(tree_of(module).body):
-        if defined == name:
-            return Name(module, name, node, doc)
+    for found in definitions(module, tree_of(module).body):
+        if found.name == name:
+            return found
     for statement in ast.walk(tree_of(module)):
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("headrace"):
             for alias in statement.names:
@@ -97,13 +97,18 @@ def find(module: ModuleType, name: str) -> Name | None:
 
 
 class Reference:
-    """Writes each name down once, and keeps those that signatures speak of for the end."""
+    """Writes each name down once, first what a package exports, then what that speaks of.
+
+    `met` are all classes and members that were come by, written down or not; `silent` are those without a docstring.
+    """
 
     def __init__(self) -> None:
         self._written: dict[Place, str] = {}
         self._spoken_of: dict[Place, Name] = {}
         self._takers: dict[Place, str] = {}
         self._package_name = ""
+        self.met: set[str] = set()
+        self.silent: list[str] = []
 
     def text(self) -> str:
         parts = [HEAD]
@@ -113,8 +118,9 @@ class Reference:
 
     def _as_exported(self, text: str) -> str:
         """With the names that users import where something is called otherwise at home."""
-        called = {place[1]: name for place, name in self._written.items() if place[1] != name}
-        return re.sub("|".join(rf"\b{name}\b" for name in called), lambda name: called[name[0]], text)
+        for (_, name), exported in self._written.items():
+            text = re.sub(rf"\b{name}\b", exported, text) if name != exported else text
+        return text
 
     def _package(self, package: ModuleType) -> Iterator[str]:
         self._package_name = package.__name__
@@ -141,6 +147,7 @@ class Reference:
         if others:
             yield "### Other types of arguments and results\n"
         for found in sorted(others.values(), key=lambda found: found.name):
+            self.met.add(found.name)
             if found.name not in INTERNAL:
                 yield from self._name(found.name, found, is_exported=False)
 
@@ -150,44 +157,45 @@ class Reference:
         if is_class(found.node):
             yield from self._class(name, found, is_exported)
         elif isinstance(found.node, Function):
-            yield code(self._signature(found.module, found.node, name, is_exported)) + paragraphs(found.doc)
+            yield code(self._signature(found, name, is_exported)) + paragraphs(found.doc)
         else:
             yield code(ast.unparse(found.node)) + paragraphs(found.doc)
 
     def _class(self, name: str, found: Name, is_exported: bool) -> Iterator[str]:
         members = [*own_and_inherited(found)]
-        constructor = [node for member, node, _ in members if member == "__init__" and isinstance(node, Function)]
+        constructor = [each for each in members if each.name == "__init__"]
         if constructor and is_exported and f"{name}.__init__" not in INTERNAL:
-            yield code(self._signature(found.module, constructor[0], name)) + paragraphs(found.doc)
-            yield self._options(name, found.module, constructor[0])
+            yield code(self._signature(constructor[0], name)) + paragraphs(found.doc)
+            yield self._options(name, constructor[0])
         else:
             yield code(f"class {name}") + paragraphs(found.doc)
-        shown = [each for each in members if each[0][0] != "_" and f"{name}.{each[0]}" not in INTERNAL]
-        fields = [
-            field(found.module, node, doc) for _, node, doc in shown if isinstance(node, ast.Assign | ast.AnnAssign)
-        ]
-        yield "\n".join([*fields, ""])
-        for member, node, doc in shown:
-            if isinstance(node, Function):
-                yield f"{'####' if is_exported else '#####'} {name}.{member}\n"
-                yield code(self._signature(found.module, node, member, is_exported)) + paragraphs(doc)
+        shown = [each for each in members if each.name[0] != "_" and f"{name}.{each.name}" not in INTERNAL]
+        self.met |= {name, *(f"{name}.{each.name}" for each in members)}
+        self.silent += [f"{name}.{each.name}" for each in shown if isinstance(each.node, Function) and not each.doc]
+        yield "\n".join([*(field(each) for each in shown if isinstance(each.node, ast.Assign | ast.AnnAssign)), ""])
+        for member in shown:
+            if isinstance(member.node, Function):
+                yield f"{'####' if is_exported else '#####'} {name}.{member.name}\n"
+                yield code(self._signature(member, member.name, is_exported)) + paragraphs(member.doc)
 
-    def _options(self, name: str, module: ModuleType, constructor: Function) -> str:
-        keys = keys_of(module, constructor)
+    def _options(self, name: str, constructor: Name) -> str:
+        keys = keys_of(constructor)
         if keys is None:
             return ""
         if keys.place in self._takers:
             return f"The options are those of `{self._takers[keys.place]}`.\n"
         self._takers[keys.place] = f"{self._package_name}.{name}"
-        self._note(keys.module, keys.node)
+        self._note(keys)
         return "\n".join(["Options:\n", *options(keys), ""])
 
-    def _signature(self, module: ModuleType, node: Function, name: str, is_exported: bool = True) -> str:
+    def _signature(self, found: Name, name: str, is_exported: bool = True) -> str:
+        node = found.node
+        assert isinstance(node, Function)
         if is_exported:
-            self._note(module, node)
+            self._note(found)
         if node.returns and any(ast.unparse(each) == "property" for each in node.decorator_list):
             return f"{name}: {ast.unparse(node.returns)}"
-        shown = [each for each in parameters(node.args, module) if each not in ("self", "cls")]
+        shown = [each for each in parameters(node.args, found.module) if each not in ("self", "cls")]
         start = "class " if node.name == "__init__" else "async def " if is_coroutine(node) else "def "
         end = f") -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ")"
         line = f"{start}{name}({', '.join(shown)}{end}"
@@ -195,21 +203,21 @@ class Reference:
             return line
         return "\n".join([f"{start}{name}(", *(f"    {each}," for each in shown), end])
 
-    def _note(self, module: ModuleType, node: Definition) -> None:
+    def _note(self, found: Name) -> None:
         """Remember the types in its annotations that are ours."""
-        found = [find(module, name) for name in names_in_annotations(node)]
-        self._spoken_of |= {each.place: each for each in found if each}
+        spoken_of = [find(found.module, name) for name in names_in_annotations(found.node)]
+        self._spoken_of |= {each.place: each for each in spoken_of if each}
 
 
-def own_and_inherited(found: Name) -> Iterator[tuple[str, Definition, str]]:
+def own_and_inherited(found: Name) -> Iterator[Name]:
     """What a class defines, and its bases that are ours."""
-    assert isinstance(found.node, ast.ClassDef)
-    own = [*definitions(found.node.body)]
+    assert is_class(found.node)
+    own = [*definitions(found.module, found.node.body)]
     yield from own
     for base in found.node.bases:
         above = find(found.module, ast.unparse(base))
-        if above is not None and isinstance(above.node, ast.ClassDef):
-            yield from (member for member in own_and_inherited(above) if member[0] not in {name for name, *_ in own})
+        if above is not None and is_class(above.node):
+            yield from (each for each in own_and_inherited(above) if each.name not in {one.name for one in own})
 
 
 def names_in_annotations(node: Definition) -> Iterator[str]:
@@ -227,22 +235,22 @@ def is_unpacked(annotation: ast.expr) -> TypeGuard[ast.Subscript]:
     return isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Unpack"
 
 
-def keys_of(module: ModuleType, function: Function) -> Name | None:
+def keys_of(constructor: Name) -> Name | None:
     """The class that declares what `**options: Unpack[Keys]` takes."""
-    annotation = function.args.kwarg.annotation if function.args.kwarg else None
-    if annotation is None or not is_unpacked(annotation):
+    assert isinstance(constructor.node, Function)
+    taken = constructor.node.args.kwarg
+    if taken is None or taken.annotation is None or not is_unpacked(taken.annotation):
         return None
-    return find(module, ast.unparse(annotation.slice))
+    return find(constructor.module, ast.unparse(taken.annotation.slice))
 
 
 def options(keys: Name) -> list[str]:
     """Each with its type; default and meaning are those of the class beside the keys that has them as fields."""
-    assert is_class(keys.node)
-    declared = {name: (node, doc) for name, node, doc in definitions(keys.node.body)}
-    classes = [node for _, node, _ in definitions(tree_of(keys.module).body) if is_class(node)]
-    fields = [{name: (node, doc) for name, node, doc in definitions(each.body)} for each in classes]
+    declared = {each.name: each for each in own_and_inherited(keys)}
+    classes = [each for each in definitions(keys.module, tree_of(keys.module).body) if is_class(each.node)]
+    fields = [{each.name: each for each in own_and_inherited(one)} for one in classes]
     described = next((found for found in fields if declared.keys() < found.keys()), declared)
-    return [field(keys.module, *described[name], annotated=node) for name, (node, _) in declared.items()]
+    return [field(described[name], typed) for name, typed in declared.items()]
 
 
 def is_class(node: ast.AST) -> TypeGuard[ast.ClassDef]:
@@ -263,15 +271,14 @@ def error(name: str, found: Name) -> str:
     return wrapped(f"- `{name}` ({bases}): {found.doc}")
 
 
-def field(module: ModuleType, node: Definition, doc: str, annotated: Definition | None = None) -> str:
-    """A field with its default and meaning; `annotated` has its type, if not the field itself."""
+def field(found: Name, typed: Name | None = None) -> str:
+    """A field with its default and meaning; its type is that of `typed`, if given."""
+    declared, node = ast.unparse(found.node), found.node
     if isinstance(node, ast.AnnAssign):
-        typed = annotated if isinstance(annotated, ast.AnnAssign) else node
-        declared = f"{ast.unparse(node.target)}: {ast.unparse(typed.annotation)}"
-        declared += f" = {value_of(node.value, module, len(declared))}" if node.value else ""
-    else:
-        declared = ast.unparse(node)
-    return wrapped(f"- `{declared}`: {doc}") if doc else f"- `{declared}`"
+        type_of = typed.node if typed and isinstance(typed.node, ast.AnnAssign) else node
+        declared = f"{found.name}: {ast.unparse(type_of.annotation)}"
+        declared += f" = {value_of(node.value, found.module, len(declared))}" if node.value else ""
+    return wrapped(f"- `{declared}`: {found.doc}") if found.doc else f"- `{declared}`"
 
 
 def parameters(arguments: ast.arguments, module: ModuleType) -> Iterator[str]:
