@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import api_reference
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +26,14 @@ def test_a_reference_in_docs_is_current(reference: str, needs: tuple[str, ...]) 
         check=False,
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_what_the_reference_leaves_out_is_there() -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyspark")
+    reference = api_reference.Reference()
+    reference.text()
+    assert sorted(api_reference.INTERNAL - reference.met) == []
 
 
 def test_names_that_are_found_late_are_those_of_their_modules() -> None:

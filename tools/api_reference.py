@@ -165,7 +165,7 @@ class Reference:
         members = [*own_and_inherited(found)]
         constructor = [each for each in members if each.name == "__init__"]
         if constructor and is_exported and f"{name}.__init__" not in INTERNAL:
-            yield code(self._signature(constructor[0], name)) + paragraphs(found.doc)
+            yield code(self._signature(constructor[0], name)) + paragraphs(found.doc) + paragraphs(constructor[0].doc)
             yield self._options(name, constructor[0])
         else:
             yield code(f"class {name}") + paragraphs(found.doc)

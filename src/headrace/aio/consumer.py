@@ -169,9 +169,11 @@ class Consumer:
         await self._seek_moment(timestamp_ms, places)
 
     async def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
+        """Go on at the first record of these partitions, or of all."""
         await self._seek_moment(EARLIEST, places)
 
     async def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
+        """Go on at the end of these partitions, or of all, as it is now."""
         await self._seek_moment(LATEST, places)
 
     async def pause(self, places: Iterable[Place] | None = None) -> None:
@@ -179,6 +181,7 @@ class Consumer:
         self._reading.pause(await self._chosen(places))
 
     async def resume(self, places: Iterable[Place] | None = None) -> None:
+        """Hand out records of these partitions, or of all, again."""
         self._reading.resume(await self._chosen(places))
 
     async def lag(self) -> dict[Place, int]:

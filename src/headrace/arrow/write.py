@@ -105,6 +105,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
+        """Wait for what is under way, and let the connections go."""
         self._sender.shutdown()
         self._cluster.close()
 

@@ -186,9 +186,11 @@ class Consumer:
         self._seek_moment(timestamp_ms, places)
 
     def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
+        """Go on at the first record of these partitions, or of all."""
         self._seek_moment(EARLIEST, places)
 
     def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
+        """Go on at the end of these partitions, or of all, as it is now."""
         self._seek_moment(LATEST, places)
 
     def pause(self, places: Iterable[Place] | None = None) -> None:
@@ -198,6 +200,7 @@ class Consumer:
             self._reading.pause(wanted)
 
     def resume(self, places: Iterable[Place] | None = None) -> None:
+        """Hand out records of these partitions, or of all, again."""
         wanted = self._chosen(places)
         with self._reactor.lock:
             self._reading.resume(wanted)
