@@ -31,7 +31,7 @@ def nothing_is_asked(work: Coroutine[Any, Any, None]) -> None:
 def test_an_answer_counts_when_the_one_before_it_was_about_the_same_topic() -> None:
     clock = VirtualClock()
     limits = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebalance_delay_ms=0))
-    groups = GroupCoordinator(clock, lambda *_: None, lambda: 1, str, lambda: limits, lambda _: OLD)
+    groups = GroupCoordinator(clock, lambda *_: None, 1, str, limits, lambda _: OLD)
     image = Image("/headrace/c/", topics={"t": Topic("t", OLD, ())})
     archived = ArchivedOffsets(
         clock, Led().partitions, groups, lambda: image, lambda: "archive", "127.0.0.1:1", nothing_is_asked

@@ -60,9 +60,7 @@ class GroupScene(Scene):
         if not hasattr(self, "coordinating"):
             self.coordinating: dict[int, Coordinating] = {}
         append = GroupLog(broker.partitions).append
-        groups = GroupCoordinator(
-            broker.clock, append, lambda: 1, lambda: "id", lambda: LIMITS, lambda name: IMAGE.topics[name].id
-        )
+        groups = GroupCoordinator(broker.clock, append, 1, lambda: "id", LIMITS, lambda name: IMAGE.topics[name].id)
         made = Coordinating(groups, GroupPartitions(broker.partitions, groups, broker.disk, lambda: IMAGE))
         self.coordinating[number] = made
 
@@ -142,7 +140,7 @@ class History:
             if all(result.error_code == Code.NONE for result in results):
                 self.acknowledged[group] = max(self.acknowledged.get(group, 0), offset)
 
-        request = CommitRequest((OffsetToCommit("t", 0, offset, 0, f"commit-{offset:05d}"),))
+        request = CommitRequest((OffsetToCommit("t", 0, offset, 0, f"commit-{offset:05d}", IMAGE.topics["t"].id),))
         self.scene.coordinating[broker.number].groups.commit(group, request, reply)
 
     def kill(self) -> None:

@@ -82,7 +82,7 @@ class Scene:
         self.partitions = Partitions(store, self.clock, BROKER, incarnation, watermarks)
         append = GroupLog(self.partitions).append
         self.groups = GroupCoordinator(
-            self.clock, append, lambda: 1, lambda: "id", lambda: LIMITS, lambda name: topic_id(self.image, name)
+            self.clock, append, 1, lambda: "id", LIMITS, lambda name: topic_id(self.image, name)
         )
         self.followed = GroupPartitions(
             self.partitions, self.groups, self.disk, lambda: self.image, lambda: self.accepted
@@ -134,7 +134,7 @@ class Scene:
         def reply(results: tuple[PartitionResult, ...]) -> None:
             codes.extend(result.error_code for result in results)
 
-        request = CommitRequest((OffsetToCommit(topic, 0, offset, 0, metadata),))
+        request = CommitRequest((OffsetToCommit(topic, 0, offset, 0, metadata, topic_id(self.image, topic)),))
         self.groups.commit("g", request, reply)
         self.clock.run_soon()
         return codes

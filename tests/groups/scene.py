@@ -78,9 +78,7 @@ class Scene:
             self.coordinator.lead(partition, 0).ready()
 
     def _coordinator(self) -> GroupCoordinator:
-        return GroupCoordinator(
-            self.clock, self.append, lambda: self.partitions, self.ids, lambda: self.limits, self.topic_id
-        )
+        return GroupCoordinator(self.clock, self.append, self.partitions, self.ids, self.limits, self.topic_id)
 
     def topic_id(self, name: str) -> bytes | None:
         return self.topics.get(name, TOPIC_ID)
@@ -170,7 +168,9 @@ class Scene:
         retention_ms: int = -1,
     ) -> Waiter[tuple[PartitionResult, ...]]:
         waiter: Waiter[tuple[PartitionResult, ...]] = Waiter()
-        wanted = tuple(OffsetToCommit(t, p, offset, 0, metadata) for (t, p), offset in offsets.items())
+        wanted = tuple(
+            OffsetToCommit(t, p, offset, 0, metadata, self.topic_id(t)) for (t, p), offset in offsets.items()
+        )
         if joined is None:
             request = CommitRequest(wanted, retention_time_ms=retention_ms)
         else:

@@ -35,7 +35,7 @@ def test_offsets_of_the_archive_never_expire_also_when_a_client_set_an_end() -> 
 def test_an_archive_that_was_renamed_expires_as_any_group() -> None:
     scene = Scene(limits=NAMED)
     scene.commit({("t", 0): 5}, group_id=ARCHIVE)
-    scene.limits = replace(NAMED, archive_group="another")
+    scene.coordinator.limits = replace(NAMED, archive_group="another")
     scene.advance(LONG_SECONDS)
     assert archived(scene) is None
 

@@ -40,9 +40,7 @@ Accepted = Mapping[tuple[str, int], OffsetAndMetadata]
 Refused = Mapping[tuple[str, int], int]
 
 
-def sorted_out(
-    request: CommitRequest, metadata_max_bytes: int, now_ms: int, topic_id: TopicId
-) -> tuple[Refused, Accepted]:
+def sorted_out(request: CommitRequest, metadata_max_bytes: int, now_ms: int) -> tuple[Refused, Accepted]:
     """Offsets that are refused, with their codes, and those to store."""
     expiry_ms = NO_EXPIRY if request.retention_time_ms < 0 else now_ms + request.retention_time_ms
     refused: dict[tuple[str, int], int] = {}
@@ -58,7 +56,7 @@ def sorted_out(
                 one.committed_metadata,
                 now_ms,
                 expiry_ms,
-                topic_id(one.topic),
+                one.topic_id,
             )
     return refused, accepted
 

@@ -77,16 +77,17 @@ class GroupCoordinator:
         self,
         clock: Clock,
         append: Append,
-        partition_count: Callable[[], int],
+        partition_count: int,
         draw_id: Callable[[], str],
-        limits: Callable[[], CoordinatorLimits],
+        limits: CoordinatorLimits,
         topic_id: TopicId = lambda _name: NO_TOPIC_ID,
     ) -> None:
         self._clock = clock
         self._appends = Appends(append)
-        self._partition_count = partition_count
+        self.partition_count = partition_count
+        """Of the offsets topic; whoever sees the cluster keeps it up to date, and the limits too."""
+        self.limits = limits
         self._draw_id = draw_id
-        self._limits = limits
         self._topic_id = topic_id
         self._wall = Wall(clock)
         self._alarms = Alarms(clock)
@@ -120,7 +121,7 @@ class GroupCoordinator:
             self.resign(partition)
 
     def _open(self, shard: Shard) -> None:
-        shard.open(self._limits().group, self._draw_id, self._now())
+        shard.open(self.limits.group, self._draw_id, self._now())
         self._appends.add(shard, shard.give_ids(self._topic_id), _unheard)
         for group in shard.groups.values():
             self._set_alarm(shard, group)
@@ -183,10 +184,7 @@ class GroupCoordinator:
         if isinstance(shard, int) or fault != Code.NONE:
             reply(commits.all_failed(request, fault))
             return
-        limits = self._limits()
-        refused, accepted = commits.sorted_out(
-            request, limits.metadata_max_bytes, self._wall.latest_ms(), self._topic_id
-        )
+        refused, accepted = commits.sorted_out(request, self.limits.metadata_max_bytes, self._wall.latest_ms())
         records = commits.records_of(group_id, accepted)
         shard.on_the_way[group_id].update(accepted.keys())
         self._appends.add(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
@@ -305,7 +303,7 @@ class GroupCoordinator:
     # Expiry
 
     def _schedule_expiry(self) -> None:
-        at = NEVER if self._closed else self._clock.now() + self._limits().expiry_check_ms / 1000
+        at = NEVER if self._closed else self._clock.now() + self.limits.expiry_check_ms / 1000
         self._alarms.keep(self, at, self._begin_expiry)
 
     def _begin_expiry(self) -> None:
@@ -315,7 +313,7 @@ class GroupCoordinator:
 
     def _expire_some(self, groups: list[tuple[Shard, Group]]) -> None:
         """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
-        limits = self._limits()
+        limits = self.limits
         for shard, group in groups[-GROUPS_PER_TURN:]:
             if group.state is not State.DEAD and group.group_id != limits.archive_group:
                 self._expire_offsets(shard, group, limits.retention_ms)
@@ -348,7 +346,7 @@ class GroupCoordinator:
             if code == Code.NONE:
                 shard.forget(group, keys)
             else:
-                shard.groups[group.group_id] = Group.restored(kept, self._limits().group, self._draw_id, self._now())
+                shard.groups[group.group_id] = Group.restored(kept, self.limits.group, self._draw_id, self._now())
             done(commits.FAULTS.get(code, code))
 
         self._appends.add(shard, records, buried)
@@ -385,19 +383,19 @@ class GroupCoordinator:
         self._act(shard, group, group.expire(self._now()))
 
     def _create(self, shard: Shard, group_id: str) -> Group:
-        group = shard.groups[group_id] = Group(group_id, self._limits().group, self._draw_id, self._now())
+        group = shard.groups[group_id] = Group(group_id, self.limits.group, self._draw_id, self._now())
         return group
 
     def _creation_fault(self, group_id: str) -> int:
         if group_name_fault(group_id) is not None:
             return Code.INVALID_GROUP_ID
         count = sum(len(shard.groups) for shard in self._shards.values())
-        return Code.GROUP_MAX_SIZE_REACHED if count >= self._limits().groups_max else Code.NONE
+        return Code.GROUP_MAX_SIZE_REACHED if count >= self.limits.groups_max else Code.NONE
 
     def _find(self, group_id: str) -> Shard | int:
         """The shard of this group, or the code that says why it cannot be asked."""
-        partitions = self._partition_count()
-        shard = self._shards.get(partition_of(group_id, partitions)) if partitions else None
+        count = self.partition_count
+        shard = self._shards.get(partition_of(group_id, count)) if count else None
         if shard is None:
             return Code.NOT_COORDINATOR
         return Code.COORDINATOR_LOAD_IN_PROGRESS if shard.loading else shard

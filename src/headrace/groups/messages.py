@@ -97,6 +97,8 @@ class OffsetToCommit:
     committed_offset: int
     committed_leader_epoch: int = NO_EPOCH
     committed_metadata: str = ""
+    topic_id: bytes | None = None
+    """Of the topic that has this name now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from headrace.groups.offsets import Record
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
 from headrace.records import kernel
+from headrace.records.batch import read_header
 
 ALL_IN_SYNC = -1
 TIMEOUT_MS = 5000
@@ -32,5 +33,5 @@ class GroupLog:
         def answered(error: HeadraceError | None, _base_offset: int) -> None:
             done(Code.NONE if error is None else error.kafka_code)
 
-        submit(self._partitions, partition, bytearray(batch), ALL_IN_SYNC, TIMEOUT_MS, answered)
+        submit(self._partitions, partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=read_header(batch))
         self._partitions.clock.call_soon(self._partitions.end_turn)

@@ -56,9 +56,9 @@ class FrontEnd:
         self.groups = GroupCoordinator(
             self._clock,
             GroupLog(participant.partitions).append,
-            self._offsets_partitions,
+            self._offsets_partitions(),
             draw_id,
-            lambda: limits_from(participant.effective_settings()),
+            limits_from(participant.effective_settings()),
             self._topic_id,
         )
         self._built.callback(self.groups.close)
@@ -123,6 +123,8 @@ class FrontEnd:
         self._built.close()
 
     def _follow_groups(self, old: Image, new: Image) -> None:
+        self.groups.partition_count = self._offsets_partitions()
+        self.groups.limits = limits_from(self._participant.effective_settings())
         self.group_partitions.follow()
         self.group_partitions.forget_topics(old, new)
 

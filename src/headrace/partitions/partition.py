@@ -152,8 +152,9 @@ class Partition:
 
     # Producing.
 
-    def append(self, records: memoryview, acks: int) -> Appended:
-        """Stage what a producer sent, which must be exactly one batch."""
+    def append(self, records: memoryview, acks: int, own: BatchHeader | None = None) -> Appended:
+        """Stage what a producer sent, which must be exactly one batch. `own` is the header of one that this broker has
+        built itself, of records that the topic takes: neither its CRC nor its records are looked at again."""
         log, core = self.log, self.core
         if core is None:
             self.refuse(records)
@@ -162,7 +163,7 @@ class Partition:
             raise log.offline.again()
         if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
             self._check_enough(core, records)
-        header = check_produced(records)
+        header = check_produced(records) if own is None else own
         settings = log.settings
         if header.size_bytes > settings.max_message_bytes:
             if header.record_count > 1:  # it may be split, and its first part bears the same sequence
@@ -171,7 +172,7 @@ class Partition:
                 f"{self.topic_partition}: a batch of {header.size_bytes} bytes; "
                 f"max.message.bytes is {settings.max_message_bytes}"
             )
-        if settings.checks_records:
+        if settings.checks_records and own is None:
             check_records(self.topic_partition, header, records, settings, self.wall_ms())
         if not log.producers.loaded:
             self._load_producers(header)

@@ -12,6 +12,7 @@ from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.partitions.recompression import stored_otherwise
+from headrace.records.batch import BatchHeader
 from headrace.storage.log import TopicPartition
 
 Done = Callable[[HeadraceError | None, int], None]
@@ -31,13 +32,13 @@ class Submission:
         self._done = done
         self._appended: Appended | None = None
 
-    def start(self, batch: bytearray, *, recompress: bool) -> None:
+    def start(self, batch: bytearray, *, recompress: bool, own: BatchHeader | None) -> None:
         view, recompression = memoryview(batch), self._partitions.recompression
         try:
             if recompress and recompression is not None and stored_otherwise(self._partition, view):
                 recompression.submit(self._partition, view, self._acks, self._recompressed)
                 return
-            self._appended = self._partition.append(view, self._acks)
+            self._appended = self._partition.append(view, self._acks, own)
         except HeadraceError as error:
             self._answer(error)
             return
@@ -88,6 +89,8 @@ def submit(
     done: Done,
     *,
     recompress: bool = False,
+    own: BatchHeader | None = None,
 ) -> None:
-    """Append one ready-made batch; the caller ends the turn (`partitions.end_turn()`) when it has submitted all."""
-    Submission(partitions, partition, acks, timeout_ms, done).start(batch, recompress=recompress)
+    """Append one ready-made batch; the caller ends the turn (`partitions.end_turn()`) when it has submitted all. With
+    `own`, its header, it is one that is not checked again (`Partition.append`)."""
+    Submission(partitions, partition, acks, timeout_ms, done).start(batch, recompress=recompress, own=own)

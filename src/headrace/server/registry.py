@@ -22,7 +22,6 @@ from headrace.cluster.changes import Tasks
 from headrace.cluster.config import Configs, Effective
 from headrace.cluster.image import NO_BROKER, Image
 from headrace.cluster.leadership import Leadership
-from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topic_creation import TopicCreation
 from headrace.cluster.topics import Topics, limits_from
@@ -127,9 +126,9 @@ class Registry:
         groups = GroupCoordinator(
             clock,
             GroupLog(self._partitions).append,
-            self._offsets_partitions,
+            0,  # it leads none
             lambda: str(uuid.uuid4()),
-            lambda: group_limits_from(effective()),
+            group_limits_from(effective()),
             lambda _name: None,
         )
         self._built.callback(groups.close)
@@ -156,10 +155,6 @@ class Registry:
             effective=effective,
             compute=asyncio.to_thread,
         )
-
-    def _offsets_partitions(self) -> int:
-        topic = self._view.image.topics.get(OFFSETS_TOPIC)
-        return len(topic.partitions) if topic is not None else self._settings["offsets.topic.partitions"]
 
     def _listen(self, services: Services) -> None:
         settings, allowed = self._settings, descriptors.allowed()

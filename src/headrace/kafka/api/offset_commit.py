@@ -37,7 +37,7 @@ def handle(request: Request) -> None:
                 refused.append(PartitionResult(name, index, code))
             else:
                 epoch, metadata = part.committed_leader_epoch, part.committed_metadata or ""
-                offsets.append(OffsetToCommit(name, index, part.committed_offset, epoch, metadata))
+                offsets.append(OffsetToCommit(name, index, part.committed_offset, epoch, metadata, known.id))
     request.services.groups.commit(
         body.group_id,
         CommitRequest(

@@ -1,0 +1,82 @@
+"""What groups append becomes one batch of the offsets topic, and is looked at no more often than it must be."""
+
+from __future__ import annotations
+
+import pytest
+from crc32c import crc32c
+
+from chosen_layout import new_store
+from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.errors import BatchTooLarge, Code
+from headrace.groups.offsets import Record
+from headrace.groups.offsets_log import GroupLog
+from headrace.partitions import partition as partition_module
+from headrace.partitions.partitions import Partitions
+from headrace.records import batch, kernel
+from headrace.settings.values import log_settings
+from headrace.storage.log import TopicPartition
+from headrace.virtual.clock import VirtualClock
+from headrace.virtual.disk import VirtualDisk
+
+BROKER, EPOCH = 1, 3
+ONE: list[Record] = [(b"key", b"value")]
+
+
+class Scene:
+    """A broker that leads the one partition of the offsets topic."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.clock = VirtualClock()
+        disk = VirtualDisk(self.clock)
+        disk.make_folder("/data")
+        store = new_store(disk, self.clock, "/data")
+        store.open({})
+        self.log = store.create(TopicPartition(OFFSETS_TOPIC, 0), bytes(16), log_settings({}, settings))
+        self.partitions = Partitions(store, self.clock, BROKER, "a")
+        self.partitions.lead(self.log, EPOCH, {BROKER: "a"}, (BROKER,), revision=1)
+
+    def append(self, records: list[Record], epoch: int = EPOCH) -> list[int]:
+        heard: list[int] = []
+        GroupLog(self.partitions).append(0, epoch, records, heard.append)
+        self.clock.run_soon()
+        return heard
+
+    def stored(self) -> list[bytes]:
+        return [bytes(piece.read()) for _, piece in self.log.headers(0)]
+
+
+def test_a_batch_is_signed_once_and_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene({"cleanup.policy": "compact", "message.timestamp.before.max.ms": "1000"})
+    signed: list[int] = []
+
+    def counted(data: memoryview) -> int:
+        signed.append(len(data))
+        return int(crc32c(data))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "crc32c", counted)
+        patched.setattr(partition_module, "check_records", lambda *_: pytest.fail("the records are known"))
+        assert scene.append([*ONE, (b"other", None)]) == [Code.NONE]
+    (stored,) = scene.stored()
+    assert signed == [len(stored) - batch.ATTRIBUTES_AT]
+    assert batch.check(stored).leader_epoch == EPOCH
+    assert [(record.key, record.value) for record in kernel.records(stored)] == [*ONE, (b"other", None)]
+
+
+def test_a_batch_that_is_too_large_is_refused() -> None:
+    scene = Scene({"max.message.bytes": "100"})
+    assert scene.append([(b"key", bytes(100))]) == [BatchTooLarge.mapping.kafka_code]
+    assert scene.append(ONE) == [Code.NONE]
+
+
+def test_records_bear_the_time_of_the_append_where_the_topic_says_so() -> None:
+    scene = Scene({"message.timestamp.type": "LogAppendTime"})
+    scene.append(ONE)
+    (stored,) = scene.stored()
+    assert batch.check(stored).append_time
+
+
+def test_groups_of_another_epoch_append_nothing() -> None:
+    scene = Scene({})
+    assert scene.append(ONE, EPOCH - 1) == [Code.NOT_COORDINATOR]
+    assert scene.stored() == []
