@@ -32,16 +32,18 @@ def skip_what_came_while_a_watch_moved(stack: ExitStack) -> None:
 @plant
 def read_what_one_node_knows(stack: ExitStack) -> None:
     """Reads are answered by the node that is asked, without a question to the others: they may be old."""
-    transact = CoordinationStore.transact
+    change = CoordinationStore.change
 
     def copies(store: CoordinationStore) -> dict[int, dict[str, KeyValue]]:
-        found: dict[int, dict[str, KeyValue]] = store.__dict__.setdefault("copies", {store.revision: dict(store._keys)})
+        found: dict[int, dict[str, KeyValue]] = store.__dict__.setdefault(
+            "copies", {store.revision: dict(store.table.keys)}
+        )
         return found
 
     def kept(self: CoordinationStore, compares: Sequence[Any], actions: Sequence[Any]) -> Any:
         known = copies(self)
-        result = transact(self, compares, actions)
-        known[self.revision] = dict(self._keys)
+        result = change(self, compares, actions)
+        known[self.revision] = dict(self.table.keys)
         return result
 
     async def list_at(self: QuorumClient, prefix: str) -> Listing:
@@ -57,7 +59,7 @@ def read_what_one_node_knows(stack: ExitStack) -> None:
 
         return await self._call(known, DEADLINE_SECONDS, change=False, renewal=True)
 
-    swap(stack, CoordinationQuorum, "transact", kept)
+    swap(stack, CoordinationQuorum, "change", kept)
     swap(stack, QuorumClient, "list", list_at)
     swap(stack, QuorumClient, "get", get_at)
 

@@ -1,4 +1,4 @@
-"""Coordination for a single node: one SQLite file, owned by one process.
+"""Coordination for a single node: a store of revisions (`revisions`) in one SQLite file, owned by one process.
 
 Tables: `counters` (revision, compacted, lease), `keys` (what is there now), `history` (every change since the
 compacted revision, for watches). A call is one SQLite transaction, written ahead and synced (synchronous=FULL) before
@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
+from headrace.coordination.revisions import HISTORY_MAX, RevisionStore
 from headrace.errors import CoordinationError, DataFolderError
-from headrace.ports.clock import Clock, Timer
+from headrace.ports.clock import Clock
 from headrace.ports.coordination import (
-    Behind,
-    Compacted,
     Compare,
     Delete,
     Event,
@@ -32,11 +30,8 @@ from headrace.ports.coordination import (
     Put,
     TransactionResult,
     WatchResponse,
-    check_transaction,
 )
 
-HISTORY_MAX: Final = 50_000
-"""Revisions kept for watches before the older half is compacted."""
 WATCH_REVISIONS_MAX: Final = 1000
 """Revisions delivered in one watch response."""
 
@@ -54,123 +49,23 @@ CREATE TABLE IF NOT EXISTS history (
 INSERT OR IGNORE INTO counters VALUES ('revision', 1), ('compacted', 0), ('lease', 0);
 """
 KEY_COLUMNS: Final = "key, value, create_revision, mod_revision, version, lease"
-PUT: Final = f"""
-INSERT INTO keys ({KEY_COLUMNS}) VALUES (?, ?, ?, ?, 1, ?) ON CONFLICT (key) DO UPDATE SET
-    value = excluded.value, mod_revision = excluded.mod_revision, version = version + 1, lease = excluded.lease
-"""
 
 
-@dataclass(slots=True)
-class _Lease:
-    ttl_seconds: float
-    deadline: float
-    timer: Timer
+class SqliteTable:
+    """Keys and history in one file, and the counters that go on rising over restarts."""
 
-
-class EmbeddedCoordination:
-    """The Coordination port on one SQLite file."""
-
-    def __init__(self, path: str, clock: Clock, history_max: int = HISTORY_MAX) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._clock = clock
-        self._history_max = history_max
-        self._leases: dict[int, _Lease] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
         self._db = _open(path)
-        self._revision = self._counter("revision")
-        self._compacted = self._counter("compacted")
-        self._end_leases_of_the_process_before()
-
-    async def get(self, key: str) -> KeyValue | None:
-        with self._transaction():
-            return self._get(key)
-
-    async def list(self, prefix: str) -> Listing:
-        with self._transaction() as db:
-            where, bounds = _below(prefix)
-            rows = db.execute(f"SELECT {KEY_COLUMNS} FROM keys WHERE {where} ORDER BY key", bounds)
-            return Listing(tuple(KeyValue(*row) for row in rows), self._revision)
-
-    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        return (await self.transact((), (Put(key, value, lease),))).revision
-
-    async def delete(self, key: str) -> int:
-        return (await self.transact((), (Delete(key),))).revision
-
-    async def transact(self, compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
-        check_transaction(compares, actions)
-        for action in actions:
-            if isinstance(action, Put) and action.lease and action.lease not in self._leases:
-                raise CoordinationError(f"lease {action.lease} is gone: key {action.key} was not written")
-        with self._transaction():
-            if not all(self._holds(compare) for compare in compares):
-                return TransactionResult(False, self._revision)
-            changed = self._act(actions)
-        self._publish(changed)
-        return TransactionResult(True, self._revision)
-
-    async def grant_lease(self, ttl_seconds: float) -> int:
-        with self._transaction() as db:
-            lease = self._counter("lease") + 1
-            db.execute("UPDATE counters SET number = ? WHERE name = 'lease'", (lease,))
-        self._leases[lease] = _Lease(ttl_seconds, self._clock.now() + ttl_seconds, self._expiry(lease, ttl_seconds))
-        return lease
-
-    async def keep_alive(self, lease: int) -> bool:
-        held = self._leases.get(lease)
-        if held is None:
-            return False
-        held.deadline = self._clock.now() + held.ttl_seconds
-        return True
-
-    async def revoke_lease(self, lease: int) -> None:
-        held = self._leases.get(lease)
-        if held is not None:
-            self._end_lease(lease)
-            held.timer.cancel()
-
-    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchResponse]:
-        following = from_revision
-        if following > self._revision + 1:
-            raise Behind(f"revision {following} is asked for, and {self._revision} is the newest")
-        while not self._closed:
-            if following < self._compacted:
-                raise Compacted(f"revision {following} is gone; {self._compacted} is the oldest kept")
-            if following > self._revision:
-                await self._changed()
-                continue
-            last = min(self._revision, following + WATCH_REVISIONS_MAX - 1)
-            events = self._events(prefix, following, last)
-            following = last + 1
-            if events:
-                yield WatchResponse(last, events)
-
-    async def compact(self, revision: int) -> None:
-        if revision > self._revision:
-            raise CoordinationError(f"cannot compact to revision {revision}: the newest is {self._revision}")
-        if revision > self._compacted:
-            with self._transaction():
-                self._forget_before(revision)
-            self._compacted = revision
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for held in self._leases.values():
-            held.timer.cancel()
-        self._wake()
-        with suppress(sqlite3.Error):
-            self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[None]:
         if self._closed:
             raise CoordinationError(f"metadata file {self._path} is closed: the broker is stopping")
         try:
             self._db.execute("BEGIN")
-            yield self._db
+            yield
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._rollback()
@@ -184,115 +79,137 @@ class EmbeddedCoordination:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
-    def _counter(self, name: str) -> int:
+    def counter(self, name: str) -> int:
         return int(self._db.execute("SELECT number FROM counters WHERE name = ?", (name,)).fetchone()[0])
 
-    def _get(self, key: str) -> KeyValue | None:
+    def _count(self, name: str, number: int) -> None:
+        self._db.execute("UPDATE counters SET number = ? WHERE name = ?", (number, name))
+
+    def get(self, key: str) -> KeyValue | None:
         row = self._db.execute(f"SELECT {KEY_COLUMNS} FROM keys WHERE key = ?", (key,)).fetchone()
         return None if row is None else KeyValue(*row)
 
-    def _holds(self, compare: Compare) -> bool:
-        found = self._get(compare.key)
-        number = 0 if found is None else int(getattr(found, compare.attribute))
-        match compare.relation:
-            case "=":
-                return number == compare.number
-            case "!=":
-                return number != compare.number
-            case "<":
-                return number < compare.number
-            case ">":
-                return number > compare.number
+    def below(self, prefix: str) -> Sequence[KeyValue]:
+        where, bounds = _below(prefix)
+        rows = self._db.execute(f"SELECT {KEY_COLUMNS} FROM keys WHERE {where} ORDER BY key", bounds)
+        return [KeyValue(*row) for row in rows]
 
-    def _act(self, actions: Sequence[Put | Delete]) -> int:
-        """Write the actions as the next revision; answers it, or the present one if nothing changed."""
-        revision = self._revision + 1
-        events: list[tuple[str, str, bytes]] = []
-        for action in actions:
-            if isinstance(action, Put):
-                self._db.execute(
-                    PUT,
-                    (action.key, action.value, revision, revision, action.lease),
-                )
-                events.append(("put", action.key, action.value))
-            else:
-                where, bounds = _below(action.key) if action.prefix else ("key = ?", (action.key,))
-                gone = self._db.execute(f"DELETE FROM keys WHERE {where} RETURNING key", bounds).fetchall()
-                events.extend(("delete", key, b"") for (key,) in sorted(gone))
-        return self._record(revision, events)
+    def leased(self, lease: int) -> Sequence[str]:
+        return [key for (key,) in self._db.execute("SELECT key FROM keys WHERE lease = ? ORDER BY key", (lease,))]
 
-    def _record(self, revision: int, events: Sequence[tuple[str, str, bytes]]) -> int:
-        if not events:
-            return self._revision
+    def all_leased(self) -> Sequence[str]:
+        return [key for (key,) in self._db.execute("SELECT key FROM keys WHERE lease != 0 ORDER BY key")]
+
+    def put(self, entry: KeyValue) -> None:
+        self._db.execute(
+            f"INSERT OR REPLACE INTO keys ({KEY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+            (entry.key, entry.value, entry.create_revision, entry.mod_revision, entry.version, entry.lease),
+        )
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._db.executemany("DELETE FROM keys WHERE key = ?", [(key,) for key in keys])
+
+    def record(self, revision: int, events: Sequence[Event]) -> None:
         self._db.executemany(
             "INSERT INTO history VALUES (?, ?, ?, ?, ?)",
-            [(revision, position, *event) for position, event in enumerate(events)],
+            [(revision, position, event.kind, event.key, event.value) for position, event in enumerate(events)],
         )
-        self._db.execute("UPDATE counters SET number = ? WHERE name = 'revision'", (revision,))
-        if revision - self._compacted > self._history_max:
-            self._forget_before(revision - self._history_max // 2)
-        return revision
+        self._count("revision", revision)
 
-    def _publish(self, revision: int) -> None:
-        """Take up what was committed, and let the watches see it."""
-        if revision != self._revision:
-            self._revision = revision
-            self._compacted = self._counter("compacted")
-            self._wake()
+    def events(self, prefix: str, first: int, last: int) -> Sequence[Event]:
+        where, bounds = _below(prefix)
+        rows = self._db.execute(
+            "SELECT kind, key, value, revision FROM history "
+            f"WHERE revision BETWEEN ? AND ? AND {where} ORDER BY revision, position",
+            (first, last, *bounds),
+        )
+        return [Event(*row) for row in rows]
 
-    def _forget_before(self, revision: int) -> None:
+    def forget_before(self, revision: int) -> None:
         self._db.execute("DELETE FROM history WHERE revision < ?", (revision,))
-        self._db.execute("UPDATE counters SET number = ? WHERE name = 'compacted'", (revision,))
+        self._count("compacted", revision)
 
-    def _events(self, prefix: str, first: int, last: int) -> tuple[Event, ...]:
-        with self._transaction() as db:
-            where, bounds = _below(prefix)
-            rows = db.execute(
-                "SELECT kind, key, value, revision FROM history "
-                f"WHERE revision BETWEEN ? AND ? AND {where} ORDER BY revision, position",
-                (first, last, *bounds),
-            )
-            return tuple(Event(*row) for row in rows)
+    def next_lease(self) -> int:
+        lease = self.counter("lease") + 1
+        self._count("lease", lease)
+        return lease
+
+    def close(self) -> None:
+        self._closed = True
+        with suppress(sqlite3.Error):
+            self._db.close()
+
+
+class EmbeddedCoordination:
+    """The Coordination port on one SQLite file."""
+
+    def __init__(self, path: str, clock: Clock, history_max: int = HISTORY_MAX) -> None:
+        self._table = table = SqliteTable(path)
+        self._store = RevisionStore(table, clock, table.counter("revision"), table.counter("compacted"), history_max)
+        self._closed = False
+        with table.transaction():
+            of_the_process_before = table.all_leased()
+        self._store.change((), [Delete(key) for key in of_the_process_before])
+
+    async def get(self, key: str) -> KeyValue | None:
+        return self._store.get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        return self._store.list(prefix)
+
+    async def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        return self._store.transact((), (Put(key, value, lease),)).revision
+
+    async def delete(self, key: str) -> int:
+        return self._store.transact((), (Delete(key),)).revision
+
+    async def transact(self, compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
+        return self._store.transact(compares, actions)
+
+    async def grant_lease(self, ttl_seconds: float) -> int:
+        return self._store.grant(ttl_seconds)
+
+    async def keep_alive(self, lease: int) -> bool:
+        return self._store.renew(lease)
+
+    async def revoke_lease(self, lease: int) -> None:
+        self._store.revoke(lease)
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchResponse]:
+        store, following = self._store, from_revision
+        store.check_known(following)
+        while not self._closed:
+            if following > store.revision:
+                await self._changed()
+                continue
+            last = min(store.revision, following + WATCH_REVISIONS_MAX - 1)
+            response = store.changes(prefix, following, last)
+            following = last + 1
+            if response is not None:
+                yield response
+
+    async def compact(self, revision: int) -> None:
+        self._store.compact(revision)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._store.halt_leases()
+            self._store.tell_watches()
+            self._table.close()
 
     async def _changed(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told() -> None:
+            if not waiting.done():
+                waiting.set_result(None)
+
+        self._store.watching(told)
         try:
-            await waiter
+            await waiting
         finally:
-            self._waiting.discard(waiter)
-
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _expiry(self, lease: int, delay_seconds: float) -> Timer:
-        return self._clock.call_later(delay_seconds, lambda: self._expire(lease))
-
-    def _expire(self, lease: int) -> None:
-        """One timer a lease: when it rings early because the lease was kept alive, it is set again."""
-        held = self._leases.get(lease)
-        if held is None or self._closed:
-            return
-        left = held.deadline - self._clock.now()
-        if left > 0:
-            held.timer = self._expiry(lease, left)
-        else:
-            self._end_lease(lease)
-
-    def _end_lease(self, lease: int) -> None:
-        with self._transaction() as db:
-            keys = [key for (key,) in db.execute("SELECT key FROM keys WHERE lease = ? ORDER BY key", (lease,))]
-            changed = self._act([Delete(key) for key in keys])
-        del self._leases[lease]
-        self._publish(changed)
-
-    def _end_leases_of_the_process_before(self) -> None:
-        with self._transaction() as db:
-            keys = [key for (key,) in db.execute("SELECT key FROM keys WHERE lease != 0 ORDER BY key")]
-            changed = self._act([Delete(key) for key in keys])
-        self._publish(changed)
+            self._store.not_watching(told)
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -1,8 +1,8 @@
 """The coordination port: a small store of keys with revisions, transactions, leases and watches.
 
-Real: cluster.embedded (one node, a SQLite file); cluster.etcd for a cluster. The words and rules are etcd's: one global
-revision that each change raises by one, `mod_revision` and `create_revision` per key, transactions that compare then
-act, leases that take their keys with them, watches that resume from a revision without loss.
+Real: coordination.embedded (one node, a SQLite file); coordination.etcd for a cluster. The words and rules are etcd's:
+one global revision that each change raises by one, `mod_revision` and `create_revision` per key, transactions that
+compare then act, leases that take their keys with them, watches that resume from a revision without loss.
 Calls are coroutines; none of them is on the path of a message.
 """
 

@@ -1,4 +1,4 @@
-"""What befalls single nodes of coordination, where it has several (`sim.quorum`)."""
+"""What befalls single nodes of coordination, where it has several (`virtual.quorum`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A clock that stands still until it is told to go on: one line of calls in the order of their time.
 
-`advance` lets time pass for code without asyncio; `sim.loop` puts an asyncio loop on the same line of calls.
+`advance` lets time pass for code without asyncio; `virtual.loop` puts an asyncio loop on the same line of calls.
 Calls for the same moment run in the order in which they were asked for.
 """
 

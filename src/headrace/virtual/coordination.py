@@ -1,4 +1,4 @@
-"""Coordination in memory, on virtual time, with faults: a store that stands for etcd, and a client of it for each host.
+"""Coordination on virtual time, with faults: a store in memory that stands for etcd, and a client of it for each host.
 
 A call travels to the store and its answer back, each after a drawn delay. What can go wrong:
 
@@ -23,33 +23,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from headrace.coordination.revisions import Lease, MemoryTable, RevisionStore
 from headrace.errors import CoordinationError
-from headrace.ports.clock import Clock, Timer
+from headrace.ports.clock import Clock
 from headrace.ports.coordination import (
-    Behind,
-    Compacted,
     Compare,
     Delete,
-    Event,
     KeyValue,
     Listing,
     OutcomeUnknown,
     Put,
     TransactionResult,
     WatchResponse,
-    check_transaction,
 )
 
 DEADLINE_SECONDS: Final = 2.0
 """How long a client waits for an answer before it gives up."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Lease:
-    ttl_seconds: float
-    timer: Timer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +53,21 @@ class Snapshot:
     """Time to live of each."""
 
 
-class CoordinationStore:
+class CoordinationStore(RevisionStore):
     """The one store. `clock` is that of no process: the store runs on while brokers are paused."""
 
     def __init__(self, clock: Clock, seed: int = 0, delay_seconds: tuple[float, float] = (0.0002, 0.002)) -> None:
-        self.clock = clock
+        self.table = MemoryTable()
+        super().__init__(self.table, clock)
         self.delay_seconds = delay_seconds
         self.answers_lost = 0.0
         self.late = 0.0
-        self.revision = 1
-        self.compacted = 0
         self.restores = 0
         self.running = True
         self.losses = 0
         """Changes whose answer was lost or that came late, so far."""
         self.random = random.Random(seed)
-        self._keys: dict[str, KeyValue] = {}
-        self._history: list[WatchResponse] = []
-        self._leases: dict[int, _Lease] = {}
-        self._lease_number = 0
         self._cut: set[str] = set()
-        self._watching: dict[Callable[[], None], None] = {}
         self.breaks = 0
 
     def client(self, host: str, clock: Clock, first: int = 0) -> VirtualCoordination:
@@ -108,27 +93,21 @@ class CoordinationStore:
         self.running = True
         self.renew_leases()
 
-    def halt_leases(self) -> None:
-        for lease in self._leases.values():
-            if lease.timer is not None:
-                lease.timer.cancel()
-                lease.timer = None
-
     def renew_leases(self, extension_seconds: float = 0.0) -> None:
         for number in self._leases:
             self.renew(number, extension_seconds)
 
     def snapshot(self) -> Snapshot:
         leases = {number: lease.ttl_seconds for number, lease in self._leases.items()}
-        return Snapshot(self.revision, self.compacted, dict(self._keys), tuple(self._history), leases)
+        return Snapshot(self.revision, self.compacted, dict(self.table.keys), tuple(self.table.history), leases)
 
     def restore(self, copy: Snapshot) -> None:
         """Leases granted since are gone; their numbers are not given again, as etcd's are not."""
         self.halt_leases()
         self.revision, self.compacted = copy.revision, copy.compacted
         self.restores += 1
-        self._keys, self._history = dict(copy.keys), list(copy.history)
-        self._leases = {number: _Lease(ttl_seconds, None) for number, ttl_seconds in copy.leases.items()}
+        self.table.keys, self.table.history = dict(copy.keys), list(copy.history)
+        self._leases = {number: Lease(ttl_seconds, None) for number, ttl_seconds in copy.leases.items()}
         if self.running:
             self.renew_leases()
         self.break_watches()
@@ -142,112 +121,6 @@ class CoordinationStore:
 
     def draw_delay(self) -> float:
         return self.random.uniform(*self.delay_seconds)
-
-    # The store itself.
-
-    def get(self, key: str) -> KeyValue | None:
-        return self._keys.get(key)
-
-    def list(self, prefix: str) -> Listing:
-        below = sorted((key for key in self._keys if key.startswith(prefix)), key=str.encode)
-        return Listing(tuple(self._keys[key] for key in below), self.revision)
-
-    def transact(self, compares: Sequence[Compare], actions: Sequence[Put | Delete]) -> TransactionResult:
-        check_transaction(compares, actions)
-        for action in actions:
-            if isinstance(action, Put) and action.lease and action.lease not in self._leases:
-                raise CoordinationError(f"lease {action.lease} is gone: key {action.key} was not written")
-        if not all(self._holds(compare) for compare in compares):
-            return TransactionResult(False, self.revision)
-        revision = self.revision + 1
-        events: list[Event] = []
-        for action in actions:
-            if isinstance(action, Put):
-                self._put(action, revision)
-                events.append(Event("put", action.key, action.value, revision))
-            else:
-                events.extend(self._delete(action, revision))
-        if events:
-            self.revision = revision
-            self._history.append(WatchResponse(revision, tuple(events)))
-            self.tell_watches()
-        return TransactionResult(True, self.revision)
-
-    def _put(self, put: Put, revision: int) -> None:
-        old = self._keys.get(put.key)
-        created, version = (revision, 1) if old is None else (old.create_revision, old.version + 1)
-        self._keys[put.key] = KeyValue(put.key, put.value, created, revision, version, put.lease)
-
-    def _delete(self, delete: Delete, revision: int) -> Sequence[Event]:
-        gone = [key for key in self._keys if key == delete.key or (delete.prefix and key.startswith(delete.key))]
-        for key in gone:
-            del self._keys[key]
-        return [Event("delete", key, b"", revision) for key in sorted(gone)]
-
-    def _holds(self, compare: Compare) -> bool:
-        found = self._keys.get(compare.key)
-        number = 0 if found is None else int(getattr(found, compare.attribute))
-        return {
-            "=": number == compare.number,
-            "!=": number != compare.number,
-            "<": number < compare.number,
-            ">": number > compare.number,
-        }[compare.relation]
-
-    def grant(self, ttl_seconds: float) -> int:
-        self._lease_number += 1
-        self._leases[self._lease_number] = _Lease(ttl_seconds, None)
-        self.renew(self._lease_number)
-        return self._lease_number
-
-    def renew(self, number: int, extension_seconds: float = 0.0) -> bool:
-        lease = self._leases.get(number)
-        if lease is None:
-            return False
-        if lease.timer is not None:
-            lease.timer.cancel()
-        lease.timer = self.clock.call_later(lease.ttl_seconds + extension_seconds, lambda: self.revoke(number))
-        return True
-
-    def revoke(self, number: int) -> None:
-        lease = self._leases.pop(number, None)
-        if lease is None:
-            return
-        if lease.timer is not None:
-            lease.timer.cancel()
-        gone = [key for key, found in self._keys.items() if found.lease == number]
-        self.transact((), [Delete(key) for key in gone])
-
-    def compact(self, revision: int) -> None:
-        if revision > self.revision:
-            raise CoordinationError(f"cannot compact to revision {revision}: the newest is {self.revision}")
-        self.compacted = max(self.compacted, revision)
-        self._history = [response for response in self._history if response.revision >= self.compacted]
-
-    def has_lease(self, number: int) -> bool:
-        return number in self._leases
-
-    def changes(self, prefix: str, from_revision: int, upto: int | None = None) -> WatchResponse | None:
-        """What a watch has to be told from that revision on, in one response; `upto` is the newest that is known."""
-        if from_revision < self.compacted:
-            raise Compacted(f"revision {from_revision} is gone; {self.compacted} is the oldest kept")
-        events: list[Event] = []
-        for response in reversed(self._history):
-            if response.revision < from_revision:
-                break
-            if upto is None or response.revision <= upto:
-                events[:0] = [event for event in response.events if event.key.startswith(prefix)]
-        return WatchResponse(self.revision if upto is None else upto, tuple(events)) if events else None
-
-    def watching(self, told: Callable[[], None]) -> None:
-        self._watching[told] = None
-
-    def not_watching(self, told: Callable[[], None]) -> None:
-        self._watching.pop(told, None)
-
-    def tell_watches(self) -> None:
-        for told in list(self._watching):
-            told()
 
 
 class Source(Protocol):
@@ -301,8 +174,7 @@ class VirtualCoordination:
         while not self._closed:
             if not store.reaches(self._host) or breaks != store.breaks:
                 raise CoordinationError(f"the watch of {prefix} is broken: take it up again")
-            if following > store.revision + 1:
-                raise Behind(f"revision {following} is asked for, and {store.revision} is the newest")
+            store.check_known(following)
             response = store.changes(prefix, following)
             if response is None:
                 await self._told(store)

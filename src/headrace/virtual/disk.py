@@ -1,8 +1,8 @@
 """A disk in memory that loses what was not synced, fills up, flips bytes and fails a sync when told to.
 
-A crash keeps what was synced and a random part of the rest (`sim.platter`). The death of a process alone loses nothing
-that it had written. A failed sync loses its writes for good, though they can still be read: that is what Linux does.
-It leaves its mark in the folder before it is answered (`ports.disk`).
+A crash keeps what was synced and a random part of the rest (`virtual.platter`). The death of a process alone loses
+nothing that it had written. A failed sync loses its writes for good, though they can still be read: that is what Linux
+does. It leaves its mark in the folder before it is answered (`ports.disk`).
 """
 
 from __future__ import annotations

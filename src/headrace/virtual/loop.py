@@ -4,7 +4,7 @@ Everything runs in one order that depends on nothing outside: what is called soo
 their moment, then by the order in which they were set. With `jitter_seconds` every timer is late by a random part of
 it, drawn from the seed, so that other seeds try other orders.
 
-A call belongs to the process (`sim.process`) whose context it was made in, and so does what it calls and every task
+A call belongs to the process (`virtual.process`) whose context it was made in, and so does what it calls and every task
 that it starts: what belongs to a paused process is kept until it goes on, what belongs to a dead one never runs.
 """
 

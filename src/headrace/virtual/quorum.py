@@ -14,7 +14,7 @@ elect()              the leader steps down
 
 A node that led and does not know yet that it is cut off says of every lease that it holds: etcd's leaders did not
 always ask the others before they renewed one.
-A change that a client sends again, to another node, is made once: the receipts of cluster.etcd see to that.
+A change that a client sends again, to another node, is made once: the receipts of coordination.etcd see to that.
 """
 
 from __future__ import annotations
