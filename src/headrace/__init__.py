@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from headrace.client.admin.cluster import UnknownTopic
     from headrace.client.connection.errors import EngineClosed, ForkedEngine
     from headrace.client.consumer.consumer import Consumer
-    from headrace.client.consumer.group_progress import NotHeld
-    from headrace.client.consumer.listener_rules import LATER
+    from headrace.client.consumer.failure_policy import LATER
+    from headrace.client.consumer.progress import NotHeld
     from headrace.client.consumer.read import read
     from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
     from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LATER": "client.consumer.listener_rules",
+    "LATER": "client.consumer.failure_policy",
     "BrokerUnreachable": "client.errors",
     "Consumer": "client.consumer.consumer",
     "Delivery": "records.builder",
@@ -60,7 +60,7 @@ _HOMES = {
     "HeadraceError": "errors",
     "NoBroker": "client.errors",
     "NotDelivered": "client.producer.errors",
-    "NotHeld": "client.consumer.group_progress",
+    "NotHeld": "client.consumer.progress",
     "Producer": "client.producer.producer",
     "ProducerClosed": "client.producer.errors",
     "QueueFull": "client.producer.errors",

@@ -10,12 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.consumer.assignors import ASSIGNORS, Assign, assignor_named
-from headrace.client.consumer.assignors.average import assign_average, assign_range
-from headrace.client.consumer.assignors.consistent_hash import MOST_OF_AVERAGE, assign_by_ring
-from headrace.client.consumer.assignors.cooperative import assign_sticky
-from headrace.client.consumer.assignors.participants import Participant, Rooms, Shares
-from headrace.client.consumer.assignors.room_first import assign_room_first
+from headrace.client.consumer.assignors import (
+    ASSIGNORS,
+    MOST_OF_AVERAGE,
+    Assign,
+    Participant,
+    Rooms,
+    Shares,
+    assign_average,
+    assign_by_ring,
+    assign_range,
+    assign_room_first,
+    assign_sticky,
+    assignor_named,
+)
 from headrace.client.consumer.group_protocol import NO_GENERATION, Place
 from headrace.errors import SettingError
 from proving import proves

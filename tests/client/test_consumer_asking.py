@@ -13,10 +13,9 @@ from client.test_consumer_answers import Scripted
 from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import shared
 from headrace.client.consumer.consumer import Consumer
-from headrace.client.consumer.coordinator import Coordinator
+from headrace.client.consumer.coordinator import Coordinator, Identity, heartbeat_request
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.group_requests import Identity, heartbeat_request
-from headrace.client.consumer.offset_lookup import Listing
+from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -25,7 +24,7 @@ from proving import proves
 PLACE: Place = ("t", 0)
 
 
-class CountedListing(Listing):
+class CountedListing(OffsetLookup):
     """Knows how often it asked, and how many of its timers ran at once."""
 
     asks = timers = most_timers = 0
@@ -60,28 +59,28 @@ def test_offsets_are_asked_for_once_at_a_time_while_the_leader_is_unknown(
     scripted, consumer = led_by_a_stranger
     found: dict[Place, int | HeadraceError] = {}
     with consumer._reactor.lock:
-        listing = CountedListing(consumer._network, {PLACE: EARLIEST}, found.__setitem__, found.__setitem__)
-    wait_for("it to be asked for again", lambda: listing.asks >= 5)
+        lookup = CountedListing(consumer._network, {PLACE: EARLIEST}, found.__setitem__, found.__setitem__)
+    wait_for("it to be asked for again", lambda: lookup.asks >= 5)
     scripted.leader = 1
     wait_for("the offset", lambda: found == {PLACE: 0})
-    assert listing.most_timers == 1
+    assert lookup.most_timers == 1
 
 
 def test_offsets_that_nobody_wants_any_more_are_not_asked_for(led_by_a_stranger: tuple[Scripted, Consumer]) -> None:
     _, consumer = led_by_a_stranger
     with consumer._reactor.lock:
-        turn = consumer._reading.feed(PLACE).turn
-        listing = CountedListing(
+        turn = consumer._core.cursor(PLACE).turn
+        lookup = CountedListing(
             consumer._network,
             {PLACE: EARLIEST},
             lambda *_: None,
             lambda *_: None,
-            lambda place: consumer._reading.feed(place).turn == turn,
+            lambda place: consumer._core.cursor(place).turn == turn,
         )
-    wait_for("it to be asked for again", lambda: listing.asks >= 2)
+    wait_for("it to be asked for again", lambda: lookup.asks >= 2)
     consumer.seek(*PLACE, 5)
-    wait_for("the last timer", lambda: listing.timers == 0)
-    assert listing._wanted == {}
+    wait_for("the last timer", lambda: lookup.timers == 0)
+    assert lookup._wanted == {}
 
 
 @proves("R8")

@@ -229,7 +229,7 @@ def test_what_stands_before_a_damage_is_decoded(fresh_broker: StartBroker, prior
         "decoded", bootstrap=broker.bootstrap, decoder=lambda value: int(value or b""), priority_header=priority_header
     ) as consumer:
         assert [record.value for record in consumer.poll(5000, max_records=1)] == [0]
-        order = consumer._reading.hand._order
+        order = consumer._core.collector._order
         assert order is None or order._bytes >= sum(len(b"%d" % n) for n in range(100)), "counted, damage or not"
         assert [record.value for record in collect(consumer, 99)] == list(range(1, 100))
         with pytest.raises(CorruptBatch):

@@ -311,7 +311,7 @@ def test_fetching_goes_on_while_the_caller_works_and_stops_at_its_bound(
     for _ in range(40):
         send(cluster, name, range(2000), per_batch=2000)
     one = consumer(name, partition_fetch_bytes=50_000, buffer_bytes=200_000)
-    fetcher = one._reading._fetcher
+    fetcher = one._core._fetcher
     assert len(one.poll(timeout_ms=5000, max_records=1)) == 1
     wait_for("a quarter of the buffer to fill while nobody polls", lambda: fetcher.buffered_bytes >= 50_000)
     assert fetcher.buffered_bytes < 50_000 + 2 * 50_000

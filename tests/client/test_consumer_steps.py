@@ -7,18 +7,17 @@ import struct
 
 import pytest
 
-from headrace.client.consumer.contiguous import Contiguous
 from headrace.client.consumer.cursor import (
     PAUSE_MOST_S,
     PAUSE_S,
     REPLICA_KEPT_S,
-    Asked,
-    Feed,
-    RawSet,
+    Cursor,
+    InFlight,
     fetchable,
     next_time,
 )
-from headrace.client.consumer.priority import RECORDS_MAX, PriorityOrder, priority_of
+from headrace.client.consumer.fetch_buffer import CompletedFetch
+from headrace.client.consumer.priority import RECORDS_MAX, Contiguous, PriorityOrder, priority_of
 from headrace.client.record_sets import extent
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.records import kernel
@@ -34,14 +33,14 @@ def batch(first: int, count: int, epoch: int = 3) -> bytes:
     return bytes(kernel.build(records, base_offset=first, leader_epoch=epoch))
 
 
-def feed(partition: int = 0, offset: int = 0) -> Feed:
-    made = Feed("t", partition, 1000)
+def cursor(partition: int = 0, offset: int = 0) -> Cursor:
+    made = Cursor("t", partition, 1000)
     made.seek(offset)
     return made
 
 
-def raw(of: Feed, first: int, end: int) -> RawSet:
-    return RawSet(of, of.turn, memoryview(bytes(10)), first, end)
+def completed(of: Cursor, first: int, end: int) -> CompletedFetch:
+    return CompletedFetch(of, of.turn, memoryview(bytes(10)), first, end)
 
 
 class TestExtent:
@@ -109,22 +108,22 @@ class TestContiguous:
 
 class TestFeeds:
     def test_partitions_are_grouped_by_leader_and_busy_brokers_left_alone(self) -> None:
-        feeds = [feed(n) for n in range(6)]
+        cursors = [cursor(n) for n in range(6)]
         leaders = {0: 1, 1: 2, 2: 1, 3: 3, 4: None, 5: 2}
-        found, lost = fetchable(feeds, lambda each: leaders[each.partition], {3}.__contains__, 0.0)
-        assert found == {1: [feeds[0], feeds[2]], 2: [feeds[1], feeds[5]]}
-        assert lost == [feeds[4]]
+        found, lost = fetchable(cursors, lambda each: leaders[each.partition], {3}.__contains__, 0.0)
+        assert found == {1: [cursors[0], cursors[2]], 2: [cursors[1], cursors[5]]}
+        assert lost == [cursors[4]]
 
     def test_who_is_paused_asked_failed_or_without_an_offset_is_not_asked_for(self) -> None:
-        feeds = [feed(n) for n in range(5)]
-        feeds[0].paused = True
-        feeds[1].asked = Asked(1, 0)
-        feeds[2].failure = CorruptBatch("damaged")
-        feeds[3].seek_moment(-2)
-        assert fetchable(feeds, lambda _: 1, lambda _: False, 0.0) == ({1: [feeds[4]]}, [])
+        cursors = [cursor(n) for n in range(5)]
+        cursors[0].paused = True
+        cursors[1].in_flight = InFlight(1, 0)
+        cursors[2].failure = CorruptBatch("damaged")
+        cursors[3].seek_moment(-2)
+        assert fetchable(cursors, lambda _: 1, lambda _: False, 0.0) == ({1: [cursors[4]]}, [])
 
     def test_a_pause_doubles_up_to_its_limit_and_ends_with_a_success(self) -> None:
-        one, now = feed(), 100.0
+        one, now = cursor(), 100.0
         pauses = []
         for _ in range(10):
             one.back_off(now)
@@ -138,19 +137,19 @@ class TestFeeds:
         assert next_time([one], now) is None
 
     def test_a_named_follower_is_read_for_a_while(self) -> None:
-        one = feed()
+        one = cursor()
         one.prefer(7, now=10.0)
         assert fetchable([one], lambda _: 1, lambda _: False, 11.0)[0] == {7: [one]}
         assert fetchable([one], lambda _: 1, lambda _: False, 10.0 + REPLICA_KEPT_S)[0] == {1: [one]}
 
     def test_a_seek_ends_what_was_asked_and_what_is_buffered_and_heals(self) -> None:
-        one = feed(offset=5)
-        kept = raw(one, 5, 9)
-        one.asked, one.failure, one.epoch = Asked(1, 9), CorruptBatch("damaged"), 4
+        one = cursor(offset=5)
+        kept = completed(one, 5, 9)
+        one.in_flight, one.failure, one.epoch = InFlight(1, 9), CorruptBatch("damaged"), 4
         one.seek(2)
         assert not kept.counts
         assert (one.offset, one.position, one.done, one.epoch) == (2, 2, 2, -1)
-        assert one.may_be_asked(0.0)
+        assert one.is_fetchable(0.0)
 
 
 def received(partition: int, offset: int, priority: bytes | None = None) -> ReceivedRecord:
@@ -167,9 +166,9 @@ class TestPriority:
         assert priority_of([("priority", b"1"), ("priority", b"5")], "priority") == 5
 
     def test_higher_numbers_first_and_the_order_within_a_priority_and_partition_kept(self) -> None:
-        order, one, two = PriorityOrder("priority"), feed(0), feed(1)
-        order.put(raw(one, 0, 5), [received(0, n, b"%d" % (n % 2)) for n in range(5)])
-        order.put(raw(two, 0, 3), [received(1, n, b"%d" % (9 if n == 2 else 0)) for n in range(3)])
+        order, one, two = PriorityOrder("priority"), cursor(0), cursor(1)
+        order.put(completed(one, 0, 5), [received(0, n, b"%d" % (n % 2)) for n in range(5)])
+        order.put(completed(two, 0, 3), [received(1, n, b"%d" % (9 if n == 2 else 0)) for n in range(3)])
         taken: list[ReceivedRecord] = []
         order.take(taken, 100)
         assert [(record.partition, record.offset) for record in taken] == [
@@ -177,8 +176,8 @@ class TestPriority:
         ]  # fmt: skip
 
     def test_progress_is_what_was_handed_out_without_a_gap(self) -> None:
-        order, one = PriorityOrder("priority"), feed(0)
-        order.put(raw(one, 0, 6), [received(0, n, b"1" if n in (1, 4) else None) for n in (0, 1, 3, 4)])
+        order, one = PriorityOrder("priority"), cursor(0)
+        order.put(completed(one, 0, 6), [received(0, n, b"1" if n in (1, 4) else None) for n in (0, 1, 3, 4)])
         positions = []
         for _ in range(4):
             order.take([], 1)
@@ -186,20 +185,20 @@ class TestPriority:
         assert positions == [0, 0, 3, 6]
 
     def test_the_bytes_of_a_set_are_free_when_its_last_record_went(self) -> None:
-        order, one = PriorityOrder("priority"), feed(0)
-        order.put(raw(one, 0, 2), [received(0, 0), received(0, 1, b"1")])
+        order, one = PriorityOrder("priority"), cursor(0)
+        order.put(completed(one, 0, 2), [received(0, 0), received(0, 1, b"1")])
         order.take([], 1)
         assert order.freed_bytes == 0
         order.take([], 1)
         assert order.freed_bytes == 10
-        order.put(raw(one, 2, 3), [])
+        order.put(completed(one, 2, 3), [])
         assert (order.freed_bytes, one.position) == (20, 3)
 
     def test_what_was_put_before_a_seek_is_not_handed_out(self) -> None:
-        order, one = PriorityOrder("priority"), feed(0)
-        order.put(raw(one, 0, 2), [received(0, 0), received(0, 1, b"1")])
+        order, one = PriorityOrder("priority"), cursor(0)
+        order.put(completed(one, 0, 2), [received(0, 0), received(0, 1, b"1")])
         one.seek(1)
-        order.put(raw(one, 1, 2), [received(0, 1, b"1")])
+        order.put(completed(one, 1, 2), [received(0, 1, b"1")])
         taken: list[ReceivedRecord] = []
         order.take(taken, 10)
         assert [record.offset for record in taken] == [1]
@@ -207,37 +206,37 @@ class TestPriority:
         assert order.count == 0
 
     def test_so_many_records_may_wait(self) -> None:
-        order, one = PriorityOrder("priority"), feed(0)
-        order.put(raw(one, 0, RECORDS_MAX), [received(0, n) for n in range(RECORDS_MAX)])
+        order, one = PriorityOrder("priority"), cursor(0)
+        order.put(completed(one, 0, RECORDS_MAX), [received(0, n) for n in range(RECORDS_MAX)])
         assert not order.has_room
         order.take([], 1)
         assert order.has_room
 
     def test_what_is_set_aside_leaves_room_for_others_and_is_bounded_itself(self) -> None:
-        order, feeds = PriorityOrder("priority", 100_000), [feed(n) for n in range(100)]
+        order, cursors = PriorityOrder("priority", 100_000), [cursor(n) for n in range(100)]
         held_bytes = 0
-        for nth, one in enumerate(feeds):
+        for nth, one in enumerate(cursors):
             assert order.has_room, "whatever is aside"
             while order.has_room:
                 at = max(one.offset, 0)
-                order.put(raw(one, at, at + 1), [ReceivedRecord("t", nth, at, NOW_MS, None, bytes(100))], 100)
+                order.put(completed(one, at, at + 1), [ReceivedRecord("t", nth, at, NOW_MS, None, bytes(100))], 100)
                 one.offset = at + 1
                 held_bytes += 100
             one.paused = True
             order.set_aside()
             assert order.count == 0
         assert 100_000 <= held_bytes <= 6 * 100_000
-        for one in feeds:
+        for one in cursors:
             one.seek(0)
         order.bring_back()
         assert order.room_bytes == 100_000
 
     def test_so_many_bytes_may_wait_however_small_their_sets_were(self) -> None:
-        order, one, two = PriorityOrder("priority", 1_000), feed(0), feed(1)
+        order, one, two = PriorityOrder("priority", 1_000), cursor(0), cursor(1)
         large = [ReceivedRecord("t", 0, n, NOW_MS, None, bytes(400)) for n in range(3)]
-        order.put(raw(one, 0, 2), large[:2], 800)
+        order.put(completed(one, 0, 2), large[:2], 800)
         assert (order.has_room, order.room_bytes) == (True, 200)
-        order.put(raw(two, 0, 1), large[:1], 400)
+        order.put(completed(two, 0, 1), large[:1], 400)
         assert not order.has_room
         one.paused = True
         order.set_aside()
@@ -248,5 +247,5 @@ class TestPriority:
         order.take([], 2)
         assert order.has_room
         order.clear()
-        order.put(raw(one, 2, 3), large[:2], 800)
+        order.put(completed(one, 2, 3), large[:2], 800)
         assert order.has_room

@@ -41,7 +41,7 @@ def test_a_partition_paused_with_a_full_buffer_does_not_starve_the_others(
     name = topic(partitions=2)
     send(cluster, name, range(3000), 0, per_batch=100)
     one = consumer(name, partition_fetch_bytes=10_000, buffer_bytes=20_000, priority_header=priority_header)
-    fetcher = one._reading._fetcher
+    fetcher = one._core._fetcher
     first = one.poll(timeout_ms=5000, max_records=10)
     wait_for("the buffer to be full and quiet", lambda: fetcher._full and not fetcher._busy)
     one.pause([(name, 0)])
@@ -59,7 +59,7 @@ def test_when_all_is_paused_nothing_is_fetched_again(
     name = topic()
     send(cluster, name, range(3000), per_batch=100)
     one = consumer(name, partition_fetch_bytes=10_000, buffer_bytes=20_000)
-    fetcher = one._reading._fetcher
+    fetcher = one._core._fetcher
     first = one.poll(timeout_ms=5000, max_records=10)
     wait_for("the buffer to be full and quiet", lambda: fetcher._full and not fetcher._busy)
     one.pause()

@@ -13,10 +13,9 @@ from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.connections import Network, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.group_progress import NotHeld
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.membership import Membership, State
-from headrace.client.consumer.progress import Offsets
+from headrace.client.consumer.progress import NotHeld, Offsets
 from headrace.errors import Code, HeadraceError
 from proving import proves
 

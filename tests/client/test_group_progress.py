@@ -22,11 +22,9 @@ from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.connections import shared
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.coordinator import Coordinator
-from headrace.client.consumer.group_progress import GroupProgress
-from headrace.client.consumer.group_requests import Identity
-from headrace.client.consumer.options import Options
-from headrace.client.consumer.progress import ProgressUnusable
+from headrace.client.consumer.coordinator import Coordinator, Identity
+from headrace.client.consumer.options import ConsumerConfig
+from headrace.client.consumer.progress import GroupProgress, ProgressUnusable
 from headrace.errors import Code, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -91,7 +89,7 @@ def read(consumer: Consumer, count: int) -> list[int]:
 def test_progress_is_saved_by_the_clock_of_what_earlier_polls_gave(
     broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
 ) -> None:
-    assert Options(topics=("t",)).commit_interval_ms == 5000
+    assert ConsumerConfig(topics=("t",)).commit_interval_ms == 5000
     target = topic()
     write(broker, target, 10)
     with Consumer(target, bootstrap=broker.bootstrap, group=group, commit_interval_ms=50) as consumer:
@@ -143,14 +141,14 @@ def test_the_clock_does_not_undo_a_commit(broker: Broker, cluster: Cluster, topi
         wait_for("records", lambda: consumer.poll(200, max_records=4))
         consumer.commit()
         with consumer._reactor.lock:
-            consumer._reading._save_by_clock()
+            consumer._core._save_by_clock()
         # Behind what the clock has sent, if it has: what is told then counts.
         consumer.commit({(elsewhere, 0): 1})
         assert groups.fetch_offsets(cluster, group) == {(target, 0): 4, (elsewhere, 0): 1}
         consumer.poll(200, max_records=4)
         consumer.commit({(target, 0): 6})
         with consumer._reactor.lock:
-            assert (target, 0) not in consumer._reading.done_with()
+            assert (target, 0) not in consumer._core.done_with()
 
 
 @proves("R8")

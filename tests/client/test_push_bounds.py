@@ -60,7 +60,7 @@ def test_records_that_wait_for_a_listener_are_bounded_in_bytes(
     with consumer.listen(listener, threads=2, ordered=ordered) as listening:
         (source, *_) = listening._sources
         wait_for("all partitions to be held", lambda: len(source.held) == partitions)
-        waiting = [track.pending_bytes for track in listening._load._tracks.values()]
+        waiting = [progress.pending_bytes for progress in listening._load._progress.values()]
         assert 0 < sum(waiting) <= 2 * (BUFFER_BYTES + partitions * RECORD_BYTES)
         assert listening._load.pending < COUNT
         go_on.set()
@@ -84,11 +84,11 @@ def test_records_that_wait_for_a_coroutine_are_bounded_in_bytes(
 
         consumer = aio.Consumer(name, bootstrap=broker.bootstrap, group=group, buffer_bytes=BUFFER_BYTES)
         async with consumer.listen(listener, tasks=2) as listening:
-            reading = listening._reading
-            held = lambda: reading.assigned and all(reading.feed(place).paused for place in reading.assigned)  # noqa: E731
+            core = listening._core
+            held = lambda: core.assigned and all(core.cursor(place).paused for place in core.assigned)  # noqa: E731
             await asyncio.to_thread(wait_for, "the partition to be held", held)
             assert listening._load.pending < COUNT
-            assert 0 < listening._load.track((name, 0)).pending_bytes <= 2 * (BUFFER_BYTES + RECORD_BYTES)
+            assert 0 < listening._load.progress_of((name, 0)).pending_bytes <= 2 * (BUFFER_BYTES + RECORD_BYTES)
             go_on.set()
             await asyncio.to_thread(wait_for, "all records", lambda: len(seen) == COUNT)
         return seen
@@ -117,8 +117,8 @@ def test_a_small_record_says_nothing_of_the_size_of_those_behind_it(
         (source, *_) = listening._sources
         wait_for("the partition to be held", lambda: len(source.held) == 1)
         # The bound may be nearly reached, and then one more chunk is taken; each may pass it by a record.
-        assert 0 < listening._load.track((name, 0)).pending_bytes <= 2 * (BUFFER_BYTES + RECORD_BYTES)
-        order = consumer._reading.hand._order
+        assert 0 < listening._load.progress_of((name, 0)).pending_bytes <= 2 * (BUFFER_BYTES + RECORD_BYTES)
+        order = consumer._core.collector._order
         with consumer._reactor.lock:
             assert order is None or bytes_in(order) <= BUFFER_BYTES + 2 * RECORD_BYTES
         go_on.set()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.client.consumer import redelivery
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.redelivery import DELAYS_MS, RetryRules, returned
+from headrace.client.consumer.redelivery import DELAYS_MS, RetryRules, retried_record
 from headrace.client.consumer.workload import SPAN_MAX, Job, Share, Workload
 from headrace.errors import SettingError
 from headrace.records.consumer_records import ReceivedRecord
@@ -20,8 +20,8 @@ A, B = ("t", 0), ("t", 1)
 
 
 def jobs(load: Workload, place: Place, *offsets: int, not_before: float = 0.0) -> list[Job]:
-    track = load.track(place)
-    return [Job(ReceivedRecord(*place, offset, 0), place, offset, track, not_before) for offset in offsets]
+    progress = load.progress_of(place)
+    return [Job(ReceivedRecord(*place, offset, 0), place, offset, progress, not_before) for offset in offsets]
 
 
 def started(load: Workload, now: float = 0.0) -> list[Job]:
@@ -148,7 +148,7 @@ def test_partitions_that_are_gone_begin_nothing_and_say_nothing_of_what_is_still
     assert load.positions() == {A: 0}
     assert load.running == 0
     (fresh,) = started(load)
-    assert fresh.track is not running.track
+    assert fresh.progress is not running.progress
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -181,16 +181,16 @@ def test_sixteen_tries_with_growing_delays_and_then_the_dead_letter_topic() -> N
     record = ReceivedRecord("orders", 3, 42, 1000, b"key", b"value", [("trace", b"x"), ("none", None)])
     tries, now_ms, delays = 0, 5_000, []
     for _ in range(16):
-        parcel = rules.parcel(record, tries + 1, "ValueError: no", now_ms)
-        assert (parcel.topic, parcel.partition) == ("billing.retry", tries)
-        on_topic = ReceivedRecord(parcel.topic, tries, 7, 9, parcel.key, parcel.value, parcel.headers)
-        back = returned(on_topic)
+        outgoing = rules.outgoing(record, tries + 1, "ValueError: no", now_ms)
+        assert (outgoing.topic, outgoing.partition) == ("billing.retry", tries)
+        on_topic = ReceivedRecord(outgoing.topic, tries, 7, 9, outgoing.key, outgoing.value, outgoing.headers)
+        back = retried_record(on_topic)
         assert back.record == record
         delays.append(back.due_ms - now_ms)
         record, tries = back.record, back.tries
     assert tuple(delays) == DELAYS_MS
     assert delays == sorted(delays)
-    dead = rules.parcel(record, tries + 1, "ValueError: no", now_ms)
+    dead = rules.outgoing(record, tries + 1, "ValueError: no", now_ms)
     assert (dead.topic, dead.partition, dead.key, dead.value) == ("billing.dead", None, b"key", b"value")
     said = dict(dead.headers)
     assert said["trace"] == b"x"
@@ -203,13 +203,13 @@ def test_sixteen_tries_with_growing_delays_and_then_the_dead_letter_topic() -> N
 def test_more_tries_than_delays_use_the_last_delay_again() -> None:
     rules = RetryRules("g", max_tries=5, delays_ms=(10, 20))
     record = ReceivedRecord("t", 0, 0, 0)
-    parcels = [rules.parcel(record, failed, "", 0) for failed in range(1, 7)]
-    assert [parcel.partition for parcel in parcels] == [0, 1, 1, 1, 1, None]
+    parcels = [rules.outgoing(record, failed, "", 0) for failed in range(1, 7)]
+    assert [outgoing.partition for outgoing in parcels] == [0, 1, 1, 1, 1, None]
 
 
 def test_a_record_that_somebody_else_put_into_the_retry_topic_is_tried_at_once() -> None:
     strange = ReceivedRecord("g.retry", 0, 5, 1, headers=[(redelivery.TRIES, b"many")])
-    assert returned(strange) == redelivery.Returned(strange, 0, 0)
+    assert retried_record(strange) == redelivery.RetriedRecord(strange, 0, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"max_tries": -1}, {"delays_ms": ()}, {"delays_ms": (1, -1)}])

@@ -21,10 +21,10 @@ from headrace.client.connection import exits
 from headrace.client.connection.connections import shared
 from headrace.client.connection.errors import EngineClosed
 from headrace.client.consumer.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S, check_most
-from headrace.client.consumer.core import Reading
+from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.offset_lookup import Listing
-from headrace.client.consumer.options import ConsumerOptions, chosen
+from headrace.client.consumer.offset_lookup import OffsetLookup
+from headrace.client.consumer.options import ConsumerOptions, config_of
 from headrace.client.consumer.redelivery import DELAYS_MS
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
@@ -42,7 +42,7 @@ class Consumer:
     """As `headrace.Consumer`, with `await`."""
 
     def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
-        self._options = chosen(topics, options)
+        self._options = config_of(topics, options)
         self._closed = False
         self._listening: Listening | None = None
         self._yielded_at = 0.0
@@ -55,12 +55,12 @@ class Consumer:
             reactor=self._reactor,
         )
         try:
-            self._reading = Reading(self._network, self._options, self._wake)
-            self._reading.start()
+            self._core = ConsumerCore(self._network, self._options, self._wake)
+            self._core.start()
         except BaseException:
             self._network.release()
             raise
-        self._hand = self._reading.hand
+        self._collector = self._core.collector
         if self._options.group:
             exits.opened(self)
 
@@ -88,7 +88,7 @@ class Consumer:
         found: list[ReceivedRecord] = []
 
         def take() -> bool:
-            self._hand.take(found, max_records)
+            self._collector.take(found, max_records)
             return bool(found)
 
         await self._wait_to(take, timeout_ms)
@@ -96,8 +96,8 @@ class Consumer:
 
     async def records(self, timeout_ms: int | None = None) -> AsyncIterator[ReceivedRecord]:
         """Record after record; ends when none came for `timeout_ms`, else never."""
-        while await self._wait_to(lambda: self._hand.take_chunk(CHUNK_RECORDS), timeout_ms):
-            for record in self._hand.unread:
+        while await self._wait_to(lambda: self._collector.take_chunk(CHUNK_RECORDS), timeout_ms):
+            for record in self._collector.unread:
                 yield record
 
     async def batches(
@@ -109,11 +109,11 @@ class Consumer:
     ) -> AsyncIterator[pa.RecordBatch]:
         """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`."""
         wanted = tuple(columns)
-        self._hand.forget_decoders()
+        self._collector.forget_decoders()
         found: list[pa.RecordBatch] = []
 
         def take() -> bool:
-            rows = self._hand.take_rows(wanted, batch_rows)
+            rows = self._collector.take_rows(wanted, batch_rows)
             if rows is not None:
                 found.append(rows)
             return bool(found)
@@ -136,7 +136,7 @@ class Consumer:
 
         self._check_open()
         self._listening = Listening(
-            self._reading,
+            self._core,
             self.close,
             listener,
             tasks=tasks,
@@ -152,17 +152,17 @@ class Consumer:
     @property
     def assignment(self) -> list[Place]:
         """Topic and partition of all that is read now."""
-        return self._reading.assignment
+        return self._core.assignment
 
     async def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that will be handed out."""
         place = await self._assigned(topic, partition)
-        await self._wait_until(lambda: self._reading.is_placed([place]), f"the first offset of {topic}-{partition}")
-        return self._reading.position(place)
+        await self._wait_until(lambda: self._core.is_placed([place]), f"the first offset of {topic}-{partition}")
+        return self._core.position(place)
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at an offset."""
-        self._reading.seek(await self._assigned(topic, partition), offset)
+        self._core.seek(await self._assigned(topic, partition), offset)
 
     async def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
         """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
@@ -178,11 +178,11 @@ class Consumer:
 
     async def pause(self, places: Iterable[Place] | None = None) -> None:
         """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
-        self._reading.pause(await self._chosen(places))
+        self._core.pause(await self._chosen(places))
 
     async def resume(self, places: Iterable[Place] | None = None) -> None:
         """Hand out records of these partitions, or of all, again."""
-        self._reading.resume(await self._chosen(places))
+        self._core.resume(await self._chosen(places))
 
     async def lag(self) -> dict[Place, int]:
         """How many offsets there are between what was handed out and the end of each partition now."""
@@ -193,11 +193,11 @@ class Consumer:
             ends[place] = end
             self._wake()
 
-        listing = Listing(self._network, dict.fromkeys(wanted, LATEST), found, found)
+        lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), found, found)
         try:
             await self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:
-            listing.cancel()
+            lookup.cancel()
         lags: dict[Place, int] = {}
         for place in wanted:
             end = ends[place]
@@ -211,8 +211,8 @@ class Consumer:
     async def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
         """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
         self._check_open()
-        wanted = self._reading.handed_out() if offsets is None else dict(offsets)
-        await self._settled(lambda done: self._reading.save(wanted, done), "the progress to be saved")
+        wanted = self._core.handed_out() if offsets is None else dict(offsets)
+        await self._settled(lambda done: self._core.save(wanted, done), "the progress to be saved")
 
     async def close(self) -> None:
         """Save what was handed out, leave the group, and let the connections go."""
@@ -236,11 +236,11 @@ class Consumer:
         self._wake()
         try:
             await self._settled(
-                lambda done: self._reading.close(handed_out=handed_out, on_done=done),
+                lambda done: self._core.close(handed_out=handed_out, on_done=done),
                 "the progress to be saved and the group to be left",
             )
         finally:
-            self._reading.drop()
+            self._core.drop()
             self._network.release()
 
     # Waiting
@@ -260,8 +260,8 @@ class Consumer:
     async def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
         """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
         self._check_open()
-        reading, reactor = self._reading, self._reactor
-        reading.begin()
+        core, reactor = self._core, self._reactor
+        core.begin()
         try:
             if reactor.now() - self._yielded_at >= TURN_S:
                 # Others on the loop, the fetches among them, have their turn even while there is always something here.
@@ -275,18 +275,18 @@ class Consumer:
             if timeout_ms is not None and timeout_ms <= 0:
                 await asyncio.sleep(0)
             while True:
-                came = await self._woken(lambda: reading.ready or self._closed, deadline)
+                came = await self._woken(lambda: core.ready or self._closed, deadline)
                 self._yielded_at = reactor.now()
                 self._check_open()
                 if take():
                     return True
-                reading.raise_failure()
+                core.raise_failure()
                 if not came or (deadline is not None and self._yielded_at >= deadline):
                     return False
                 # What was ready may be gone: whatever brings more has its turn.
                 await asyncio.sleep(0)
         finally:
-            reading.end()
+            core.end()
 
     async def _wait_until(self, done: Callable[[], bool], what: str) -> None:
         timeout_ms = self._options.timeout_ms
@@ -318,26 +318,26 @@ class Consumer:
         """A place that is assigned, or will be within the timeout."""
         place = topic, partition
         self._check_open()
-        if place not in self._reading.assigned:
+        if place not in self._core.assigned:
             await self._wait_until(
-                lambda: place in self._reading.assigned or self._reading.error is not None,
+                lambda: place in self._core.assigned or self._core.error is not None,
                 f"{topic}-{partition} to be assigned to this consumer",
             )
-            self._reading.raise_error()
+            self._core.raise_error()
         return place
 
     async def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
         if places is not None:
             return [await self._assigned(*place) for place in places]
         self._check_open()
-        await self._wait_until(lambda: bool(self._reading.assigned) or self._reading.error is not None, "an assignment")
-        self._reading.raise_error()
-        return self._reading.assignment
+        await self._wait_until(lambda: bool(self._core.assigned) or self._core.error is not None, "an assignment")
+        self._core.raise_error()
+        return self._core.assignment
 
     async def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
         wanted = await self._chosen(places)
-        self._reading.seek_moment(wanted, moment)
-        await self._wait_until(lambda: self._reading.is_placed(wanted), "the offsets of that moment")
+        self._core.seek_moment(wanted, moment)
+        await self._wait_until(lambda: self._core.is_placed(wanted), "the offsets of that moment")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -15,31 +15,26 @@ from types import TracebackType
 from typing import Final, Self
 
 from headrace.aio.producer import Producer
-from headrace.client.consumer.core import Reading
-from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.listener_rules import (
-    GRACE_S,
+from headrace.client.consumer.core import ConsumerCore
+from headrace.client.consumer.failure_policy import (
     LARGEST_BYTES,
     LATER,
-    conduct,
-    jobs,
-    keep_by,
+    failure_policy,
     make_topics,
-    raise_for_good,
-    retry_jobs,
     retry_options,
-    share_of,
-    tell_failures,
 )
+from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.redelivery import Parcel
-from headrace.client.consumer.workload import Job, Share, Workload
+from headrace.client.consumer.redelivery import OutgoingRecord
+from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 
 CHUNK: Final = 500
 FEED_WAIT_S: Final = 0.2
 JOIN_S: Final = 30.0
+GRACE_S: Final = 30.0
+"""How long a rebalance waits for what is being worked on, at most."""
 
 Listener = Callable[[ReceivedRecord], Awaitable[object]]
 
@@ -53,7 +48,7 @@ class Listening:
 
     def __init__(
         self,
-        reading: Reading,
+        core: ConsumerCore,
         close: Callable[[], Awaitable[None]],
         listener: Listener,
         *,
@@ -65,23 +60,23 @@ class Listening:
     ) -> None:
         if tasks < 1:
             raise SettingError(f"tasks is {tasks}, and has to be 1 or more")
-        self._reading = reading
+        self._core = core
         self._close_consumer = close
         self._listener = listener
-        self._conduct = conduct(
-            reading.options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
+        self._policy = failure_policy(
+            core.options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
         )
         self._load = Workload(ordered=ordered)
-        self._hands = tasks
+        self._workers = tasks
         self._waiting: set[asyncio.Future[None]] = set()
         self._stopping = False
         self._ended = asyncio.Event()
         self.error: BaseException | None = None
         """What ended it, other than `close`."""
-        self._failures: dict[Reading, dict[Place, HeadraceError]] = {}
+        self._failures: dict[ConsumerCore, dict[Place, HeadraceError]] = {}
         self._producer: Producer | None = None
-        self._retries: Reading | None = None
-        keep_by(reading, self)
+        self._retries: ConsumerCore | None = None
+        core.track_by(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._run(self._begin())
         for _ in range(tasks):
@@ -149,20 +144,20 @@ class Listening:
     # Feeding.
 
     async def _begin(self) -> None:
-        options, rules = self._reading.options, self._conduct.rules
+        options, rules = self._core.options, self._policy.rules
         if rules is not None:
-            await asyncio.to_thread(make_topics, options, rules, retry=self._conduct.retries_elsewhere)
+            await asyncio.to_thread(make_topics, options, rules, retry=self._policy.retries_elsewhere)
             self._producer = Producer(
                 options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
             )
-        if rules is not None and self._conduct.retries_elsewhere:
-            self._retries = Reading(self._reading.network, retry_options(options, rules), self.ring)
-            self._retries.keep_by(self)
+        if rules is not None and self._policy.retries_elsewhere:
+            self._retries = ConsumerCore(self._core.network, retry_options(options, rules), self.ring)
+            self._retries.track_by(self)
             self._retries.start()
             self._run(self._feed(self._retries))
-        await self._feed(self._reading)
+        await self._feed(self._core)
 
-    async def _feed(self, reading: Reading) -> None:
+    async def _feed(self, core: ConsumerCore) -> None:
         held: frozenset[Place] = frozenset()
         share = Share(1, 1)
 
@@ -173,47 +168,50 @@ class Listening:
             return any(self._load.has_room(place, share) for place in held)
 
         while not self._stopping:
-            if reading.wants_touch:
-                await self._step_aside(reading)
+            if core.wants_touch:
+                await self._step_aside(core)
             else:
-                share = share_of(self._hands, reading, retried=reading is self._retries)
-                held = reading.hold(is_held)
-                self._failures[reading] = tell_failures(reading, self._failures.get(reading, {}))
-                await self._take(reading, has_room, share.size_bytes)
+                share = share_of(
+                    self._workers, len(core.assigned), core.options.buffer_bytes, retried=core is self._retries
+                )
+                held = core.hold(is_held)
+                self._failures[core] = core.failures(self._failures.get(core, {}))
+                await self._take(core, has_room, share.size_bytes)
 
-    async def _take(self, reading: Reading, has_room: Callable[[], bool], most_bytes: int) -> None:
+    async def _take(self, core: ConsumerCore, has_room: Callable[[], bool], most_bytes: int) -> None:
         def taken() -> bool:
             records: list[ReceivedRecord] = []
-            reading.hand.take(records, CHUNK, most_bytes)
+            core.collector.take(records, CHUNK, most_bytes)
             if records:
-                retried = reading is self._retries
-                self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))
-                reading.end()
+                retried = core is self._retries
+                if retried:
+                    self._load.put_retries(records, monotonic())
+                else:
+                    self._load.put_records(records)
+                core.end()
                 self.ring()
             return bool(records)
 
-        reading.begin()
+        core.begin()
         if taken():
             await asyncio.sleep(0)
             return
 
         def enough() -> bool:
             # A partition that failed is no reason to wake up: it stays so.
-            return (
-                reading.hand.ready or reading.error is not None or self._stopping or reading.wants_touch or has_room()
-            )
+            return core.collector.ready or core.error is not None or self._stopping or core.wants_touch or has_room()
 
         await self._until(enough, FEED_WAIT_S)
         if not taken():
-            reading.end()
-            raise_for_good(reading)
+            core.end()
+            core.raise_final_error()
 
-    async def _step_aside(self, reading: Reading) -> None:
+    async def _step_aside(self, core: ConsumerCore) -> None:
         """A rebalance waits: let what is running finish, then give up what is asked for."""
         self._load.holds += 1
         try:
             await self._until(lambda: not self._load.running or self._stopping, GRACE_S)
-            reading.step_aside()
+            core.step_aside()
         finally:
             self._load.holds -= 1
             self.ring()
@@ -222,7 +220,7 @@ class Listening:
 
     async def _work(self) -> None:
         while (job := await self._next()) is not None:
-            await self._settle(job, await self._call(job) if job.parcel is None else None)
+            await self._settle(job, await self._call(job) if job.outgoing is None else None)
 
     async def _next(self) -> Job | None:
         while not self._stopping:
@@ -236,7 +234,7 @@ class Listening:
     async def _call(self, job: Job) -> str | None:
         """None if it is done, else what is wrong."""
         try:
-            result: object = self._listener(self._conduct.shown(job))
+            result: object = self._listener(self._policy.shown(job))
             if inspect.isawaitable(result):
                 result = await result
         except asyncio.CancelledError:
@@ -251,24 +249,24 @@ class Listening:
     async def _settle(self, job: Job, error: str | None) -> None:
         after = None
         if error is not None and self._load.is_current(job):
-            after = self._conduct.after_failure(job, error)
-        if job.parcel is not None:
-            after = await self._send(job, job.parcel)
+            after = self._policy.after_failure(job, error)
+        if job.outgoing is not None:
+            after = await self._send(job, job.outgoing)
         if after is None:
             self._load.done(job)
         else:
             self._load.again(job, monotonic() + after)
         self.ring()
 
-    async def _send(self, job: Job, parcel: Parcel) -> float | None:
+    async def _send(self, job: Job, outgoing: OutgoingRecord) -> float | None:
         """None once it is acknowledged; else how long to wait before it is sent again."""
         assert self._producer is not None
         try:
             await self._producer.send(
-                parcel.topic, parcel.value, key=parcel.key, headers=parcel.headers, partition=parcel.partition
+                outgoing.topic, outgoing.value, key=outgoing.key, headers=outgoing.headers, partition=outgoing.partition
             )
         except HeadraceError as error:
-            return self._conduct.after_refusal(job, parcel, error)
+            return self._policy.after_refusal(job, outgoing, error)
         return None
 
     # Tasks.
@@ -291,16 +289,16 @@ class Listening:
     async def _end(self) -> None:
         """After an error: a member that reads nothing would keep its partitions from the others."""
         try:
-            for reading in (self._reading, self._retries):
-                if reading is not None and reading.options.mode == "cluster" and reading.options.group:
-                    await self._leave(reading)
+            for core in (self._core, self._retries):
+                if core is not None and core.options.mode == "cluster" and core.options.group:
+                    await self._leave(core)
         finally:
             self._ended.set()
 
-    async def _leave(self, reading: Reading) -> None:
+    async def _leave(self, core: ConsumerCore) -> None:
         """Save what is done, and leave the group; again is harmless."""
         left = asyncio.Event()
-        reading.close(handed_out=False, on_done=lambda _: left.set())
+        core.close(handed_out=False, on_done=lambda _: left.set())
         try:
             await asyncio.wait_for(left.wait(), JOIN_S)
         except TimeoutError:

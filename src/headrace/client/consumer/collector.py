@@ -12,10 +12,11 @@ from dataclasses import replace
 from operator import length_hint
 from typing import TYPE_CHECKING, Final
 
-from headrace.client.consumer.cursor import Feed, RawSet
+from headrace.client.consumer.cursor import Cursor
+from headrace.client.consumer.fetch_buffer import CompletedFetch
 from headrace.client.consumer.fetcher import Fetcher
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.options import Options
+from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.priority import UNBOUNDED, PriorityOrder
 from headrace.client.consumer.progress import Offsets
 from headrace.errors import HeadraceError, InvalidRecord
@@ -35,16 +36,16 @@ POOL_BYTES: Final = 32 << 20
 _NOTHING: Final[list[ReceivedRecord]] = []
 
 
-class HandOut:
-    def __init__(self, fetcher: Fetcher, options: Options) -> None:
+class Collector:
+    def __init__(self, fetcher: Fetcher, options: ConsumerConfig) -> None:
         self._fetcher = fetcher
         self._check_crc = options.check_crc
         self._decode = options.decoder
         self.unread: Iterator[ReceivedRecord] = iter(_NOTHING)
         """Of the last chunk, what was not yielded yet."""
         self._chunk: list[ReceivedRecord] = _NOTHING
-        self._raw: RawSet | None = None
-        self._cursor: RecordSet | None = None
+        self._completed: CompletedFetch | None = None
+        self._reader: RecordSet | None = None
         self._rows: Iterator[pa.RecordBatch] | None = None
         self._damage: tuple[int, HeadraceError] | None = None
         """Where the rows end before the set does, and why."""
@@ -52,13 +53,13 @@ class HandOut:
         self._pool = BufferPool(POOL_BYTES)
         header = options.priority_header
         self._order = PriorityOrder(header, options.buffer_bytes) if header else None
-        self._moved: list[Feed] = []
+        self._moved: list[Cursor] = []
 
     @property
     def ready(self) -> bool:
         """Whether a call would give something now."""
         return (
-            self._raw is not None
+            self._completed is not None
             or self._fetcher.ready
             or length_hint(self.unread) > 0
             or (self._order is not None and self._order.count > 0)
@@ -68,19 +69,19 @@ class HandOut:
         """What earlier calls gave is done with."""
         moved = self._moved
         first = self.first_unread() if self._chunk else {}
-        for feed in moved:
-            feed.done = feed.position
+        for cursor in moved:
+            cursor.done = cursor.position
         moved.clear()
         for place, offset in first.items():
-            feed = self._fetcher.feeds[place]
-            feed.done = min(feed.done, offset)
-            moved.append(feed)
+            cursor = self._fetcher.cursors[place]
+            cursor.done = min(cursor.done, offset)
+            moved.append(cursor)
 
     def take(self, into: list[ReceivedRecord], most: int, most_bytes: int = UNBOUNDED) -> None:
         """Append records that are there now, up to `most` in all, or those of record sets of TAKEN_BYTES; none after
         those that reach `most_bytes`.
         """
-        if self._raw is not None and not self._raw.counts:
+        if self._completed is not None and not self._completed.counts:
             self._shut()
         if self._chunk:
             self._take_unread(into, most)
@@ -89,31 +90,36 @@ class HandOut:
             return
         taken_bytes = 0
         while len(into) < most and most_bytes > 0 and (taken_bytes < TAKEN_BYTES or not into):
-            cursor = self._cursor or self._open()
-            if cursor is None:
+            reader = self._reader or self._open()
+            if reader is None:
                 return
-            assert self._raw is not None
-            raw, feed, before, before_bytes = self._raw, self._raw.feed, len(into), cursor.taken_bytes
-            self._moved.append(feed)
+            assert self._completed is not None
+            completed, cursor, before, before_bytes = (
+                self._completed,
+                self._completed.cursor,
+                len(into),
+                reader.taken_bytes,
+            )
+            self._moved.append(cursor)
             try:
                 try:
-                    cursor.take(into, most - before, most_bytes)
+                    reader.take(into, most - before, most_bytes)
                 finally:
-                    most_bytes -= cursor.taken_bytes - before_bytes
+                    most_bytes -= reader.taken_bytes - before_bytes
                     # Of a damaged set too: what stands before the damage is handed out.
                     if self._decode is not None:
-                        self._decode_values(feed, into, before)
+                        self._decode_values(cursor, into, before)
             except HeadraceError as error:
-                feed.position = into[-1].offset + 1 if len(into) > before else feed.position
+                cursor.position = into[-1].offset + 1 if len(into) > before else cursor.position
                 self._shut()
-                self._fetcher.fail(feed, error)
+                self._fetcher.fail(cursor, error)
                 continue
-            if cursor.finished:
-                feed.position = raw.next_offset
+            if reader.finished:
+                cursor.position = completed.next_offset
                 self._shut()
-                taken_bytes += len(raw.records)
+                taken_bytes += len(completed.records)
             else:
-                feed.position = cursor.next_offset
+                cursor.position = reader.next_offset
 
     def take_chunk(self, most: int) -> bool:
         """As many records into `unread`, to be yielded one by one; whatever call comes next gives out what is left."""
@@ -124,36 +130,36 @@ class HandOut:
 
     def take_rows(self, columns: tuple[str, ...], batch_rows: int) -> pa.RecordBatch | None:
         """The next Arrow batch of what is there now."""
-        if self._raw is not None and not self._raw.counts:
+        if self._completed is not None and not self._completed.counts:
             self._shut()
-        if self._cursor is not None:
+        if self._reader is not None:
             self._put_back()
         if self._chunk or self._order is not None:
             self._return_records()
         while True:
             if self._rows is None and not self._open_rows(columns, batch_rows):
                 return None
-            assert self._raw is not None
+            assert self._completed is not None
             assert self._rows is not None
-            raw, feed = self._raw, self._raw.feed
-            self._moved.append(feed)
+            completed, cursor = self._completed, self._completed.cursor
+            self._moved.append(cursor)
             rows = next(self._rows, None)
             if rows is not None:
-                feed.position = rows["offset"][-1].as_py() + 1
+                cursor.position = rows["offset"][-1].as_py() + 1
                 return rows if "offset" in columns else rows.select(list(columns))
             damage = self._damage
             self._shut()
             if damage is None:
-                feed.position = raw.next_offset
+                cursor.position = completed.next_offset
             else:
-                feed.position, error = damage
-                self._fetcher.fail(feed, error)
+                cursor.position, error = damage
+                self._fetcher.fail(cursor, error)
 
     def _return_records(self) -> None:
         first = self.first_unread()
         if self._order is not None:
-            for feed in self._order.clear():
-                first[feed.place] = min(feed.position, first.get(feed.place, feed.position))
+            for cursor in self._order.clear():
+                first[cursor.place] = min(cursor.position, first.get(cursor.place, cursor.position))
             self._free()
         self._chunk, self.unread = _NOTHING, iter(_NOTHING)
         for place, offset in first.items():
@@ -161,32 +167,34 @@ class HandOut:
 
     def _open_rows(self, columns: tuple[str, ...], batch_rows: int) -> bool:
         """All rows of the next set; of one that is damaged, those before the damage."""
-        raw = self._raw = self._fetcher.take()
-        if raw is None:
+        completed = self._completed = self._fetcher.take()
+        if completed is None:
             return False
-        decoder = self._decoder(raw.feed.place, columns, batch_rows)
-        first, end, checked = raw.first_offset, raw.next_offset, not self._check_crc
+        decoder = self._decoder(completed.cursor.place, columns, batch_rows)
+        first, end, checked = completed.first_offset, completed.next_offset, not self._check_crc
         try:
-            found = list(decoder.decode(raw.records, first, end, checked=checked))
+            found = list(decoder.decode(completed.records, first, end, checked=checked))
         except HeadraceError as error:
             end = max(first, decoder.at_offset)
             self._damage = end, error
-            found = list(decoder.decode(raw.records, first, end, checked=checked))
+            found = list(decoder.decode(completed.records, first, end, checked=checked))
         self._rows = iter(found)
         return True
 
     def _open(self) -> RecordSet | None:
         if self._rows is not None:
             self._put_back()
-        raw = self._raw = self._fetcher.take()
-        if raw is None:
+        completed = self._completed = self._fetcher.take()
+        if completed is None:
             return None
-        self._cursor = self._cursor_of(raw)
-        return self._cursor
+        self._reader = self._reader_of(completed)
+        return self._reader
 
-    def _cursor_of(self, raw: RawSet) -> RecordSet:
-        topic, partition = raw.feed.place
-        return RecordSet(raw.records, topic, partition, raw.first_offset, raw.next_offset, self._check_crc)
+    def _reader_of(self, completed: CompletedFetch) -> RecordSet:
+        topic, partition = completed.cursor.place
+        return RecordSet(
+            completed.records, topic, partition, completed.first_offset, completed.next_offset, self._check_crc
+        )
 
     def _decoder(self, place: Place, columns: tuple[str, ...], batch_rows: int) -> Decoder:
         from headrace.records.arrow import Decoder
@@ -217,25 +225,25 @@ class HandOut:
     def _take_in_order(self, into: list[ReceivedRecord], most: int, most_bytes: int) -> None:
         order = self._order
         assert order is not None
-        while order.has_room and (raw := self._fetcher.take(hold=True)) is not None:
+        while order.has_room and (completed := self._fetcher.take(hold=True)) is not None:
             records: list[ReceivedRecord] = []
-            cursor = self._cursor_of(raw)
+            reader = self._reader_of(completed)
             try:
                 try:
-                    cursor.take(records, UNBOUNDED, order.room_bytes)
+                    reader.take(records, UNBOUNDED, order.room_bytes)
                 finally:
                     if self._decode is not None:
-                        self._decode_values(raw.feed, records, 0)
+                        self._decode_values(completed.cursor, records, 0)
             except HeadraceError as error:
-                end = records[-1].offset + 1 if records else raw.first_offset
-                order.put(replace(raw, next_offset=end), records, cursor.taken_bytes)
-                self._fetcher.stop(raw.feed, error)
+                end = records[-1].offset + 1 if records else completed.first_offset
+                order.put(replace(completed, next_offset=end), records, reader.taken_bytes)
+                self._fetcher.stop(completed.cursor, error)
                 continue
-            if not cursor.finished:
+            if not reader.finished:
                 # The rest when there is room for it again, however far the set was compressed.
-                self._fetcher.put_back(replace(raw, first_offset=cursor.next_offset))
-                raw = replace(raw, next_offset=cursor.next_offset)
-            order.put(raw, records, cursor.taken_bytes)
+                self._fetcher.put_back(replace(completed, first_offset=reader.next_offset))
+                completed = replace(completed, next_offset=reader.next_offset)
+            order.put(completed, records, reader.taken_bytes)
         self._moved += order.take(into, most, most_bytes)
         self._free()
 
@@ -245,7 +253,7 @@ class HandOut:
         freed, order.freed_bytes = order.freed_bytes, 0
         self._fetcher.free(freed)
 
-    def _decode_values(self, feed: Feed, records: list[ReceivedRecord], first: int) -> None:
+    def _decode_values(self, cursor: Cursor, records: list[ReceivedRecord], first: int) -> None:
         """Values from `first` on through the decoder; the record that it fails at and those after it go."""
         decode = self._decode
         assert decode is not None
@@ -256,7 +264,7 @@ class HandOut:
             except Exception as error:
                 del records[nth:]
                 raise InvalidRecord(
-                    f"{feed} at offset {record.offset}: the decoder failed with {type(error).__name__}: {error}; "
+                    f"{cursor} at offset {record.offset}: the decoder failed with {type(error).__name__}: {error}; "
                     "mend it, or seek past the record"
                 ) from error
 
@@ -264,8 +272,10 @@ class HandOut:
         rest = list(self.unread)
         taken = rest[: most - len(into)]
         into += taken
-        feeds = self._fetcher.feeds
-        self._moved += {feed for record in taken if (feed := feeds.get((record.topic, record.partition))) is not None}
+        cursors = self._fetcher.cursors
+        self._moved += {
+            cursor for record in taken if (cursor := cursors.get((record.topic, record.partition))) is not None
+        }
         self._chunk = rest[len(taken) :]
         self.unread = iter(self._chunk)
 
@@ -280,17 +290,19 @@ class HandOut:
 
     def _put_back(self) -> None:
         """What is open and was not handed out yet waits as a record set again."""
-        raw = self._raw
+        completed = self._completed
         self._shut()
-        if raw is not None and raw.counts and raw.feed.position < raw.next_offset:
-            self._fetcher.put_back(replace(raw, first_offset=max(raw.first_offset, raw.feed.position)))
+        if completed is not None and completed.counts and completed.cursor.position < completed.next_offset:
+            self._fetcher.put_back(
+                replace(completed, first_offset=max(completed.first_offset, completed.cursor.position))
+            )
 
     def _shut(self) -> None:
-        self._raw = self._cursor = self._rows = self._damage = None
+        self._completed = self._reader = self._rows = self._damage = None
 
     def pause(self) -> None:
-        """Some feeds are paused now."""
-        if self._raw is not None and self._raw.feed.paused:
+        """Some cursors are paused now."""
+        if self._completed is not None and self._completed.cursor.paused:
             self._put_back()
         if self._order is not None:
             self._order.set_aside()
@@ -304,13 +316,13 @@ class HandOut:
     def drop(self, places: Iterable[Place]) -> None:
         """After a seek or a revoke: what is open or unread of these is not handed out any more."""
         gone = set(places)
-        if self._raw is not None and not self._raw.counts:
+        if self._completed is not None and not self._completed.counts:
             self._shut()
         rest = [record for record in self.unread if (record.topic, record.partition) not in gone]
         self._chunk, self.unread = rest, iter(rest)
-        self._moved = [feed for feed in self._moved if feed.place not in gone]
+        self._moved = [cursor for cursor in self._moved if cursor.place not in gone]
         if self._order is not None:
             # What no longer counts takes no room beside the others.
             self._order.bring_back()
-        for place in gone - self._fetcher.feeds.keys():
+        for place in gone - self._fetcher.cursors.keys():
             self._decoders.pop(place, None)

@@ -20,10 +20,10 @@ from headrace.client.connection import exits
 from headrace.client.connection.connections import shared
 from headrace.client.connection.errors import EngineClosed
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.core import Reading
+from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.offset_lookup import Listing
-from headrace.client.consumer.options import ConsumerOptions, chosen
+from headrace.client.consumer.offset_lookup import OffsetLookup
+from headrace.client.consumer.options import ConsumerOptions, config_of
 from headrace.client.consumer.redelivery import DELAYS_MS
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
@@ -52,7 +52,7 @@ class Consumer:
     """
 
     def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
-        self._options = chosen(topics, options)
+        self._options = config_of(topics, options)
         self._closed = False
         self._listening: Listening | None = None
         self._turned_at = 0.0
@@ -62,12 +62,12 @@ class Consumer:
         self._reactor = reactor
         try:
             with reactor.lock:
-                self._reading = Reading(self._network, self._options, lambda: None)
-                self._reading.start()
+                self._core = ConsumerCore(self._network, self._options, lambda: None)
+                self._core.start()
         except BaseException:
             self._network.release()
             raise
-        self._hand = self._reading.hand
+        self._collector = self._core.collector
         if self._options.group:
             exits.consumer_opened(self)
 
@@ -95,7 +95,7 @@ class Consumer:
         found: list[ReceivedRecord] = []
 
         def take() -> bool:
-            self._hand.take(found, max_records)
+            self._collector.take(found, max_records)
             return bool(found)
 
         self._wait_to(take, timeout_ms)
@@ -103,8 +103,8 @@ class Consumer:
 
     def records(self, timeout_ms: int | None = None) -> Iterator[ReceivedRecord]:
         """Record after record; ends when none came for `timeout_ms`, else never."""
-        while self._wait_to(lambda: self._hand.take_chunk(CHUNK_RECORDS), timeout_ms):
-            yield from self._hand.unread
+        while self._wait_to(lambda: self._collector.take_chunk(CHUNK_RECORDS), timeout_ms):
+            yield from self._collector.unread
 
     def batches(
         self,
@@ -120,7 +120,7 @@ class Consumer:
         """
         wanted = tuple(columns)
         with self._reactor.lock:
-            self._hand.forget_decoders()
+            self._collector.forget_decoders()
         while (rows := self._next_rows(wanted, batch_rows, timeout_ms)) is not None:
             yield rows
 
@@ -148,7 +148,7 @@ class Consumer:
             self._check_open()
         self._listening = Listening(
             self._reactor,
-            self._reading,
+            self._core,
             self.close,
             listener,
             threads=threads,
@@ -165,20 +165,20 @@ class Consumer:
     def assignment(self) -> list[Place]:
         """Topic and partition of all that is read now."""
         with self._reactor.lock:
-            return self._reading.assignment
+            return self._core.assignment
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that will be handed out."""
         place = self._assigned(topic, partition)
-        self._wait_until(lambda: self._reading.is_placed([place]), f"the first offset of {topic}-{partition}")
+        self._wait_until(lambda: self._core.is_placed([place]), f"the first offset of {topic}-{partition}")
         with self._reactor.lock:
-            return self._reading.position(place)
+            return self._core.position(place)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at an offset."""
         place = self._assigned(topic, partition)
         with self._reactor.lock:
-            self._reading.seek(place, offset)
+            self._core.seek(place, offset)
         self._look_after()
 
     def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
@@ -197,13 +197,13 @@ class Consumer:
         """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
         wanted = self._chosen(places)
         with self._reactor.lock:
-            self._reading.pause(wanted)
+            self._core.pause(wanted)
 
     def resume(self, places: Iterable[Place] | None = None) -> None:
         """Hand out records of these partitions, or of all, again."""
         wanted = self._chosen(places)
         with self._reactor.lock:
-            self._reading.resume(wanted)
+            self._core.resume(wanted)
         self._look_after()
 
     def lag(self) -> dict[Place, int]:
@@ -211,12 +211,12 @@ class Consumer:
         ends: dict[Place, int | HeadraceError] = {}
         wanted = self._chosen(None)
         with self._reactor.lock:
-            listing = Listing(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
+            lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
         try:
             self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:
             with self._reactor.lock:
-                listing.cancel()
+                lookup.cancel()
         found: dict[Place, int] = {}
         for place in wanted:
             end = ends[place]
@@ -232,8 +232,8 @@ class Consumer:
         results: list[HeadraceError | None] = []
         with self._reactor.lock:
             self._check_open()
-            wanted = self._reading.handed_out() if offsets is None else dict(offsets)
-            self._reading.save(wanted, results.append)
+            wanted = self._core.handed_out() if offsets is None else dict(offsets)
+            self._core.save(wanted, results.append)
         self._wait_until(lambda: bool(results), "the progress to be saved")
         if results[0] is not None:
             raise results[0]
@@ -251,11 +251,11 @@ class Consumer:
         if self._closed:
             return
         within_s = self._options.exit_timeout_ms / 1000
-        listening, readings, results = self._listening, [self._reading], list[HeadraceError | None]()
+        listening, cores, results = self._listening, [self._core], list[HeadraceError | None]()
         failure: BaseException | None
         try:
             if listening is None:
-                self._begin_to_leave(readings, results, handed_out=False)
+                self._begin_to_leave(cores, results, handed_out=False)
             else:
                 listening.stop()
             yield
@@ -263,10 +263,10 @@ class Consumer:
                 listening.join(since + exits.LISTENERS_PART * within_s)
             yield
             if listening is not None:
-                readings += [] if listening.retries is None else [listening.retries]
-                self._begin_to_leave(readings, results, handed_out=False)
+                cores += [] if listening.retries is None else [listening.retries]
+                self._begin_to_leave(cores, results, handed_out=False)
             yield
-            if not self._reactor.wait(lambda: len(results) == len(readings), since + within_s):
+            if not self._reactor.wait(lambda: len(results) == len(cores), since + within_s):
                 raise RequestTimedOut(f"not within {within_s * 1000:g} ms (exit_timeout_ms); close the consumer")
             failure = next((result for result in results if result is not None), None)
         except (HeadraceError, KeyboardInterrupt, SystemExit) as error:
@@ -282,24 +282,24 @@ class Consumer:
             self._listening.halt()
         results: list[HeadraceError | None] = []
         try:
-            self._begin_to_leave([self._reading], results, handed_out=handed_out)
+            self._begin_to_leave([self._core], results, handed_out=handed_out)
             self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
         finally:
             with self._reactor.lock:
-                self._reading.drop()
+                self._core.drop()
             self._network.release()
         if results[0] is not None:
             raise results[0]
 
     def _begin_to_leave(
-        self, readings: Iterable[Reading], results: list[HeadraceError | None], *, handed_out: bool
+        self, cores: Iterable[ConsumerCore], results: list[HeadraceError | None], *, handed_out: bool
     ) -> None:
         with self._reactor.lock:
             self._closed = True
             # A thread that waits for records hears of it.
             self._reactor.wake()
-            for reading in readings:
-                reading.close(handed_out=handed_out, on_done=results.append)
+            for core in cores:
+                core.close(handed_out=handed_out, on_done=results.append)
 
     # Waiting
 
@@ -307,7 +307,7 @@ class Consumer:
         found: list[pa.RecordBatch] = []
 
         def take() -> bool:
-            rows = self._hand.take_rows(columns, batch_rows)
+            rows = self._collector.take_rows(columns, batch_rows)
             if rows is not None:
                 found.append(rows)
             return bool(found)
@@ -316,12 +316,12 @@ class Consumer:
 
     def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
         """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
-        reactor, reading = self._reactor, self._reading
+        reactor, core = self._reactor, self._core
         with reactor.lock:
             self._check_open()
-            reading.begin()
+            core.begin()
             if take():
-                reading.end()
+                core.end()
                 taken = True
             else:
                 taken = False
@@ -332,21 +332,21 @@ class Consumer:
             return self._wait_for(take, timeout_ms)
         finally:
             with reactor.lock:
-                reading.end()
+                core.end()
 
     def _wait_for(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
-        reactor, reading = self._reactor, self._reading
+        reactor, core = self._reactor, self._core
         deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
         if timeout_ms is not None and timeout_ms <= 0:
             reactor.turn()
         while True:
             until = reactor.now() + IDLE_S if deadline is None else deadline
-            came = reactor.wait(lambda: reading.ready or self._closed, until)
+            came = reactor.wait(lambda: core.ready or self._closed, until)
             with reactor.lock:
                 self._check_open()
                 if take():
                     return True
-                reading.raise_failure()
+                core.raise_failure()
             if deadline is not None and (not came or reactor.now() >= deadline):
                 return False
 
@@ -366,12 +366,12 @@ class Consumer:
         place = topic, partition
         with self._reactor.lock:
             self._check_open()
-            here = place in self._reading.assigned
+            here = place in self._core.assigned
         if not here:
-            ready = lambda: place in self._reading.assigned or self._reading.error is not None  # noqa: E731
+            ready = lambda: place in self._core.assigned or self._core.error is not None  # noqa: E731
             self._wait_until(ready, f"{topic}-{partition} to be assigned to this consumer")
             with self._reactor.lock:
-                self._reading.raise_error()
+                self._core.raise_error()
         return place
 
     def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
@@ -379,16 +379,16 @@ class Consumer:
             return [self._assigned(*place) for place in places]
         with self._reactor.lock:
             self._check_open()
-        self._wait_until(lambda: bool(self._reading.assigned) or self._reading.error is not None, "an assignment")
+        self._wait_until(lambda: bool(self._core.assigned) or self._core.error is not None, "an assignment")
         with self._reactor.lock:
-            self._reading.raise_error()
-            return self._reading.assignment
+            self._core.raise_error()
+            return self._core.assignment
 
     def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
         wanted = self._chosen(places)
         with self._reactor.lock:
-            self._reading.seek_moment(wanted, moment)
-        self._wait_until(lambda: self._reading.is_placed(wanted), "the offsets of that moment")
+            self._core.seek_moment(wanted, moment)
+        self._wait_until(lambda: self._core.is_placed(wanted), "the offsets of that moment")
 
     def _check_open(self) -> None:
         if self._closed:

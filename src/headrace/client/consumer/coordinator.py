@@ -2,19 +2,24 @@
 
 Each member has a connection of its own to it. A join is answered only when all members have joined; whatever stood
 behind it on the same connection would wait as long, and two members of one process would wait for each other.
+JoinGroup, SyncGroup, Heartbeat and LeaveGroup are made here from who asks (`Identity`).
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.connection.connections import Network
 from headrace.client.connection.errors import EngineClosed
 from headrace.client.connection.frames import OnAnswer
 from headrace.client.connection.reactor import Timer
+from headrace.client.consumer.assignors import Assignor
+from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, encode_subscription
 from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
 from headrace.errors import Code, HeadraceError
 from headrace.wire import api as apis
@@ -157,3 +162,63 @@ class Coordinator:
 def passes(error: HeadraceError) -> bool:
     """Whether the same question may get a better answer a moment later."""
     return isinstance(error, BrokerUnreachable | NoBroker) or error.kafka_code in PASSING
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks: a member of a generation, or nobody in particular."""
+
+    member_id: str = ""
+    generation: int = NO_GENERATION
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    session_ms: int
+    rebalance_ms: int
+
+
+def join_request(
+    group: str,
+    who: Identity,
+    topics: Iterable[str],
+    assignor: Assignor,
+    held: Iterable[Place],
+    rack: str,
+    timeouts: Timeouts,
+) -> Message:
+    # Clients that do not know version 2 of the subscription look for the generation in the user data.
+    user_data = struct.pack(">i", who.generation) if assignor.step_by_step else None
+    metadata = encode_subscription(topics, owned=held, generation=who.generation, rack=rack, user_data=user_data)
+    return Message(
+        group_id=group,
+        session_timeout_ms=timeouts.session_ms,
+        rebalance_timeout_ms=timeouts.rebalance_ms,
+        member_id=who.member_id,
+        group_instance_id=who.instance_id,
+        protocol_type=PROTOCOL_TYPE,
+        protocols=[Message(name=name, metadata=metadata) for name in assignor.protocols],
+    )
+
+
+def sync_request(group: str, who: Identity, protocol: str, assignments: list[Message]) -> Message:
+    return Message(
+        group_id=group,
+        generation_id=who.generation,
+        member_id=who.member_id,
+        group_instance_id=who.instance_id,
+        protocol_type=PROTOCOL_TYPE,
+        protocol_name=protocol,
+        assignments=assignments,
+    )
+
+
+def heartbeat_request(group: str, who: Identity) -> Message:
+    return Message(
+        group_id=group, generation_id=who.generation, member_id=who.member_id, group_instance_id=who.instance_id
+    )
+
+
+def leave_request(group: str, member_id: str, reason: str) -> Message:
+    return Message(group_id=group, members=[Message(member_id=member_id, reason=reason)])

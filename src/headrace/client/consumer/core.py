@@ -16,21 +16,21 @@ from headrace.client.admin.fetch import FetchLimits
 from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import Network
 from headrace.client.connection.reactor import Timer
-from headrace.client.consumer.collector import HandOut
+from headrace.client.consumer.collector import Collector
 from headrace.client.consumer.coordinator import passes
-from headrace.client.consumer.cursor import Feed
+from headrace.client.consumer.cursor import Cursor
 from headrace.client.consumer.fetcher import Fetcher, Reset
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.manual_assignment import WholeTopics
+from headrace.client.consumer.manual_assignment import ManualAssignment
 from headrace.client.consumer.membership import Membership
-from headrace.client.consumer.options import Options
+from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.progress import LocalProgress, Offsets, Saved, default_folder
 from headrace.errors import HeadraceError, InvalidRequest
 
 log = logging.getLogger(__name__)
 
 
-class Allotment(Protocol):
+class AssignmentSource(Protocol):
     """Who says which partitions are read, and keeps the progress."""
 
     @property
@@ -42,7 +42,7 @@ class Allotment(Protocol):
     def leave(self, on_done: Saved) -> None: ...
 
 
-class Keeper(Protocol):
+class ProgressTracker(Protocol):
     """Whoever works on what was handed out for longer than a call, and knows what of it is done."""
 
     def positions(self) -> Offsets:
@@ -58,10 +58,10 @@ class Keeper(Protocol):
         ...
 
 
-class Reading:
+class ConsumerCore:
     """`on_ready` is called whenever `ready`, the assignment or a position may have changed."""
 
-    def __init__(self, network: Network, options: Options, on_ready: Callable[[], None]) -> None:
+    def __init__(self, network: Network, options: ConsumerConfig, on_ready: Callable[[], None]) -> None:
         self.options = options
         self.network = network
         self.error: HeadraceError | None = None
@@ -70,7 +70,7 @@ class Reading:
         self._reactor = network.reactor
         self._progress: LocalProgress | None = None
         # First, as this is what may be refused.
-        self._allotment = self._make_allotment()
+        self._source = self._make_source()
         limits = FetchLimits(options.max_wait_ms, options.min_bytes, options.fetch_bytes, options.partition_fetch_bytes)
         self._fetcher = Fetcher(
             network,
@@ -81,13 +81,13 @@ class Reading:
             on_ready=on_ready,
             on_reset=self._on_reset,
         )
-        self.hand = HandOut(self._fetcher, options)
+        self.collector = Collector(self._fetcher, options)
         self._counts: dict[str, int] = {}
         self._all_done = False
-        self._keeper: Keeper | None = None
+        self._tracker: ProgressTracker | None = None
         self._timer: Timer | None = None
 
-    def _make_allotment(self) -> Allotment:
+    def _make_source(self) -> AssignmentSource:
         options, network = self.options, self.network
         if options.group and options.mode == "cluster":
             return Membership(
@@ -109,7 +109,7 @@ class Reading:
 
             folder = default_folder() if options.progress_dir is None else Path(options.progress_dir)
             self._progress = LocalProgress(network.reactor, SystemDisk(), folder, options.group, options.client_id)
-        return WholeTopics(
+        return ManualAssignment(
             network,
             options.topics,
             options.partitions,
@@ -120,48 +120,52 @@ class Reading:
         )
 
     def start(self) -> None:
-        self._allotment.start()
+        self._source.start()
         self._save_later()
 
     @property
     def ready(self) -> bool:
         """Whether a call would give something now, or raise."""
-        return self.hand.ready or self.error is not None or self._fetcher.failure() is not None
+        return self.collector.ready or self.error is not None or self._fetcher.failure() is not None
 
     def begin(self) -> None:
         """A call begins: what earlier ones gave is done with."""
-        self.hand.finish_last()
-        if self._keeper is None:
-            self._allotment.touch()
+        self.collector.finish_last()
+        if self._tracker is None:
+            self._source.touch()
         else:
-            self._keeper.when_idle(self._allotment.touch)
+            self._tracker.when_idle(self._source.touch)
 
     def end(self) -> None:
         """The call is over, and the caller works on what it gave."""
-        self._allotment.away()
+        self._source.away()
 
-    def keep_by(self, keeper: Keeper) -> None:
-        """From now on what is done with is what the keeper says. It gets values as they are on the wire."""
-        self._keeper = keeper
-        self.hand.leave_values()
+    def track_by(self, tracker: ProgressTracker) -> None:
+        """From now on what is done with is what the tracker says. It gets values as they are on the wire: those that
+        `records` has decoded and not given out are read again.
+        """
+        for place in self.collector.first_unread():
+            self.seek(place, self.position(place))
+        self._tracker = tracker
+        self.collector.leave_values()
 
     @property
     def wants_touch(self) -> bool:
         """Whether a rebalance waits for the caller to be done with what it has."""
-        return self._allotment.wants_touch
+        return self._source.wants_touch
 
     def hold(self, is_held: Callable[[Place], bool]) -> frozenset[Place]:
         """Pause those partitions, and no others; which they are."""
-        feeds = self._fetcher.feeds
-        held = frozenset(place for place in feeds if is_held(place))
-        self.pause([place for place in held if not feeds[place].paused])
-        self.resume([place for place, feed in feeds.items() if feed.paused and place not in held])
+        cursors = self._fetcher.cursors
+        held = frozenset(place for place in cursors if is_held(place))
+        self.pause([place for place in held if not cursors[place].paused])
+        self.resume([place for place, cursor in cursors.items() if cursor.paused and place not in held])
         return held
 
     def step_aside(self) -> None:
-        """Let the rebalance have its way, whatever the keeper works on."""
-        self._allotment.touch()
-        self._allotment.away()
+        """Let the rebalance have its way, whatever the tracker works on."""
+        self._source.touch()
+        self._source.away()
 
     def raise_failure(self) -> None:
         """What keeps records from coming, if anything does: for a call that has none to give."""
@@ -178,105 +182,124 @@ class Reading:
         if error is not None:
             raise error
 
+    def raise_final_error(self) -> None:
+        """What keeps partitions from being assigned for ever; what may pass is only logged."""
+        may_pass = self._may_pass
+        try:
+            self.raise_error()
+        except HeadraceError as error:
+            if not may_pass:
+                raise
+            log.warning("listening goes on and waits: %s", error)
+
+    def failures(self, logged: Mapping[Place, HeadraceError]) -> dict[Place, HeadraceError]:
+        """The partitions that cannot be read on, and why; those that were not `logged` yet are now."""
+        cursors = self._fetcher.cursors.items()
+        failing = {place: cursor.failure for place, cursor in cursors if cursor.failure is not None}
+        for place, failure in failing.items():
+            if logged.get(place) is not failure:
+                log.error("%s-%d is read no further, others are: %s", *place, failure)
+        return failing
+
     # What is read
 
     @property
     def assigned(self) -> KeysView[Place]:
-        return self._fetcher.feeds.keys()
+        return self._fetcher.cursors.keys()
 
     @property
     def assignment(self) -> list[Place]:
-        return sorted(self._fetcher.feeds)
+        return sorted(self._fetcher.cursors)
 
-    def feed(self, place: Place) -> Feed:
-        feed = self._fetcher.feeds.get(place)
-        if feed is None:
+    def cursor(self, place: Place) -> Cursor:
+        cursor = self._fetcher.cursors.get(place)
+        if cursor is None:
             raise InvalidRequest(f"{place[0]}-{place[1]} is not assigned to this consumer now")
-        return feed
+        return cursor
 
     def position(self, place: Place) -> int:
         """The next record to be handed out; -1 while it is being found."""
-        return self._position(self.feed(place), self.hand.first_unread())
+        return self._position(self.cursor(place), self.collector.first_unread())
 
     def is_placed(self, places: Iterable[Place]) -> bool:
         """Whether the positions of these are known; of those that were revoked meanwhile nobody waits for one."""
-        feeds = [feed for place in places if (feed := self._fetcher.feeds.get(place)) is not None]
-        return all(feed.position >= 0 or feed.failure is not None for feed in feeds)
+        cursors = [cursor for place in places if (cursor := self._fetcher.cursors.get(place)) is not None]
+        return all(cursor.position >= 0 or cursor.failure is not None for cursor in cursors)
 
-    def _position(self, feed: Feed, first_unread: Offsets) -> int:
-        return min(feed.position, first_unread.get(feed.place, feed.position))
+    def _position(self, cursor: Cursor, first_unread: Offsets) -> int:
+        return min(cursor.position, first_unread.get(cursor.place, cursor.position))
 
     def seek(self, place: Place, offset: int) -> None:
         if offset < 0:
             raise InvalidRequest(f"offset {offset} of {place[0]}-{place[1]} is below 0")
-        self.feed(place)
+        self.cursor(place)
         self._fetcher.seek(place, offset)
-        self.hand.drop([place])
+        self.collector.drop([place])
 
     def seek_moment(self, places: Iterable[Place], moment: int) -> None:
         wanted = list(places)
         for place in wanted:
-            self.feed(place)
+            self.cursor(place)
         self._fetcher.seek_moments(dict.fromkeys(wanted, moment))
-        self.hand.drop(wanted)
+        self.collector.drop(wanted)
 
     def pause(self, places: Iterable[Place]) -> None:
         wanted = list(places)
         for place in wanted:
-            self.feed(place)
+            self.cursor(place)
         self._fetcher.pause(wanted)
-        self.hand.pause()
+        self.collector.pause()
         self._fetcher.make_room()
 
     def resume(self, places: Iterable[Place]) -> None:
         wanted = list(places)
         for place in wanted:
-            self.feed(place)
+            self.cursor(place)
         self._fetcher.resume(wanted)
-        self.hand.resume()
+        self.collector.resume()
 
     # Progress
 
     def handed_out(self) -> Offsets:
         """The position of every partition that anything was handed out of and not saved."""
-        if self._keeper is not None:
+        if self._tracker is not None:
             return self.done_with()
-        first = self.hand.first_unread()
-        found = {place: self._position(feed, first) for place, feed in self._fetcher.feeds.items()}
+        first = self.collector.first_unread()
+        found = {place: self._position(cursor, first) for place, cursor in self._fetcher.cursors.items()}
         return {place: offset for place, offset in found.items() if offset >= 0 and self._is_new(place, offset)}
 
     def done_with(self) -> Offsets:
         """What earlier calls than the last handed out and was not saved."""
-        feeds = self._fetcher.feeds
-        if self._keeper is not None:
+        cursors = self._fetcher.cursors
+        if self._tracker is not None:
             # Out of order by priority, what is handed out may be done while earlier records still wait in memory.
-            kept = self._keeper.positions().items()
-            done = {place: min(offset, feeds[place].position) for place, offset in kept if place in feeds}
+            kept = self._tracker.positions().items()
+            done = {place: min(offset, cursors[place].position) for place, offset in kept if place in cursors}
         else:
-            done = {place: feed.done for place, feed in feeds.items()}
+            done = {place: cursor.done for place, cursor in cursors.items()}
         return {place: offset for place, offset in done.items() if offset >= 0 and self._is_new(place, offset)}
 
     def _is_new(self, place: Place, offset: int) -> bool:
-        return self._fetcher.feeds[place].saved != offset
+        return self._fetcher.cursors[place].saved != offset
 
     def save(self, offsets: Offsets, on_done: Saved) -> None:
         if not offsets:
             on_done(None)
             return
-        feeds = self._fetcher.feeds
+        cursors = self._fetcher.cursors
         for place, offset in offsets.items():
-            if (feed := feeds.get(place)) is not None:
+            if (cursor := cursors.get(place)) is not None:
                 # Who has it saved is done with it: the clock, or a close after an error, must not save less again.
-                feed.done = max(feed.done, min(offset, feed.position))
+                cursor.done = max(cursor.done, min(offset, cursor.position))
 
         def saved(error: HeadraceError | None) -> None:
             if error is None:
                 for place, offset in offsets.items():
-                    if (feed := feeds.get(place)) is not None:
-                        feed.saved = offset
+                    if (cursor := cursors.get(place)) is not None:
+                        cursor.saved = offset
             on_done(error)
 
-        self._allotment.commit(offsets, saved)
+        self._source.commit(offsets, saved)
 
     def close(self, *, handed_out: bool, on_done: Saved) -> None:
         """Save what was handed out, or only what is done with; give the partitions up."""
@@ -284,7 +307,7 @@ class Reading:
             self._timer.cancel()
             self._timer = None
         self._all_done = handed_out
-        self._allotment.leave(lambda error: self._end(error, on_done))
+        self._source.leave(lambda error: self._end(error, on_done))
 
     def _end(self, error: HeadraceError | None, on_done: Saved) -> None:
         self.drop()
@@ -293,7 +316,7 @@ class Reading:
     def drop(self) -> None:
         """End it without a word, or after all was said."""
         self._fetcher.close()
-        self.hand.close()
+        self.collector.close()
         if self._progress is not None:
             self._progress.close()
 
@@ -310,7 +333,7 @@ class Reading:
         if error is not None:
             log.warning("progress of group %s was not saved, and is tried again: %s", self.options.group, error)
 
-    # What is told
+    # Notifications
 
     def _on_assigned(self, places: Iterable[Place], positions: Mapping[Place, int]) -> None:
         wanted = list(places)
@@ -339,9 +362,9 @@ class Reading:
     def _on_lost(self, places: Iterable[Place]) -> None:
         wanted = list(places)
         self._fetcher.release(wanted)
-        self.hand.drop(wanted)
-        if self._keeper is not None:
-            self._keeper.drop(wanted)
+        self.collector.drop(wanted)
+        if self._tracker is not None:
+            self._tracker.drop(wanted)
 
     def _on_error(self, error: HeadraceError) -> None:
         if passes(error):

@@ -1,7 +1,7 @@
 """One partition as a consumer reads it, and which partitions are asked for next: values and pure steps, no I/O.
 
-A feed has three offsets. `offset` is the next to be fetched, `position` the next to be handed out, and `done` what may
-be saved as progress: everything before it was handed out by an earlier call than the last, or the caller has had it
+A cursor has three offsets. `offset` is the next to be fetched, `position` the next to be handed out, and `done` what
+may be saved as progress: everything before it was handed out by an earlier call than the last, or the caller has had it
 saved. They stand in this order, and all move together on a seek.
 """
 
@@ -23,24 +23,24 @@ REPLICA_KEPT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A question under way; its answer counts for the feeds that still hold it."""
+class InFlight:
+    """A Fetch on its way; its response counts for the cursors that still hold it."""
 
     broker_id: int
     offset: int
 
 
-class Feed:
+class Cursor:
     """State of one partition. `turn` changes with every seek: what was fetched in an earlier one no longer counts."""
 
     __slots__ = (
         "__weakref__",
-        "asked",
         "done",
         "end",
         "epoch",
         "failure",
         "failures",
+        "in_flight",
         "most_bytes",
         "not_before",
         "offset",
@@ -70,7 +70,7 @@ class Feed:
         self.stuck = False
         """The log does not have `offset`: nothing is asked for until what was fetched before it is handed out."""
         self.turn = 0
-        self.asked: Asked | None = None
+        self.in_flight: InFlight | None = None
         self.paused = False
         self.epoch = -1
         """Leader epoch of the last batch that was fetched."""
@@ -104,7 +104,7 @@ class Feed:
 
     def _turn(self) -> None:
         self.turn += 1
-        self.asked = None
+        self.in_flight = None
         self.wanted = self.reset = None
         self.failure = None
         self.stuck = False
@@ -113,13 +113,13 @@ class Feed:
 
     def fetch_again(self, offset: int) -> None:
         """What was fetched from this offset on was not kept."""
-        self.offset, self.epoch, self.asked = offset, -1, None
+        self.offset, self.epoch, self.in_flight = offset, -1, None
         self.stuck = False
 
     def leave(self) -> None:
         """Nothing that was asked for or fetched counts any more."""
         self.turn += 1
-        self.asked = None
+        self.in_flight = None
 
     def succeed(self) -> None:
         self.failures, self.not_before = 0, 0.0
@@ -138,55 +138,46 @@ class Feed:
     def prefer(self, replica: int, now: float) -> None:
         self.replica, self.replica_until = replica, now + REPLICA_KEPT_S
 
-    def may_be_asked(self, now: float) -> bool:
-        return self.asked is None and self.failure is None and not self.stuck and now >= self.not_before
-
-
-@dataclass(frozen=True, slots=True)
-class RawSet:
-    """Whole batches of one partition as they came, from `first_offset` on; records before it do not count."""
-
-    feed: Feed
-    turn: int
-    records: memoryview
-    first_offset: int
-    next_offset: int
-
-    @property
-    def counts(self) -> bool:
-        return self.feed.turn == self.turn
+    def is_fetchable(self, now: float) -> bool:
+        return self.in_flight is None and self.failure is None and not self.stuck and now >= self.not_before
 
 
 def fetchable(
-    feeds: Iterable[Feed], leader_of: Callable[[Feed], int | None], busy: Callable[[int], bool], now: float
-) -> tuple[dict[int, list[Feed]], list[Feed]]:
-    """By broker, what a Fetch may ask it for; and the feeds that no leader is known of.
+    cursors: Iterable[Cursor], leader_of: Callable[[Cursor], int | None], busy: Callable[[int], bool], now: float
+) -> tuple[dict[int, list[Cursor]], list[Cursor]]:
+    """By broker, what a Fetch may ask it for; and the cursors that no leader is known of.
 
     A broker that is busy with a question is left alone: one is under way at each broker at most.
     """
-    found: dict[int, list[Feed]] = {}
-    lost: list[Feed] = []
-    for feed in feeds:
-        if feed.paused or feed.wanted is not None or not feed.may_be_asked(now):
+    found: dict[int, list[Cursor]] = {}
+    lost: list[Cursor] = []
+    for cursor in cursors:
+        if cursor.paused or cursor.wanted is not None or not cursor.is_fetchable(now):
             continue
-        leader = leader_of(feed)
+        leader = leader_of(cursor)
         if leader is None:
-            lost.append(feed)
+            lost.append(cursor)
             continue
-        broker_id = feed.read_from(leader, now)
+        broker_id = cursor.read_from(leader, now)
         if not busy(broker_id):
-            found.setdefault(broker_id, []).append(feed)
+            found.setdefault(broker_id, []).append(cursor)
     return found, lost
 
 
-def next_time(feeds: Iterable[Feed], now: float) -> float | None:
-    """When the first of the feeds that pause may be asked for again."""
-    times = [feed.not_before for feed in feeds if feed.not_before > now and feed.asked is None and not feed.paused]
+def next_time(cursors: Iterable[Cursor], now: float) -> float | None:
+    """When the first of the cursors that pause may be asked for again."""
+    times = [
+        cursor.not_before
+        for cursor in cursors
+        if cursor.not_before > now and cursor.in_flight is None and not cursor.paused
+    ]
     return min(times, default=None)
 
 
-def larger(feed: Feed, cut_bytes: int) -> int:
+def larger(cursor: Cursor, cut_bytes: int) -> int:
     """What a partition may send from now on, so that the batch which did not fit does."""
-    if feed.most_bytes >= MOST_SET_BYTES:
-        raise CorruptBatch(f"{feed} at offset {feed.offset}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}")
-    return min(max(2 * feed.most_bytes, cut_bytes), MOST_SET_BYTES)
+    if cursor.most_bytes >= MOST_SET_BYTES:
+        raise CorruptBatch(
+            f"{cursor} at offset {cursor.offset}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}"
+        )
+    return min(max(2 * cursor.most_bytes, cut_bytes), MOST_SET_BYTES)

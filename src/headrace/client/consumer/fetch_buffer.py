@@ -7,15 +7,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from headrace.client.consumer.cursor import Feed, RawSet
+from headrace.client.consumer.cursor import Cursor
 
 
-class Buffer:
+@dataclass(frozen=True, slots=True)
+class CompletedFetch:
+    """Whole batches of one partition as they came, from `first_offset` on; records before it do not count."""
+
+    cursor: Cursor
+    turn: int
+    records: memoryview
+    first_offset: int
+    next_offset: int
+
+    @property
+    def counts(self) -> bool:
+        return self.cursor.turn == self.turn
+
+
+class FetchBuffer:
     def __init__(self, most_bytes: int) -> None:
         self.bytes = 0
         self._most_bytes = most_bytes
-        self._sets: deque[RawSet] = deque()
+        self._sets: deque[CompletedFetch] = deque()
 
     @property
     def is_full(self) -> bool:
@@ -24,44 +40,44 @@ class Buffer:
     @property
     def ready(self) -> bool:
         """Whether there is a record set to take."""
-        return any(not raw.feed.paused for raw in self._sets)
+        return any(not completed.cursor.paused for completed in self._sets)
 
-    def add(self, raw: RawSet) -> None:
-        self._sets.append(raw)
-        self.bytes += len(raw.records)
+    def add(self, completed: CompletedFetch) -> None:
+        self._sets.append(completed)
+        self.bytes += len(completed.records)
 
-    def put_back(self, raw: RawSet) -> None:
+    def put_back(self, completed: CompletedFetch) -> None:
         """What was taken, or the rest of it, is the next of its partition again."""
-        self._sets.appendleft(raw)
-        self.bytes += len(raw.records)
+        self._sets.appendleft(completed)
+        self.bytes += len(completed.records)
 
-    def take(self, *, hold: bool = False) -> RawSet | None:
+    def take(self, *, hold: bool = False) -> CompletedFetch | None:
         """The oldest record set whose partition is not paused."""
         sets = self._sets
-        for nth, raw in enumerate(sets):
-            if not raw.feed.paused:
+        for nth, completed in enumerate(sets):
+            if not completed.cursor.paused:
                 del sets[nth]
                 if not hold:
-                    self.bytes -= len(raw.records)
-                return raw
+                    self.bytes -= len(completed.records)
+                return completed
         return None
 
     def drop_stale(self) -> None:
         """Those that no longer count."""
-        self._drop(lambda raw: not raw.counts)
+        self._drop(lambda completed: not completed.counts)
 
-    def drop_of(self, feed: Feed) -> None:
-        self._drop(lambda raw: raw.feed is feed)
+    def drop_of(self, cursor: Cursor) -> None:
+        self._drop(lambda completed: completed.cursor is cursor)
 
     def drop_paused(self) -> None:
         """What waits of paused partitions is fetched again when they go on, so that it does not hold up the others."""
-        for raw in reversed(self._sets):
-            if raw.feed.paused:
-                raw.feed.fetch_again(raw.first_offset)
-        self._drop(lambda raw: raw.feed.paused)
+        for completed in reversed(self._sets):
+            if completed.cursor.paused:
+                completed.cursor.fetch_again(completed.first_offset)
+        self._drop(lambda completed: completed.cursor.paused)
 
-    def _drop(self, gone: Callable[[RawSet], bool]) -> None:
-        dropped = [raw for raw in self._sets if gone(raw)]
+    def _drop(self, gone: Callable[[CompletedFetch], bool]) -> None:
+        dropped = [completed for completed in self._sets if gone(completed)]
         if dropped:
-            self._sets = deque(raw for raw in self._sets if not gone(raw))
-            self.bytes -= sum(len(raw.records) for raw in dropped)
+            self._sets = deque(completed for completed in self._sets if not gone(completed))
+            self.bytes -= sum(len(completed.records) for completed in dropped)

@@ -1,10 +1,14 @@
-"""Fetching ahead of the caller: one question under way at each broker, over all its partitions, while there is room.
+"""Fetching ahead of the caller: one Fetch in flight to each broker, over all its partitions, while there is room.
 
-The next question leaves as soon as an answer came, before a record of it is looked at: how far an answer reaches is
-known from the headers of its batches. Record sets wait as they came, slices of their answers, in the order of arrival.
-Errors that pass are waited out and never seen; those that stay end the reading of one partition and are handed to the
-caller. A log that begins after the offset wanted, or a topic that was made anew, is gone on with by the start rule, and
-told.
+The next request leaves as soon as a response came, before a record of it is looked at: how far a response reaches is
+known from the headers of its batches. Record sets wait as they came, slices of their responses, in the order of
+arrival. Errors that pass are waited out and never seen; those that stay end the reading of one partition and are handed
+to the caller. A log that begins after the offset wanted, or a topic that was made anew, is gone on with by the start
+rule, and `on_reset` hears of it.
+
+Fetch versions 4 to 18, without a session: each request names all that it asks for. With the epochs of KIP-320 the
+broker tells when it is not the leader that is meant, and when the log was cut below what was read; with the rack of
+KIP-392 the leader names a follower to read.
 """
 
 from __future__ import annotations
@@ -17,12 +21,12 @@ from typing import Final
 from headrace.client.admin.fetch import CorruptLog, FetchLimits
 from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import Network
+from headrace.client.connection.metadata import Routes
 from headrace.client.connection.reactor import Timer
-from headrace.client.consumer.cursor import Asked, Feed, RawSet, fetchable, larger, next_time
-from headrace.client.consumer.fetch_buffer import Buffer
-from headrace.client.consumer.fetch_request import fetch_request
+from headrace.client.consumer.cursor import Cursor, InFlight, fetchable, larger, next_time
+from headrace.client.consumer.fetch_buffer import CompletedFetch, FetchBuffer
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.offset_lookup import Listing
+from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.errors import Refusal, is_retriable
 from headrace.client.record_sets import extent
 from headrace.errors import Code, HeadraceError, OffsetOutOfRange
@@ -35,6 +39,9 @@ SLOW_S: Final = 2.0
 """An answer that is later than this may never come: whether another broker leads now is asked meanwhile."""
 
 _CORRUPT: Final = 2
+_CONSUMER: Final = -1
+_NO_SESSION_EPOCH: Final = -1
+_NO_EPOCH: Final = -1
 
 _lanes = count()
 
@@ -74,22 +81,22 @@ class Fetcher:
         on_ready: Callable[[], None],
         on_reset: Callable[[Reset], None],
     ) -> None:
-        self.feeds: dict[Place, Feed] = {}
+        self.cursors: dict[Place, Cursor] = {}
         self._network = network
         self._reactor = network.reactor
         self._routes = network.routes
         self._limits = limits
         self._start = start
-        self._buffer = Buffer(buffer_bytes)
+        self._buffer = FetchBuffer(buffer_bytes)
         self._rack = rack
         self._on_ready = on_ready
         self._on_reset = on_reset
         self._busy: dict[int, float] = {}
-        """Brokers that have a question, and since when."""
+        """Brokers with a Fetch in flight, and since when."""
         self._slow_s = limits.max_wait_ms / 1000 + SLOW_S
         self._watch: Timer | None = None
         self._full = False
-        self._stuck: list[Feed] = []
+        self._stuck: list[Cursor] = []
         self._timer: Timer | None = None
         self._closed = False
         # Of its own: an answer that waits for records to come holds up whatever is asked behind it.
@@ -105,7 +112,7 @@ class Fetcher:
         for timer in (self._timer, self._watch):
             if timer is not None:
                 timer.cancel()
-        self.release(list(self.feeds))
+        self.release(list(self.cursors))
 
     # What is read
 
@@ -113,43 +120,43 @@ class Fetcher:
         """Read these as well, from the offset given, else from the moment given, else by the start rule."""
         unknown: dict[Place, int] = {}
         for place, offset in positions.items():
-            feed = self.feeds[place] = Feed(*place, self._limits.partition_max_bytes)
+            cursor = self.cursors[place] = Cursor(*place, self._limits.partition_max_bytes)
             found = self._routes.topic(place[0])
-            feed.topic_id = b"" if found is None else found.topic_id
+            cursor.topic_id = b"" if found is None else found.topic_id
             if offset is not None and offset >= 0:
-                feed.seek(offset)
-                feed.saved = offset
+                cursor.seek(offset)
+                cursor.saved = offset
             else:
                 unknown[place] = EARLIEST if self._start is None else self._start
                 if moment is not None:
                     unknown[place] = moment
         self.seek_moments(unknown)
-        self.go_on()
+        self.send_fetches()
 
     def release(self, places: Iterable[Place]) -> None:
         """No longer read these; what is buffered of them goes."""
         for place in places:
-            feed = self.feeds.pop(place, None)
-            if feed is not None:
-                feed.leave()
+            cursor = self.cursors.pop(place, None)
+            if cursor is not None:
+                cursor.leave()
         self._buffer.drop_stale()
 
     def seek(self, place: Place, offset: int) -> None:
-        self.feeds[place].seek(offset)
+        self.cursors[place].seek(offset)
         self._buffer.drop_stale()
-        self.go_on()
+        self.send_fetches()
 
     def seek_moments(self, moments: Mapping[Place, int], reset: tuple[int, str] | None = None) -> None:
         """Go on at the offsets of moments, as soon as they are found."""
         if not moments:
             return
-        turns: dict[Place, tuple[Feed, int]] = {}
+        turns: dict[Place, tuple[Cursor, int]] = {}
         for place, moment in moments.items():
-            feed = self.feeds[place]
-            feed.seek_moment(moment, reset)
-            turns[place] = feed, feed.turn
+            cursor = self.cursors[place]
+            cursor.seek_moment(moment, reset)
+            turns[place] = cursor, cursor.turn
         self._buffer.drop_stale()
-        Listing(
+        OffsetLookup(
             self._network,
             moments,
             lambda place, offset: self._on_found(*turns[place], offset),
@@ -159,12 +166,12 @@ class Fetcher:
 
     def pause(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.feeds[place].paused = True
+            self.cursors[place].paused = True
 
     def resume(self, places: Iterable[Place]) -> None:
         for place in places:
-            self.feeds[place].paused = False
-        self.go_on()
+            self.cursors[place].paused = False
+        self.send_fetches()
         if self.ready:
             self._on_ready()
 
@@ -181,21 +188,21 @@ class Fetcher:
 
     def failure(self) -> HeadraceError | None:
         """What ended the reading of a partition, of any one where there are several."""
-        return next((feed.failure for feed in self.feeds.values() if feed.failure is not None), None)
+        return next((cursor.failure for cursor in self.cursors.values() if cursor.failure is not None), None)
 
-    def take(self, *, hold: bool = False) -> RawSet | None:
+    def take(self, *, hold: bool = False) -> CompletedFetch | None:
         """The oldest record set whose partition is not paused. With `hold` it fills the buffer until `free`."""
         if self._stuck:
             self._reset_stuck()
-        raw = self._buffer.take(hold=hold)
+        completed = self._buffer.take(hold=hold)
         if self._full:
             self.make_room()
-            if raw is not None and not raw.counts:
+            if completed is not None and not completed.counts:
                 # Its topic turned out to be another one now.
                 if hold:
-                    self.free(len(raw.records))
+                    self.free(len(completed.records))
                 return self.take(hold=hold)
-        return raw
+        return completed
 
     def free(self, size: int) -> None:
         """What was held is not any more; below 0, it is again."""
@@ -205,77 +212,81 @@ class Fetcher:
     def make_room(self) -> None:
         """Ask on where a full buffer kept from it, and no longer has to: partitions were paused, or sets taken."""
         if self._full and not (self._buffer.is_full and self._buffer.ready):
-            self.go_on()
+            self.send_fetches()
 
-    def put_back(self, raw: RawSet) -> None:
+    def put_back(self, completed: CompletedFetch) -> None:
         """What was taken, or the rest of it, is the next of its partition again."""
-        self._buffer.put_back(raw)
+        self._buffer.put_back(completed)
 
-    def fail(self, feed: Feed, error: HeadraceError) -> None:
+    def fail(self, cursor: Cursor, error: HeadraceError) -> None:
         """Read a partition no further: what was fetched of it cannot be used."""
-        feed.leave()
-        self.stop(feed, error)
+        cursor.leave()
+        self.stop(cursor, error)
         self._buffer.drop_stale()
 
-    def stop(self, feed: Feed, error: HeadraceError) -> None:
+    def stop(self, cursor: Cursor, error: HeadraceError) -> None:
         """Read a partition no further, but hand out what was taken of it."""
-        feed.failure = error
-        feed.asked = None
-        self._buffer.drop_of(feed)
+        cursor.failure = error
+        cursor.in_flight = None
+        self._buffer.drop_of(cursor)
         self._on_ready()
 
     # How it comes
 
-    def go_on(self) -> None:
+    def send_fetches(self) -> None:
         """Ask every broker that is not asked yet for what there is room for."""
         if self._closed:
             return
-        if self._buffer.is_full and not self._buffer.ready and not all(feed.paused for feed in self.feeds.values()):
+        if (
+            self._buffer.is_full
+            and not self._buffer.ready
+            and not all(cursor.paused for cursor in self.cursors.values())
+        ):
             # Only where nothing else is left to hand out, as it has to be fetched again.
             self._buffer.drop_paused()
         self._full = self._buffer.is_full
         if self._full:
             return
         now = self._reactor.now()
-        for feed in [feed for feed in self.feeds.values() if self._was_replaced(feed)]:
-            why = f"topic {feed.topic!r} was deleted and created again"
-            self.seek_moments({feed.place: EARLIEST}, (feed.position, why))
-        by_broker, lost = fetchable(self.feeds.values(), self._leader, self._busy.__contains__, now)
-        for feed in lost:
-            feed.back_off(now)
-            self._routes.stale(feed.topic)
-        for broker_id, feeds in by_broker.items():
-            self._ask(broker_id, feeds)
+        for cursor in [cursor for cursor in self.cursors.values() if self._was_replaced(cursor)]:
+            why = f"topic {cursor.topic!r} was deleted and created again"
+            self.seek_moments({cursor.place: EARLIEST}, (cursor.position, why))
+        by_broker, lost = fetchable(self.cursors.values(), self._leader, self._busy.__contains__, now)
+        for cursor in lost:
+            cursor.back_off(now)
+            self._routes.stale(cursor.topic)
+        for broker_id, cursors in by_broker.items():
+            self._send_fetch(broker_id, cursors)
         self._wake_later(now)
 
-    def _leader(self, feed: Feed) -> int | None:
-        return self._routes.leader(feed.topic, feed.partition)
+    def _leader(self, cursor: Cursor) -> int | None:
+        return self._routes.leader(cursor.topic, cursor.partition)
 
-    def _was_replaced(self, feed: Feed) -> bool:
+    def _was_replaced(self, cursor: Cursor) -> bool:
         """Notes the topic's id where it was not known yet."""
-        topic = self._routes.topic(feed.topic)
-        if topic is None or topic.topic_id == feed.topic_id:
+        topic = self._routes.topic(cursor.topic)
+        if topic is None or topic.topic_id == cursor.topic_id:
             return False
-        before, feed.topic_id = feed.topic_id, topic.topic_id
+        before, cursor.topic_id = cursor.topic_id, topic.topic_id
         return bool(before)
 
     def _wake_later(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        when = next_time(self.feeds.values(), now)
+        when = next_time(self.cursors.values(), now)
         if when is not None:
-            self._timer = self._reactor.call_at(when, self.go_on)
+            self._timer = self._reactor.call_at(when, self.send_fetches)
 
-    def _ask(self, broker_id: int, feeds: list[Feed]) -> None:
-        asked = {feed.place: (feed, Asked(broker_id, feed.offset)) for feed in feeds}
-        names = {feed.topic_id: feed.topic for feed in feeds}
+    def _send_fetch(self, broker_id: int, cursors: list[Cursor]) -> None:
+        asked = {cursor.place: (cursor, InFlight(broker_id, cursor.offset)) for cursor in cursors}
+        names = {cursor.topic_id: cursor.topic for cursor in cursors}
         now = self._reactor.now()
         self._busy[broker_id] = now
         if self._watch is None:
             self._watch = self._reactor.call_at(now + self._slow_s, self._look_for_slow)
-        for feed, question in asked.values():
-            feed.asked = question
+        for cursor, in_flight in asked.values():
+            cursor.in_flight = in_flight
 
         def on_answer(answer: Message | HeadraceError) -> None:
             self._on_fetched(broker_id, asked, names, answer)
@@ -287,26 +298,28 @@ class Fetcher:
             return
         timeout_s = self._limits.max_wait_ms / 1000 + ANSWER_WITHIN_S
         link.ask(
-            apis.FETCH, fetch_request(feeds, self._routes, self._limits, self._rack), on_answer, timeout_s=timeout_s
+            apis.FETCH, fetch_request(cursors, self._routes, self._limits, self._rack), on_answer, timeout_s=timeout_s
         )
 
     def _on_fetched(
         self,
         broker_id: int,
-        asked: dict[Place, tuple[Feed, Asked]],
+        asked: dict[Place, tuple[Cursor, InFlight]],
         names: dict[bytes, str],
         answer: Message | HeadraceError,
     ) -> None:
         self._busy.pop(broker_id, None)
         if self._closed:
             return
-        waiting = {place: (feed, question) for place, (feed, question) in asked.items() if feed.asked is question}
-        for feed, _ in waiting.values():
-            feed.asked = None
+        waiting = {
+            place: (cursor, in_flight) for place, (cursor, in_flight) in asked.items() if cursor.in_flight is in_flight
+        }
+        for cursor, _ in waiting.values():
+            cursor.in_flight = None
         if not isinstance(answer, HeadraceError) and answer.error_code != Code.NONE:
             answer = Refusal(answer.error_code, f"fetch from broker {broker_id}")
         if isinstance(answer, HeadraceError):
-            self._on_broker_failed([feed for feed, _ in waiting.values()], answer)
+            self._on_broker_failed([cursor for cursor, _ in waiting.values()], answer)
         else:
             for topic in answer.responses:
                 name = topic.topic or names.get(topic.topic_id, "")
@@ -314,7 +327,7 @@ class Fetcher:
                     found = waiting.get((name, partition.partition_index))
                     if found is not None:
                         self._on_partition(*found, partition, answer)
-        self.go_on()
+        self.send_fetches()
         if self._buffer.ready or self.failure() is not None:
             self._on_ready()
 
@@ -322,127 +335,160 @@ class Fetcher:
         self._watch = None
         since = self._reactor.now() - self._slow_s
         slow = {broker_id for broker_id, asked_at in self._busy.items() if asked_at <= since}
-        asked = [feed for feed in self.feeds.values() if feed.asked is not None and feed.asked.broker_id in slow]
-        for topic in {feed.topic for feed in asked}:
+        asked = [
+            cursor
+            for cursor in self.cursors.values()
+            if cursor.in_flight is not None and cursor.in_flight.broker_id in slow
+        ]
+        for topic in {cursor.topic for cursor in asked}:
             self._routes.stale(topic)
         if self._busy:
             self._watch = self._reactor.call_at(self._reactor.now() + self._slow_s, self._look_for_slow)
 
-    def _on_broker_failed(self, feeds: list[Feed], error: HeadraceError) -> None:
+    def _on_broker_failed(self, cursors: list[Cursor], error: HeadraceError) -> None:
         now = self._reactor.now()
-        for feed in feeds:
-            feed.replica = None
-            feed.back_off(now)
+        for cursor in cursors:
+            cursor.replica = None
+            cursor.back_off(now)
             if not error.mapping.retriable:
-                feed.failure = error
-        for topic in {feed.topic for feed in feeds}:
+                cursor.failure = error
+        for topic in {cursor.topic for cursor in cursors}:
             self._routes.stale(topic)
 
-    def _on_partition(self, feed: Feed, asked: Asked, partition: Message, answer: Message) -> None:
+    def _on_partition(self, cursor: Cursor, asked: InFlight, partition: Message, answer: Message) -> None:
         if partition.error_code != Code.NONE:
-            self._on_refused(feed, asked, partition, answer)
+            self._on_refused(cursor, asked, partition, answer)
             return
-        feed.succeed()
-        feed.end = partition.high_watermark
+        cursor.succeed()
+        cursor.end = partition.high_watermark
         diverging = partition.diverging_epoch
         if diverging is not None and diverging.end_offset >= 0:
-            self._on_cut_log(feed, diverging.end_offset)
+            self._on_cut_log(cursor, diverging.end_offset)
             return
         if partition.preferred_read_replica >= 0:
-            feed.prefer(partition.preferred_read_replica, self._reactor.now())
+            cursor.prefer(partition.preferred_read_replica, self._reactor.now())
         if partition.records is not None and len(partition.records):
-            self._take_in(feed, partition.records)
+            self._take_in(cursor, partition.records)
 
-    def _take_in(self, feed: Feed, records: memoryview) -> None:
+    def _take_in(self, cursor: Cursor, records: memoryview) -> None:
         try:
-            reached = extent(records, feed.offset, str(feed))
-            if reached.next_offset == feed.offset:
-                feed.most_bytes = larger(feed, reached.cut_bytes)
+            reached = extent(records, cursor.offset, str(cursor))
+            if reached.next_offset == cursor.offset:
+                cursor.most_bytes = larger(cursor, reached.cut_bytes)
                 return
         except HeadraceError as error:
-            feed.failure = error
+            cursor.failure = error
             return
         if reached.whole_bytes < len(records):
             records = records[: reached.whole_bytes]
-        self._buffer.add(RawSet(feed, feed.turn, records, feed.offset, reached.next_offset))
-        feed.offset, feed.epoch = reached.next_offset, reached.leader_epoch
+        self._buffer.add(CompletedFetch(cursor, cursor.turn, records, cursor.offset, reached.next_offset))
+        cursor.offset, cursor.epoch = reached.next_offset, reached.leader_epoch
         # To the end of the line: a broker fills its answer from the first partition on.
-        self.feeds[feed.place] = self.feeds.pop(feed.place)
+        self.cursors[cursor.place] = self.cursors.pop(cursor.place)
 
-    def _on_refused(self, feed: Feed, asked: Asked, partition: Message, answer: Message) -> None:
+    def _on_refused(self, cursor: Cursor, asked: InFlight, partition: Message, answer: Message) -> None:
         code, now = partition.error_code, self._reactor.now()
-        where = f"fetch of {feed} at offset {feed.offset}"
-        if feed.replica == asked.broker_id:
-            feed.replica = None
-            feed.back_off(now)
+        where = f"fetch of {cursor} at offset {cursor.offset}"
+        if cursor.replica == asked.broker_id:
+            cursor.replica = None
+            cursor.back_off(now)
         elif code == Code.OFFSET_OUT_OF_RANGE:
-            self._on_out_of_range(feed)
+            self._on_out_of_range(cursor)
         elif code == _CORRUPT:
-            feed.failure = CorruptLog(code, where)
+            cursor.failure = CorruptLog(code, where)
         elif not is_retriable(code):
-            feed.failure = Refusal(code, where)
+            cursor.failure = Refusal(code, where)
         else:
-            feed.back_off(now)
+            cursor.back_off(now)
             leader = partition.current_leader
             if leader is not None and leader.leader_id >= 0:
                 self._routes.hint(
-                    feed.topic, feed.partition, leader.leader_id, leader.leader_epoch, answer.node_endpoints
+                    cursor.topic, cursor.partition, leader.leader_id, leader.leader_epoch, answer.node_endpoints
                 )
             else:
-                self._routes.stale(feed.topic)
+                self._routes.stale(cursor.topic)
 
-    def _on_out_of_range(self, feed: Feed) -> None:
+    def _on_out_of_range(self, cursor: Cursor) -> None:
         if self._start is None:
-            why = f"offset {feed.offset} is not in the log"
-            feed.failure = OffsetOutOfRange(f"{feed}: {why}; seek to one that is, or give a start rule")
+            why = f"offset {cursor.offset} is not in the log"
+            cursor.failure = OffsetOutOfRange(f"{cursor}: {why}; seek to one that is, or give a start rule")
         else:
-            feed.stuck = True
-            self._stuck.append(feed)
+            cursor.stuck = True
+            self._stuck.append(cursor)
             self._reset_stuck()
 
     def _reset_stuck(self) -> None:
         """Those of which everything that was fetched is handed out go on by the start rule."""
         assert self._start is not None
-        waiting = [feed for feed in self._stuck if feed.stuck and self.feeds.get(feed.place) is feed]
-        self._stuck = [feed for feed in waiting if feed.position < feed.offset]
-        for feed in waiting:
-            if feed.position >= feed.offset:
-                why = f"offset {feed.offset} is not in the log"
-                self.seek_moments({feed.place: self._start}, (feed.position, why))
+        waiting = [cursor for cursor in self._stuck if cursor.stuck and self.cursors.get(cursor.place) is cursor]
+        self._stuck = [cursor for cursor in waiting if cursor.position < cursor.offset]
+        for cursor in waiting:
+            if cursor.position >= cursor.offset:
+                why = f"offset {cursor.offset} is not in the log"
+                self.seek_moments({cursor.place: self._start}, (cursor.position, why))
 
-    def _on_cut_log(self, feed: Feed, end_offset: int) -> None:
+    def _on_cut_log(self, cursor: Cursor, end_offset: int) -> None:
         """What was fetched ahead may be of the part that was cut, so it is fetched again."""
-        before, done = feed.position, feed.done
-        feed.seek(min(end_offset, before))
-        feed.done = min(done, feed.offset)
+        before, done = cursor.position, cursor.done
+        cursor.seek(min(end_offset, before))
+        cursor.done = min(done, cursor.offset)
         self._buffer.drop_stale()
-        if feed.offset < before:
+        if cursor.offset < before:
             why = "a new leader's log ends before what was read"
-            self._on_reset(Reset(feed.topic, feed.partition, before, feed.offset, why))
+            self._on_reset(Reset(cursor.topic, cursor.partition, before, cursor.offset, why))
 
-    def _on_found(self, feed: Feed, turn: int, offset: int) -> None:
-        if feed.turn != turn or self._closed:
+    def _on_found(self, cursor: Cursor, turn: int, offset: int) -> None:
+        if cursor.turn != turn or self._closed:
             return
-        reset = feed.reset
-        feed.seek(offset)
+        reset = cursor.reset
+        cursor.seek(offset)
         if reset is not None:
-            self._on_reset(Reset(feed.topic, feed.partition, reset[0], offset, reset[1]))
-        self.go_on()
+            self._on_reset(Reset(cursor.topic, cursor.partition, reset[0], offset, reset[1]))
+        self.send_fetches()
         self._on_ready()
 
-    def _on_not_found(self, feed: Feed, turn: int, error: HeadraceError) -> None:
-        if feed.turn == turn and not self._closed:
-            self.fail(feed, error)
+    def _on_not_found(self, cursor: Cursor, turn: int, error: HeadraceError) -> None:
+        if cursor.turn == turn and not self._closed:
+            self.fail(cursor, error)
 
     def _on_routes(self, *_: object) -> None:
         """Leaders may have moved: who is asked at another broker than the one to be read is asked anew."""
         now = self._reactor.now()
-        for feed in self.feeds.values():
-            leader = self._leader(feed)
+        for cursor in self.cursors.values():
+            leader = self._leader(cursor)
             if leader is None:
                 continue
-            if feed.asked is not None and feed.asked.broker_id != feed.read_from(leader, now):
-                feed.asked = None
-            if feed.asked is None:
-                feed.not_before = 0.0
-        self.go_on()
+            if cursor.in_flight is not None and cursor.in_flight.broker_id != cursor.read_from(leader, now):
+                cursor.in_flight = None
+            if cursor.in_flight is None:
+                cursor.not_before = 0.0
+        self.send_fetches()
+
+
+def fetch_request(cursors: Iterable[Cursor], routes: Routes, limits: FetchLimits, rack: str) -> Message:
+    topics: dict[str, Message] = {}
+    most_bytes = limits.max_bytes
+    for cursor in cursors:
+        known = routes.topic(cursor.topic)
+        is_known = known is not None and cursor.partition < len(known.partitions)
+        wanted = Message(
+            partition=cursor.partition,
+            fetch_offset=cursor.offset,
+            current_leader_epoch=known.partitions[cursor.partition].leader_epoch if known and is_known else _NO_EPOCH,
+            last_fetched_epoch=cursor.epoch,
+            partition_max_bytes=cursor.most_bytes,
+        )
+        topic = topics.get(cursor.topic)
+        if topic is None:
+            topic = topics[cursor.topic] = Message(topic=cursor.topic, topic_id=cursor.topic_id, partitions=[])
+        topic.partitions.append(wanted)
+        most_bytes = max(most_bytes, cursor.most_bytes)
+    return Message(
+        replica_id=_CONSUMER,
+        max_wait_ms=limits.max_wait_ms,
+        min_bytes=limits.min_bytes,
+        max_bytes=most_bytes,
+        session_epoch=_NO_SESSION_EPOCH,
+        rack_id=rack,
+        topics=list(topics.values()),
+    )

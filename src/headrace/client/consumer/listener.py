@@ -21,25 +21,18 @@ from types import TracebackType
 from typing import Final, Self
 
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.core import Keeper, Reading
-from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.listener_rules import (
-    GRACE_S,
+from headrace.client.consumer.core import ConsumerCore, ProgressTracker
+from headrace.client.consumer.failure_policy import (
     LARGEST_BYTES,
     LATER,
-    conduct,
-    jobs,
-    keep_by,
+    failure_policy,
     make_topics,
-    raise_for_good,
-    retry_jobs,
     retry_options,
-    share_of,
-    tell_failures,
 )
+from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.redelivery import Parcel
-from headrace.client.consumer.workload import Job, Share, Workload
+from headrace.client.consumer.redelivery import OutgoingRecord
+from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
@@ -47,6 +40,8 @@ from headrace.records.consumer_records import ReceivedRecord
 CHUNK: Final = 500
 FEED_WAIT_S: Final = 1.0
 JOIN_S: Final = 30.0
+GRACE_S: Final = 30.0
+"""How long a rebalance waits for what is being worked on, at most."""
 
 Listener = Callable[[ReceivedRecord], object]
 
@@ -56,8 +51,8 @@ log = logging.getLogger(__name__)
 class Source:
     """Where records come from: the reading of a consumer, asked by one feeding thread."""
 
-    def __init__(self, reactor: ThreadReactor, reading: Reading, keeper: Keeper) -> None:
-        self.reading = reading
+    def __init__(self, reactor: ThreadReactor, core: ConsumerCore, tracker: ProgressTracker) -> None:
+        self.core = core
         self.held: frozenset[Place] = frozenset()
         """Partitions of which nothing is taken now."""
         self.share = Share(1, 1)
@@ -65,46 +60,46 @@ class Source:
         self.failures: dict[Place, HeadraceError] = {}
         self._reactor = reactor
         with reactor.lock:
-            keep_by(reading, keeper)
+            core.track_by(tracker)
 
     def take(
         self, most: int, wait_s: float, put: Callable[[list[ReceivedRecord]], None], enough: Callable[[], bool]
     ) -> None:
         """Put up to `most` records, those that are there or the first that come, unless `enough` comes first."""
-        reading = self.reading
+        core = self.core
 
         def taken() -> bool:
             # In one go with putting, so that no partition can go in between.
             records: list[ReceivedRecord] = []
-            reading.hand.take(records, most, self.share.size_bytes)
+            core.collector.take(records, most, self.share.size_bytes)
             if records:
                 put(records)
-                reading.end()
+                core.end()
             return bool(records)
 
         with self._reactor.lock:
-            reading.begin()
+            core.begin()
             at_once = taken()
         if at_once:
             self._reactor.turn()
             return
         # A partition that failed is no reason to wake up: it stays so.
-        self._reactor.wait(lambda: reading.hand.ready or reading.error is not None or enough(), monotonic() + wait_s)
+        self._reactor.wait(lambda: core.collector.ready or core.error is not None or enough(), monotonic() + wait_s)
         with self._reactor.lock:
             if not taken():
-                reading.end()
-                raise_for_good(reading)
+                core.end()
+                core.raise_final_error()
 
     def step_aside(self) -> None:
         with self._reactor.lock:
-            self.reading.step_aside()
+            self.core.step_aside()
         self._reactor.turn()
 
     def hold(self, is_held: Callable[[Place], bool]) -> None:
         """Pause those partitions, and no others."""
         with self._reactor.lock:
-            self.held = self.reading.hold(is_held)
-            self.failures = tell_failures(self.reading, self.failures)
+            self.held = self.core.hold(is_held)
+            self.failures = self.core.failures(self.failures)
 
 
 class Listening:
@@ -115,7 +110,7 @@ class Listening:
     def __init__(
         self,
         reactor: ThreadReactor,
-        reading: Reading,
+        core: ConsumerCore,
         close: Callable[[], None],
         listener: Listener,
         *,
@@ -127,31 +122,33 @@ class Listening:
     ) -> None:
         if threads < 1:
             raise SettingError(f"threads is {threads}, and has to be 1 or more")
-        options = reading.options
+        options = core.options
         self._reactor = reactor
         self._close_consumer = close
         self._listener = listener
-        self._conduct = conduct(options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms)
+        self._policy = failure_policy(
+            options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
+        )
         self._load = Workload(ordered=ordered)
         self._changed = threading.Condition()
-        self._hands = threads
+        self._workers = threads
         self._stopping = False
         self._ended = threading.Event()
         self.error: Exception | None = None
         """What ended it, other than `close`."""
         self._producer: Producer | None = None
-        self.retries: Reading | None = None
+        self.retries: ConsumerCore | None = None
         """Of the retry topic."""
-        rules = self._conduct.rules
+        rules = self._policy.rules
         if rules is not None:
-            make_topics(options, rules, retry=self._conduct.retries_elsewhere)
+            make_topics(options, rules, retry=self._policy.retries_elsewhere)
             self._producer = Producer(
                 options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
             )
-        self._sources = [Source(reactor, reading, self)]
-        if rules is not None and self._conduct.retries_elsewhere:
+        self._sources = [Source(reactor, core, self)]
+        if rules is not None and self._policy.retries_elsewhere:
             with reactor.lock:
-                self.retries = Reading(reading.network, retry_options(options, rules), lambda: None)
+                self.retries = ConsumerCore(core.network, retry_options(options, rules), lambda: None)
                 self.retries.start()
             self._sources.append(Source(reactor, self.retries, self))
         work = [*(partial(self._feed, source) for source in self._sources), *(self._work for _ in range(threads))]
@@ -235,24 +232,26 @@ class Listening:
             self.stop()
             for source in self._sources:
                 # A member that reads nothing would keep its partitions from the others.
-                if source.reading.options.mode == "cluster" and source.reading.options.group:
-                    self._leave(source.reading, JOIN_S)
+                if source.core.options.mode == "cluster" and source.core.options.group:
+                    self._leave(source.core, JOIN_S)
             self._ended.set()
 
-    def _leave(self, reading: Reading, within_s: float) -> None:
+    def _leave(self, core: ConsumerCore, within_s: float) -> None:
         """Save what is done, and leave the group; again is harmless."""
         results: list[HeadraceError | None] = []
         with self._reactor.lock:
-            reading.close(handed_out=False, on_done=results.append)
+            core.close(handed_out=False, on_done=results.append)
         self._reactor.wait(lambda: bool(results), monotonic() + within_s)
 
     def _feed(self, source: Source) -> None:
         while not self._stopping:
-            if source.reading.wants_touch:
+            if source.core.wants_touch:
                 self._step_aside(source)
             else:
-                reading = source.reading
-                source.share = share_of(self._hands, reading, retried=reading is self.retries)
+                core = source.core
+                source.share = share_of(
+                    self._workers, len(core.assigned), core.options.buffer_bytes, retried=core is self.retries
+                )
                 source.hold(partial(self._is_held, source))
                 self._take(source)
 
@@ -263,14 +262,17 @@ class Listening:
 
     def _take(self, source: Source) -> None:
         def put(records: list[ReceivedRecord]) -> None:
-            retried = source.reading is self.retries
+            retried = source.core is self.retries
             with self._changed:
-                self._load.put(retry_jobs(self._load, records, monotonic()) if retried else jobs(self._load, records))
+                if retried:
+                    self._load.put_retries(records, monotonic())
+                else:
+                    self._load.put_records(records)
                 self._changed.notify_all()
 
         def enough() -> bool:
             has_room = any(self._load.has_room(place, source.share) for place in source.held)
-            return self._stopping or source.reading.wants_touch or has_room
+            return self._stopping or source.core.wants_touch or has_room
 
         source.take(CHUNK, FEED_WAIT_S, put, enough)
 
@@ -290,7 +292,7 @@ class Listening:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            self._settle(job, self._call(job) if job.parcel is None else None)
+            self._settle(job, self._call(job) if job.outgoing is None else None)
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -305,7 +307,7 @@ class Listening:
     def _call(self, job: Job) -> str | None:
         """None if it is done, else what is wrong."""
         try:
-            result = self._listener(self._conduct.shown(job))
+            result = self._listener(self._policy.shown(job))
         except BaseException as error:  # noqa: BLE001 - a listener may raise anything; SystemExit ends no process here
             return f"{type(error).__name__}: {error}"
         return "the listener asked for it later" if result is LATER else None
@@ -313,9 +315,9 @@ class Listening:
     def _settle(self, job: Job, error: str | None) -> None:
         after = None
         if error is not None and self._load.is_current(job):
-            after = self._conduct.after_failure(job, error)
-        if job.parcel is not None:
-            after = self._send(job, job.parcel)
+            after = self._policy.after_failure(job, error)
+        if job.outgoing is not None:
+            after = self._send(job, job.outgoing)
         with self._changed:
             if after is None:
                 self._load.done(job)
@@ -326,13 +328,13 @@ class Listening:
             if job.place in source.held and self._load.has_room(job.place, source.share):
                 self._reactor.wake()
 
-    def _send(self, job: Job, parcel: Parcel) -> float | None:
+    def _send(self, job: Job, outgoing: OutgoingRecord) -> float | None:
         """None once it is acknowledged; else how long to wait before it is sent again."""
         assert self._producer is not None
         try:
             self._producer.send(
-                parcel.topic, parcel.value, key=parcel.key, headers=parcel.headers, partition=parcel.partition
+                outgoing.topic, outgoing.value, key=outgoing.key, headers=outgoing.headers, partition=outgoing.partition
             )
         except HeadraceError as error:
-            return self._conduct.after_refusal(job, parcel, error)
+            return self._policy.after_refusal(job, outgoing, error)
         return None

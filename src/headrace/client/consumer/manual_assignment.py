@@ -1,4 +1,4 @@
-"""Reading whole topics, or chosen partitions, without sharing them: no group, or a group in broadcast mode.
+"""ConsumerCore whole topics, or chosen partitions, without sharing them: no group, or a group in broadcast mode.
 
 Has the face of a `Membership`: everything is assigned once it is known, partitions that a topic gains later as they
 appear, and those that it loses (when it is made anew with fewer) are given up.
@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError, SettingError
 NO_PROGRESS: Final = "progress is kept under the name of a group: Consumer(topic, group='...')"
 
 
-class WholeTopics:
+class ManualAssignment:
     def __init__(
         self,
         network: Network,

@@ -22,7 +22,7 @@ _CONSUMER: Final = -1
 _READ_UNCOMMITTED: Final = 0
 
 
-class Listing:
+class OffsetLookup:
     """One question. `on_found` hears of each place as it is found, `on_failed` of each that never will be.
 
     Before it asks again it leaves out the places that are no longer `wanted`.

@@ -20,7 +20,7 @@ MODES: Final = ("cluster", "broadcast")
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """See `Options` for their meaning."""
+    """See `ConsumerConfig` for their meaning."""
 
     bootstrap: str | Iterable[str]
     partitions: Iterable[Place]
@@ -50,7 +50,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ConsumerConfig:
     topics: tuple[str, ...]
     bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP
     partitions: tuple[Place, ...] = ()
@@ -114,11 +114,11 @@ class Options:
         return STARTS[self.start]
 
 
-def chosen(topics: str | Iterable[str] | None, options: ConsumerOptions) -> Options:
+def config_of(topics: str | Iterable[str] | None, options: ConsumerOptions) -> ConsumerConfig:
     """Options of a consumer of one topic, of several, or of the partitions that the options name."""
     given: dict[str, Any] = dict(options)
     names = () if topics is None else (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
     places = tuple(dict.fromkeys((topic, int(partition)) for topic, partition in given.pop("partitions", ())))
     if "bootstrap" in given and not isinstance(given["bootstrap"], str):
         given["bootstrap"] = tuple(given["bootstrap"])
-    return Options(topics=names, partitions=places, **given)
+    return ConsumerConfig(topics=names, partitions=places, **given)

@@ -46,7 +46,7 @@ _OURS: Final = frozenset((TOPIC, PARTITION, OFFSET, TIMESTAMP, TRIES, DUE, ERROR
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class OutgoingRecord:
     """A record to be sent; without a partition its key decides."""
 
     topic: str
@@ -57,7 +57,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class RetriedRecord:
     """A record from the retry topic: as it was first, with how often it failed and when it is due."""
 
     record: ReceivedRecord
@@ -85,7 +85,7 @@ class RetryRules:
     def dead_topic(self) -> str:
         return f"{topic_part(self.group)}.dead"
 
-    def parcel(self, record: ReceivedRecord, failed: int, error: str, now_ms: int) -> Parcel:
+    def outgoing(self, record: ReceivedRecord, failed: int, error: str, now_ms: int) -> OutgoingRecord:
         """Where a record goes that has failed so often, this time included."""
         level = min(failed, len(self.delays_ms)) - 1
         is_dead = failed > self.max_tries
@@ -101,7 +101,7 @@ class RetryRules:
             added.append((DUE, b"%d" % (now_ms + self.delays_ms[level])))
         headers = [*_own(record), *added]
         topic = self.dead_topic if is_dead else self.retry_topic
-        return Parcel(topic, None if is_dead else level, record.key, record.value, headers)
+        return OutgoingRecord(topic, None if is_dead else level, record.key, record.value, headers)
 
 
 def topic_part(group: str) -> str:
@@ -112,7 +112,7 @@ def topic_part(group: str) -> str:
     return f"{_NO_TOPIC.sub('_', group)[: PART_MAX_CHARS - 1 - HASH_CHARS]}-{mark}"
 
 
-def returned(record: ReceivedRecord) -> Returned:
+def retried_record(record: ReceivedRecord) -> RetriedRecord:
     """A record of the retry topic; one that somebody else put there is due at once, as a first try of its own."""
     found = {name: value for name, value in record.headers if name in _OURS and value is not None}
     try:
@@ -126,9 +126,9 @@ def returned(record: ReceivedRecord) -> Returned:
             _own(record),
             record.leader_epoch,
         )
-        return Returned(first, int(found[TRIES]), int(found[DUE]))
+        return RetriedRecord(first, int(found[TRIES]), int(found[DUE]))
     except (KeyError, ValueError):
-        return Returned(record, 0, 0)
+        return RetriedRecord(record, 0, 0)
 
 
 def _own(record: ReceivedRecord) -> list[Header]:

@@ -1,6 +1,6 @@
 """Records on their way through listener functions: which may begin, which are done, what may be saved. No threads here.
 
-Concurrent: any record may begin whenever there is a hand free for it. Ordered: of each partition one at a time, the
+Concurrent: any record may begin whenever a worker is free for it. Ordered: of each partition one at a time, the
 next when the one before is done. A job may be told to wait for a while first, and to be tried again after a while; in
 an ordered partition all behind it wait too.
 
@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.redelivery import Parcel
+from headrace.client.consumer.redelivery import OutgoingRecord, retried_record
 from headrace.records.consumer_records import ReceivedRecord
 
+QUEUED_PER_WORKER: Final = 64
+"""Records that wait for each thread or task, so that it never waits for the network."""
+QUEUED_LEAST: Final = 8
+"""Of each partition, however many there are."""
 SPAN_MAX: Final = 2000
 """Records of a partition that may be done, or on their way, beyond the first that is not."""
 
@@ -33,7 +38,7 @@ class Share(NamedTuple):
     size_bytes: int
 
 
-class Track:
+class PartitionProgress:
     """One partition since it was assigned: what was taken in, in any order, and what of it is done."""
 
     __slots__ = ("_done", "_end", "_open", "pending", "pending_bytes")
@@ -80,12 +85,12 @@ class Job:
     place: Place
     offset: int
     """Where it was read: of a record that is tried again, in the retry topic."""
-    track: Track
+    progress: PartitionProgress
     not_before: float = 0.0
     size_bytes: int = 0
     tries: int = 0
     """How often it failed, before this process too."""
-    parcel: Parcel | None = None
+    outgoing: OutgoingRecord | None = None
     """It has failed and is to be sent there; the listener is not called again."""
     refused: int = 0
     """How often that could not be sent."""
@@ -97,8 +102,8 @@ class Workload:
         self.running = 0
         self.holds = 0
         """Nothing begins while somebody holds it."""
-        self._tracks: dict[Place, Track] = {}
-        self._lines: dict[Place, deque[Job]] = {}
+        self._progress: dict[Place, PartitionProgress] = {}
+        self._queues: dict[Place, deque[Job]] = {}
         self._ready: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Job]] = []
         self._order = itertools.count()
@@ -106,41 +111,63 @@ class Workload:
     @property
     def pending(self) -> int:
         """Records that were taken in and are not done."""
-        return sum(track.pending for track in self._tracks.values())
+        return sum(progress.pending for progress in self._progress.values())
 
     def is_full(self, place: Place, share: Share) -> bool:
         """Whether no more of a partition should be taken in: it has enough to do, or one record that is not done keeps
         too many others from being saved.
         """
-        track = self._tracks.get(place)
-        return track is not None and (
-            track.pending >= share.records or track.pending_bytes >= share.size_bytes or track.unsaved >= SPAN_MAX
+        progress = self._progress.get(place)
+        return progress is not None and (
+            progress.pending >= share.records
+            or progress.pending_bytes >= share.size_bytes
+            or progress.unsaved >= SPAN_MAX
         )
 
     def has_room(self, place: Place, share: Share) -> bool:
         """Whether one that was full should be taken in again: when half of what it may have is done, not one by one."""
-        track = self._tracks.get(place)
-        return track is None or (
-            2 * track.pending <= share.records
-            and 2 * track.pending_bytes <= share.size_bytes
-            and track.unsaved < SPAN_MAX
+        progress = self._progress.get(place)
+        return progress is None or (
+            2 * progress.pending <= share.records
+            and 2 * progress.pending_bytes <= share.size_bytes
+            and progress.unsaved < SPAN_MAX
         )
 
-    def track(self, place: Place) -> Track:
-        track = self._tracks.get(place)
-        return track if track is not None else self._tracks.setdefault(place, Track())
+    def progress_of(self, place: Place) -> PartitionProgress:
+        progress = self._progress.get(place)
+        return progress if progress is not None else self._progress.setdefault(place, PartitionProgress())
+
+    def put_records(self, records: Sequence[ReceivedRecord]) -> None:
+        self.put(
+            Job(record, place, record.offset, self.progress_of(place), size_bytes=record.size_bytes)
+            for record in records
+            for place in ((record.topic, record.partition),)
+        )
+
+    def put_retries(self, records: Sequence[ReceivedRecord], now: float) -> None:
+        """Records of the retry topic as they were first, to wait until they are due."""
+        now_ms = time.time() * 1000
+        for read in records:
+            place = read.topic, read.partition
+            back = retried_record(read)
+            wait_s = max(0.0, (back.due_ms - now_ms) / 1000)
+            not_before = now + wait_s if wait_s else 0.0
+            size_bytes = back.record.size_bytes
+            self.put(
+                [Job(back.record, place, read.offset, self.progress_of(place), not_before, size_bytes, back.tries)]
+            )
 
     def put(self, jobs: Iterable[Job]) -> None:
         """Take in records of partitions that are assigned, each partition in its order."""
         for job in jobs:
-            job.track.begin(job.offset, job.size_bytes)
+            job.progress.begin(job.offset, job.size_bytes)
             if not self.ordered:
-                self._line_up(job)
+                self._enqueue(job)
                 continue
-            line = self._lines.setdefault(job.place, deque())
-            line.append(job)
-            if len(line) == 1:
-                self._line_up(job)
+            queue = self._queues.setdefault(job.place, deque())
+            queue.append(job)
+            if len(queue) == 1:
+                self._enqueue(job)
 
     def next(self, now: float) -> Job | None:
         """A job that begins now, if one may."""
@@ -161,40 +188,49 @@ class Workload:
 
     def done(self, job: Job) -> None:
         self.running -= 1
-        job.track.finish(job.offset, job.size_bytes)
-        line = self._lines.get(job.place)
-        if line and line[0] is job:
-            line.popleft()
-            if line:
-                self._line_up(line[0])
+        job.progress.finish(job.offset, job.size_bytes)
+        queue = self._queues.get(job.place)
+        if queue and queue[0] is job:
+            queue.popleft()
+            if queue:
+                self._enqueue(queue[0])
 
     def again(self, job: Job, not_before: float) -> None:
         """It was not done: once more, later."""
         self.running -= 1
         job.not_before = not_before
         if self.is_current(job):
-            self._line_up(job)
+            self._enqueue(job)
 
     def is_current(self, job: Job) -> bool:
         """Whether its partition is still the one that it was read from; if not, somebody else does it."""
-        return self._tracks.get(job.place) is job.track
+        return self._progress.get(job.place) is job.progress
 
     def drop(self, places: Iterable[Place]) -> None:
         """These partitions are gone: what of them has not begun does not."""
         for place in places:
-            self._tracks.pop(place, None)
-            self._lines.pop(place, None)
-        # Now, not when a hand is free or they are due: whoever works on them next may hold as many.
+            self._progress.pop(place, None)
+            self._queues.pop(place, None)
+        # Now, not when a worker is free or they are due: whoever works on them next may hold as many.
         self._ready = deque(job for job in self._ready if self.is_current(job))
         self._waiting = [each for each in self._waiting if self.is_current(each[2])]
         heapq.heapify(self._waiting)
 
     def positions(self) -> Offsets:
         """What may be saved of each partition that anything was taken in of."""
-        return {place: track.position for place, track in self._tracks.items() if track.position >= 0}
+        return {place: progress.position for place, progress in self._progress.items() if progress.position >= 0}
 
-    def _line_up(self, job: Job) -> None:
+    def _enqueue(self, job: Job) -> None:
         if job.not_before:
             heapq.heappush(self._waiting, (job.not_before, next(self._order), job))
         else:
             self._ready.append(job)
+
+
+def share_of(workers: int, partitions: int, buffer_bytes: int, *, retried: bool) -> Share:
+    """What of a partition is taken in before it waits: among them they have the bytes of the consumer's buffer. Of a
+    retry partition nothing while there is one that is not done: those behind it are due later.
+    """
+    count = max(1, partitions)
+    most = 1 if retried else max(QUEUED_LEAST, workers * QUEUED_PER_WORKER // count)
+    return Share(most, max(1, buffer_bytes // count))

@@ -1,4 +1,4 @@
-"""How listeners are run, whichever way: what is called, and what follows from how it went. Waits for nothing."""
+"""What follows when a listener fails: another try in place, the retry topic, the dead-letter topic, or only the log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any, Final
 
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.consumer.core import Keeper, Reading
-from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.options import Options
-from headrace.client.consumer.redelivery import MAX_TRIES, Parcel, RetryRules, returned
-from headrace.client.consumer.workload import Job, Share, Workload
+from headrace.client.consumer.options import ConsumerConfig
+from headrace.client.consumer.redelivery import MAX_TRIES, OutgoingRecord, RetryRules
+from headrace.client.consumer.workload import Job
 from headrace.client.errors import Refusal
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
@@ -24,12 +22,6 @@ TOPIC_EXISTS: Final = 36
 LARGEST_BYTES: Final = (1 << 31) - 1
 """What could be read can be put aside, whatever the limit of its topic: the brokers' own is left."""
 RESEND_MOST_S: Final = 60.0
-QUEUED_PER_HAND: Final = 64
-"""Records that wait for each thread or task, so that it never waits for the network."""
-QUEUED_LEAST: Final = 8
-"""Of each partition, however many there are."""
-GRACE_S: Final = 30.0
-"""How long a rebalance waits for what is being worked on, at most."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +37,7 @@ LATER: Final = Verdict.LATER
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class FailurePolicy:
     ordered: bool
     rules: RetryRules | None
     """None: a record that fails is only told of in the log."""
@@ -68,7 +60,7 @@ class Conduct:
         return shown
 
     def after_failure(self, job: Job, error: str) -> float | None:
-        """Try it again after so many seconds, or not here: then the job may have got a parcel to be sent."""
+        """Try it again after so many seconds, or not here: then the job may have got a outgoing to be sent."""
         record = job.record
         job.tries += 1
         log.warning(
@@ -78,25 +70,25 @@ class Conduct:
         if self.ordered and (self.max_tries is None or job.tries <= self.max_tries):
             return self.pause_s
         if self.rules is not None:
-            job.parcel = self.rules.parcel(record, job.tries, error, round(time.time() * 1000))
+            job.outgoing = self.rules.outgoing(record, job.tries, error, round(time.time() * 1000))
         return None
 
-    def after_refusal(self, job: Job, parcel: Parcel, error: HeadraceError) -> float:
-        """How long to wait before the parcel is sent again. Told once: until it is taken nothing is lost, as its
+    def after_refusal(self, job: Job, outgoing: OutgoingRecord, error: HeadraceError) -> float:
+        """How long to wait before the outgoing is sent again. Told once: until it is taken nothing is lost, as its
         progress stays where it is.
         """
         job.refused += 1
         if job.refused == 1:
             log.error(
                 "%s-%d at offset %d failed and cannot be put into %s, which is tried until it can: %s",
-                job.record.topic, job.record.partition, job.record.offset, parcel.topic, error,
+                job.record.topic, job.record.partition, job.record.offset, outgoing.topic, error,
             )  # fmt: skip
         return min(self.pause_s * 2.0 ** min(job.refused - 1, 16), RESEND_MOST_S)
 
 
-def conduct(
-    options: Options, *, ordered: bool, max_tries: int | None, delays_ms: Sequence[int], pause_ms: int
-) -> Conduct:
+def failure_policy(
+    options: ConsumerConfig, *, ordered: bool, max_tries: int | None, delays_ms: Sequence[int], pause_ms: int
+) -> FailurePolicy:
     if pause_ms <= 0:
         raise SettingError(f"pause_ms is {pause_ms}, and has to be above 0")
     if options.group and not options.commit_interval_ms:
@@ -109,10 +101,10 @@ def conduct(
     if shared and limit is not None:
         # In order a record is tried in place so often, and is dead after that.
         rules = RetryRules(options.group or "", 0 if ordered else limit, delays_ms)
-    return Conduct(ordered, rules, limit, pause_ms / 1000, options.decoder)
+    return FailurePolicy(ordered, rules, limit, pause_ms / 1000, options.decoder)
 
 
-def make_topics(options: Options, rules: RetryRules, *, retry: bool) -> None:
+def make_topics(options: ConsumerConfig, rules: RetryRules, *, retry: bool) -> None:
     """The group's own topics, as far as they are not there. Blocks."""
     wanted = {rules.dead_topic: 1, **({rules.retry_topic: len(rules.delays_ms)} if retry else {})}
     with Cluster(
@@ -130,7 +122,7 @@ def make_topics(options: Options, rules: RetryRules, *, retry: bool) -> None:
                     operations.create_partitions(cluster, name, partitions)
 
 
-def retry_options(options: Options, rules: RetryRules) -> Options:
+def retry_options(options: ConsumerConfig, rules: RetryRules) -> ConsumerConfig:
     """For reading the retry topic as another member of the same group."""
     return replace(
         options,
@@ -140,62 +132,3 @@ def retry_options(options: Options, rules: RetryRules) -> Options:
         decoder=None,
         instance_id=options.instance_id and f"{options.instance_id}.retry",
     )
-
-
-def keep_by(reading: Reading, keeper: Keeper) -> None:
-    """From now on records are the keeper's. Those that `records` has decoded and not given out are read again, as they
-    are on the wire.
-    """
-    for place in reading.hand.first_unread():
-        reading.seek(place, reading.position(place))
-    reading.keep_by(keeper)
-
-
-def tell_failures(reading: Reading, told: dict[Place, HeadraceError]) -> dict[Place, HeadraceError]:
-    """The partitions that cannot be read on, and why; those that were not told yet go to the log."""
-    failing = {place: failure for place in reading.assigned if (failure := reading.feed(place).failure) is not None}
-    for place, failure in failing.items():
-        if told.get(place) is not failure:
-            log.error("%s-%d is read no further, others are: %s", *place, failure)
-    return failing
-
-
-def raise_for_good(reading: Reading) -> None:
-    """What keeps partitions from being assigned for ever; what may pass is told in the log."""
-    try:
-        reading.raise_error()
-    except HeadraceError as error:
-        if reading.error is not None:
-            raise
-        log.warning("listening goes on and waits: %s", error)
-
-
-def share_of(hands: int, reading: Reading, *, retried: bool) -> Share:
-    """What of a partition is taken in before it waits: among them they have the bytes of the consumer's buffer. Of a
-    retry partition nothing while there is one that is not done: those behind it are due later.
-    """
-    places = max(1, len(reading.assigned))
-    most = 1 if retried else max(QUEUED_LEAST, hands * QUEUED_PER_HAND // places)
-    return Share(most, max(1, reading.options.buffer_bytes // places))
-
-
-def jobs(load: Workload, records: Sequence[ReceivedRecord]) -> list[Job]:
-    return [
-        Job(record, place, record.offset, load.track(place), size_bytes=record.size_bytes)
-        for record in records
-        for place in ((record.topic, record.partition),)
-    ]
-
-
-def retry_jobs(load: Workload, records: Sequence[ReceivedRecord], now: float) -> list[Job]:
-    """Records of the retry topic as they were first, to wait until they are due."""
-    now_ms = time.time() * 1000
-    found = []
-    for read in records:
-        place = read.topic, read.partition
-        back = returned(read)
-        wait_s = max(0.0, (back.due_ms - now_ms) / 1000)
-        not_before = now + wait_s if wait_s else 0.0
-        job = Job(back.record, place, read.offset, load.track(place), not_before, back.record.size_bytes, back.tries)
-        found.append(job)
-    return found
