@@ -12,11 +12,10 @@ from chosen_layout import log_path, new_store
 from headrace.cluster.image import Deletion, Image, PartitionState, Topic
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import Code
-from headrace.groups.commits import records_of
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
 from headrace.groups.messages import CommitRequest, JoinReply, JoinRequest, OffsetToCommit, PartitionResult
-from headrace.groups.offsets import OffsetAndMetadata, Record
+from headrace.groups.offsets import records_of
 from headrace.groups.offsets_log import GroupLog
 from headrace.groups.offsets_partitions import (
     PAUSE_MOST_SECONDS,
@@ -25,6 +24,7 @@ from headrace.groups.offsets_partitions import (
     GroupPartitions,
     Loss,
 )
+from headrace.groups.records import OffsetAndMetadata, Record
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit

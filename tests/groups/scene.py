@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from headrace.errors import Code
-from headrace.groups.appends import AppendDone
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
@@ -25,7 +24,8 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.offsets import Record
+from headrace.groups.offsets_log import AppendDone
+from headrace.groups.records import Record
 from headrace.virtual.clock import VirtualClock
 
 LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebalance_delay_ms=0))

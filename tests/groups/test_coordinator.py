@@ -7,9 +7,9 @@ import pytest
 
 from groups.scene import GROUP, LIMITS, SESSION_MS, TOPIC_ID, Scene, Waiter
 from headrace.errors import Code, CorruptBatch
-from headrace.groups.actions import Moment
 from headrace.groups.coordinator import partition_of
 from headrace.groups.descriptions import Lag
+from headrace.groups.group import Moment
 from headrace.groups.limits import limits_from
 from headrace.groups.messages import (
     CommitRequest,
@@ -21,7 +21,7 @@ from headrace.groups.messages import (
     OffsetToCommit,
     PartitionResult,
 )
-from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
+from headrace.groups.records import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
 from headrace.settings.values import load
 from headrace.virtual.clock import VirtualClock
 from proving import proves
@@ -659,3 +659,15 @@ def test_limits_come_from_the_settings() -> None:
     limits = limits_from(settings)
     assert (limits.group.max_size, limits.retention_ms, limits.groups_max) == (7, 8, 100_000)
     assert limits.group.initial_rebalance_delay_ms == 3000, "as Kafka has it"
+
+
+@pytest.mark.parametrize(("gone", "code"), [(False, Code.NONE), (True, Code.NOT_COORDINATOR)])
+def test_what_has_nothing_to_append_is_answered_at_once(gone: bool, code: int) -> None:
+    scene = Scene(held=True)
+    shard = scene.coordinator._shards[0]
+    if gone:
+        scene.coordinator.resign(0)
+    heard: list[int] = []
+    scene.coordinator._append(shard, [(b"k", None)] if gone else [], heard.append)
+    assert heard == [code]
+    assert scene.on_the_way == []

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from groups.scene import GROUP, TOPIC_ID, Scene
-from headrace.groups.expiry import expired
 from headrace.groups.messages import Leaver
-from headrace.groups.offsets import OffsetAndMetadata, OffsetKey
+from headrace.groups.offsets import expired
+from headrace.groups.records import OffsetAndMetadata, OffsetKey
 
 RETENTION_MS = 1000
 PLACE = ("t", 0)

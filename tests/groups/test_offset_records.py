@@ -6,19 +6,23 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.groups.coordinator import partition_of
-from headrace.groups.offsets import (
+from headrace.groups.offsets import subscribed, topics_of
+from headrace.groups.records import (
     GroupKey,
+    GroupSnapshot,
+    MemberSnapshot,
     OffsetAndMetadata,
     OffsetKey,
+    Reader,
+    decode_group,
     decode_key,
     decode_offset,
+    encode_group,
     encode_group_key,
     encode_offset,
     encode_offset_key,
+    uvarint,
 )
-from headrace.groups.record_reader import Reader, uvarint
-from headrace.groups.snapshot import GroupSnapshot, MemberSnapshot, decode_group, encode_group
-from headrace.groups.subscription import subscribed, topics_of
 
 SNAPSHOT = GroupSnapshot(
     "g",

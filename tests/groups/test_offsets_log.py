@@ -8,8 +8,8 @@ from crc32c import crc32c
 from chosen_layout import new_store
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import BatchTooLarge, Code
-from headrace.groups.offsets import Record
-from headrace.groups.offsets_log import GroupLog
+from headrace.groups.offsets_log import BYTES_PER_BATCH, RECORDS_PER_BATCH, AppendDone, GroupLog, in_batches
+from headrace.groups.records import Record
 from headrace.partitions import partition as partition_module
 from headrace.partitions.partitions import Partitions
 from headrace.records import batch, kernel
@@ -80,3 +80,42 @@ def test_groups_of_another_epoch_append_nothing() -> None:
     scene = Scene({})
     assert scene.append(ONE, EPOCH - 1) == [Code.NOT_COORDINATOR]
     assert scene.stored() == []
+
+
+def test_a_batch_has_so_many_records_and_no_more() -> None:
+    records: list[Record] = [(b"%d" % n, None) for n in range(2 * RECORDS_PER_BATCH + 1)]
+    parts = list(in_batches(records))
+    assert [len(part) for part in parts] == [RECORDS_PER_BATCH, RECORDS_PER_BATCH, 1]
+    assert [record for part in parts for record in part] == records
+    assert list(in_batches([])) == []
+
+
+def test_a_batch_has_so_many_bytes_and_no_more_unless_one_record_is_larger() -> None:
+    half = bytes(BYTES_PER_BATCH // 2 - 1)
+    records: list[Record] = [(b"k", half), (b"k", half), (b"k", b""), (b"k", bytes(2 * BYTES_PER_BATCH)), (b"k", None)]
+    assert [len(part) for part in in_batches(records)] == [2, 1, 1, 1]
+    assert [len(part) for part in in_batches(records[3:])] == [1, 1]
+
+
+@pytest.mark.parametrize("failed", [None, 0, 1, 2])
+def test_all_batches_have_one_answer_the_first_error_if_there_was_one(
+    failed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[AppendDone] = []
+    heard: list[int] = []
+    scene = Scene({})
+    log = GroupLog(scene.partitions)
+    monkeypatch.setattr(log, "_append", lambda _index, _epoch, _records, done: waiting.append(done))
+    log.append(0, EPOCH, [(b"k", None)] * (2 * RECORDS_PER_BATCH + 1), heard.append)
+    assert len(waiting) == 3
+    for nth, done in enumerate(waiting):
+        assert heard == []
+        done(Code.STORAGE_ERROR if nth == failed else Code.NONE)
+    assert heard == [Code.NONE if failed is None else Code.STORAGE_ERROR]
+
+
+def test_what_does_not_fit_one_batch_is_stored_in_several() -> None:
+    scene = Scene({})
+    records: list[Record] = [(b"%d" % n, b"v") for n in range(RECORDS_PER_BATCH + 1)]
+    assert scene.append(records) == [Code.NONE]
+    assert [batch.check(stored).record_count for stored in scene.stored()] == [RECORDS_PER_BATCH, 1]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import Code
+from headrace.groups.group import RebalanceDelay
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member
 from headrace.groups.messages import JoinRequest
-from headrace.groups.rebalance_delay import Patience
 from headrace.groups.roster import Roster
 
 LIMITS = GroupLimits(1000, 60_000, max_size=2)
@@ -90,7 +90,7 @@ def test_a_full_group_takes_in_whoever_has_a_place_already() -> None:
 
 
 def test_a_first_round_waits_on_while_members_come_and_time_is_left() -> None:
-    patience = Patience()
+    patience = RebalanceDelay()
     patience.begin_first_round(0.0, 5000, 3000)
     assert patience.deadline == 3.0
     assert not patience.renew(3.0), "nobody came"
@@ -102,7 +102,7 @@ def test_a_first_round_waits_on_while_members_come_and_time_is_left() -> None:
 
 
 def test_a_later_round_ends_when_its_time_is_over() -> None:
-    patience = Patience()
+    patience = RebalanceDelay()
     patience.begin_first_round(0.0, 5000, 3000)
     patience.end()
     assert patience.deadline == NEVER

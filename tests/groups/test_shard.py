@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from groups.scene import LIMITS, TOPIC_ID
-from headrace.groups.actions import Moment
-from headrace.groups.offsets import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
+from headrace.groups.group import Moment
+from headrace.groups.records import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
 from headrace.groups.shard import Loading, Shard
 
 KEY = OffsetKey("g", "t", 0)
@@ -63,9 +63,9 @@ def test_an_offset_without_an_id_has_that_of_its_topic_from_then_on() -> None:
 def test_a_place_is_on_its_way_until_all_commits_to_it_are_answered() -> None:
     shard = Shard(0, 0)
     place, other = ("t", 0), ("t", 1)
-    shard.on_the_way["g"] = Counter({place: 2, other: 1})
-    shard.arrived("g", {place: 0, other: 0}.keys())
-    assert shard.on_the_way == {"g": {place: 1}}
-    assert set(shard.places("g")) == {place}
-    shard.arrived("g", {place: 0}.keys())
-    assert shard.on_the_way == {}
+    shard.offsets.pending["g"] = Counter({place: 2, other: 1})
+    shard.offsets.answered("g", {place: 0, other: 0}.keys())
+    assert shard.offsets.pending == {"g": {place: 1}}
+    assert set(shard.offsets.places("g")) == {place}
+    shard.offsets.answered("g", {place: 0}.keys())
+    assert shard.offsets.pending == {}

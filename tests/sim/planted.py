@@ -19,7 +19,7 @@ from headrace.cluster.election import Election
 from headrace.cluster.eligibility import Judgement
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
 from headrace.cluster.lineage import MetadataWatch
-from headrace.groups.offsets import OffsetAndMetadata
+from headrace.groups.records import OffsetAndMetadata
 from headrace.partitions.leader_core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions

@@ -8,7 +8,6 @@ from typing import Any
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.errors import Code
 from headrace.groups import offsets_log, offsets_partitions
-from headrace.groups.appends import Appends
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
 from headrace.groups.offsets_partitions import GroupPartitions
@@ -161,16 +160,16 @@ def commit_answered_by_the_leader_alone(stack: ExitStack) -> None:
 @plant
 def commit_seen_before_it_is_in_the_log(stack: ExitStack) -> None:
     """A commit is answered to others while it is on its way."""
-    add = Appends.add
+    append = GroupCoordinator._append
 
-    def added(self: Appends, shard: Any, records: Any, done: Any) -> None:
+    def appended(self: GroupCoordinator, shard: Any, records: Any, done: Any) -> None:
         if getattr(done, "func", None) is not None and done.func.__name__ == "_committed":
             _, group_id, _, _, accepted, _ = done.args
             for (topic, partition), offset in accepted.items():
                 shard.offsets.put(group_id, topic, partition, offset)
-        add(self, shard, records, done)
+        append(self, shard, records, done)
 
-    swap(stack, Appends, "add", added)
+    swap(stack, GroupCoordinator, "_append", appended)
 
 
 @plant
@@ -223,13 +222,13 @@ def commit_of_any_generation(stack: ExitStack) -> None:
 @plant
 def assignment_told_before_it_is_kept(stack: ExitStack) -> None:
     """Members get their partitions before the record of them is in the log."""
-    add = Appends.add
+    append = GroupCoordinator._append
 
-    def added(self: Appends, shard: Any, records: Any, done: Any) -> None:
+    def appended(self: GroupCoordinator, shard: Any, records: Any, done: Any) -> None:
         if getattr(done, "func", None) is None or done.func.__name__ != "_stored":
-            add(self, shard, records, done)
+            append(self, shard, records, done)
             return
-        add(self, shard, records, lambda _: None)
+        append(self, shard, records, lambda _: None)
         done(Code.NONE)
 
-    swap(stack, Appends, "add", added)
+    swap(stack, GroupCoordinator, "_append", appended)

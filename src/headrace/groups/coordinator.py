@@ -17,14 +17,10 @@ from typing import Final, cast
 
 from headrace.cluster.names import group_name_fault
 from headrace.errors import Code
-from headrace.groups import commits, descriptions
-from headrace.groups.actions import Action, Answer, Moment, Store
-from headrace.groups.alarms import Alarms
-from headrace.groups.appends import Append, AppendDone, Appends
+from headrace.groups import descriptions, offsets
+from headrace.groups.clock import Alarms, Wall
 from headrace.groups.descriptions import Lag
-from headrace.groups.expiry import expired
-from headrace.groups.expiry_clock import Wall
-from headrace.groups.group import Group, State
+from headrace.groups.group import Action, Answer, Group, Moment, State, Store
 from headrace.groups.limits import CoordinatorLimits
 from headrace.groups.member import NEVER
 from headrace.groups.messages import (
@@ -42,17 +38,17 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.offsets import (
-    NO_TOPIC_ID,
+from headrace.groups.offsets import NO_TOPIC_ID, TopicId, expired
+from headrace.groups.offsets_log import Append, AppendDone
+from headrace.groups.records import (
     OffsetAndMetadata,
     OffsetKey,
     Record,
-    TopicId,
+    encode_group,
     encode_group_key,
     encode_offset_key,
 )
 from headrace.groups.shard import Loading, Shard
-from headrace.groups.snapshot import encode_group
 from headrace.ports.clock import Clock
 
 GROUPS_PER_TURN: Final = 200
@@ -83,7 +79,7 @@ class GroupCoordinator:
         topic_id: TopicId = lambda _name: NO_TOPIC_ID,
     ) -> None:
         self._clock = clock
-        self._appends = Appends(append)
+        self._append_records = append
         self.partition_count = partition_count
         """Of the offsets topic; whoever sees the cluster keeps it up to date, and the limits too."""
         self.limits = limits
@@ -122,7 +118,7 @@ class GroupCoordinator:
 
     def _open(self, shard: Shard) -> None:
         shard.open(self.limits.group, self._draw_id, self._now())
-        self._appends.add(shard, shard.give_ids(self._topic_id), _unheard)
+        self._append(shard, shard.give_ids(self._topic_id), _unheard)
         for group in shard.groups.values():
             self._set_alarm(shard, group)
 
@@ -182,12 +178,12 @@ class GroupCoordinator:
         shard = self._find(group_id)
         fault = shard if isinstance(shard, int) else self._commit_fault(shard, group_id, request)
         if isinstance(shard, int) or fault != Code.NONE:
-            reply(commits.all_failed(request, fault))
+            reply(offsets.all_failed(request, fault))
             return
-        refused, accepted = commits.sorted_out(request, self.limits.metadata_max_bytes, self._wall.latest_ms())
-        records = commits.records_of(group_id, accepted)
-        shard.on_the_way[group_id].update(accepted.keys())
-        self._appends.add(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
+        refused, accepted = offsets.accept(request, self.limits.metadata_max_bytes, self._wall.latest_ms())
+        records = offsets.records_of(group_id, accepted)
+        shard.offsets.pending[group_id].update(accepted.keys())
+        self._append(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
 
     def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest) -> int:
         group = shard.groups.get(group_id)
@@ -210,13 +206,13 @@ class GroupCoordinator:
         reply: Callable[[tuple[PartitionResult, ...]], None],
         code: int,
     ) -> None:
-        shard.arrived(group_id, accepted.keys())
+        shard.offsets.answered(group_id, accepted.keys())
         if code == Code.NONE:
             if group_id not in shard.groups:
                 self._create(shard, group_id)
             for (topic, partition), committed in accepted.items():
                 shard.offsets.put(group_id, topic, partition, committed)
-        reply(commits.results(request, refused, commits.FAULTS.get(code, code)))
+        reply(offsets.results(request, refused, offsets.FAULTS.get(code, code)))
 
     def fetch_offsets(
         self, group_id: str, wanted: Iterable[tuple[str, int]] | None, require_stable: bool = False
@@ -225,7 +221,7 @@ class GroupCoordinator:
         shard = self._find(group_id)
         if isinstance(shard, int):
             return OffsetFetchReply(shard)
-        return OffsetFetchReply(Code.NONE, commits.fetched(shard.offsets.of(group_id), wanted, self._topic_id))
+        return OffsetFetchReply(Code.NONE, offsets.fetched(shard.offsets.of(group_id), wanted, self._topic_id))
 
     def delete_offsets(
         self, group_id: str, wanted: Sequence[tuple[str, int]], reply: Callable[[OffsetDeleteReply], None]
@@ -235,15 +231,15 @@ class GroupCoordinator:
         if isinstance(shard, int) or group is None or group.state is State.DEAD:
             reply(OffsetDeleteReply(shard if isinstance(shard, int) else Code.GROUP_ID_NOT_FOUND))
             return
-        fault, in_use = commits.deletion_faults(group)
+        fault, in_use = offsets.deletion_faults(group)
         if fault != Code.NONE:
             reply(OffsetDeleteReply(fault))
             return
-        known = shard.places(group_id)
+        known = shard.offsets.places(group_id)
         free = [OffsetKey(group_id, *one) for one in wanted if one in known and one[0] not in in_use]
 
         def deleted(code: int) -> None:
-            fault = commits.FAULTS.get(code, code)
+            fault = offsets.FAULTS.get(code, code)
             codes = [(topic, n, Code.GROUP_SUBSCRIBED_TO_TOPIC if topic in in_use else fault) for topic, n in wanted]
             reply(OffsetDeleteReply(Code.NONE, tuple(PartitionResult(*one) for one in codes)))
 
@@ -323,20 +319,29 @@ class GroupCoordinator:
 
     def _expire_offsets(self, shard: Shard, group: Group, retention_ms: int) -> None:
         """A commit that is on its way is not in memory yet, and must not be taken for the old one that it replaces."""
-        offsets, on_the_way = shard.offsets.of(group.group_id), shard.on_the_way.get(group.group_id, ())
-        found = expired(group, offsets, self._wall.earliest_ms(), retention_ms, self._topic_id)
-        keys = [key for key in found if (key.topic, key.partition) not in on_the_way]
-        if len(keys) == len(offsets) and not on_the_way and group.state is State.EMPTY and not group.roster.pending:
+        known, pending = shard.offsets.of(group.group_id), shard.offsets.pending.get(group.group_id, ())
+        found = expired(group, known, self._wall.earliest_ms(), retention_ms, self._topic_id)
+        keys = [key for key in found if (key.topic, key.partition) not in pending]
+        if len(keys) == len(known) and not pending and group.state is State.EMPTY and not group.roster.pending:
             self._bury(shard, group, _unheard)
         else:
             self._drop_offsets(shard, keys, _unheard)
 
     # Storing
 
+    def _append(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
+        """Groups that were dropped have no say any more: who loads them from the log must not miss anything."""
+        if shard.gone:
+            done(Code.NOT_COORDINATOR)
+        elif not records:
+            done(Code.NONE)
+        else:
+            self._append_records(shard.partition, shard.epoch, records, done)
+
     def _bury(self, shard: Shard, group: Group, done: AppendDone) -> None:
         """Remove an empty group with its offsets. It answers nobody while its tombstones are on their way."""
         kept = group.snapshot()
-        keys = [OffsetKey(group.group_id, *one) for one in shard.places(group.group_id)]
+        keys = [OffsetKey(group.group_id, *one) for one in shard.offsets.places(group.group_id)]
         records: list[Record] = [(encode_offset_key(key), None) for key in keys]
         if group.generation_id > 0:
             records.append((encode_group_key(group.group_id), None))
@@ -347,9 +352,9 @@ class GroupCoordinator:
                 shard.forget(group, keys)
             else:
                 shard.groups[group.group_id] = Group.restored(kept, self.limits.group, self._draw_id, self._now())
-            done(commits.FAULTS.get(code, code))
+            done(offsets.FAULTS.get(code, code))
 
-        self._appends.add(shard, records, buried)
+        self._append(shard, records, buried)
 
     def _drop_offsets(self, shard: Shard, keys: Sequence[OffsetKey], done: AppendDone) -> None:
         def dropped(code: int) -> None:
@@ -358,10 +363,10 @@ class GroupCoordinator:
                     shard.offsets.drop(key)
             done(code)
 
-        self._appends.add(shard, [(encode_offset_key(key), None) for key in keys], dropped)
+        self._append(shard, [(encode_offset_key(key), None) for key in keys], dropped)
 
     def _stored(self, shard: Shard, group: Group, store: Store, code: int) -> None:
-        self._act(shard, group, group.stored(store, commits.FAULTS.get(code, code), self._now()))
+        self._act(shard, group, group.stored(store, offsets.FAULTS.get(code, code), self._now()))
 
     # Groups and their alarms
 
@@ -371,7 +376,7 @@ class GroupCoordinator:
                 cast(Callable[[object], None], action.ticket)(action.reply)
             else:
                 record = (encode_group_key(group.group_id), encode_group(action.snapshot))
-                self._appends.add(shard, [record], partial(self._stored, shard, group, action))
+                self._append(shard, [record], partial(self._stored, shard, group, action))
         self._set_alarm(shard, group)
         if group.never_used and not shard.offsets.of(group.group_id):
             shard.forget(group, ())

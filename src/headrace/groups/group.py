@@ -13,12 +13,11 @@ assignment).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 from headrace.errors import Code
-from headrace.groups.actions import Action, Answer, Moment, Store
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member, select_protocol
 from headrace.groups.messages import (
@@ -31,9 +30,36 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.rebalance_delay import Patience
+from headrace.groups.records import GroupSnapshot
 from headrace.groups.roster import Roster
-from headrace.groups.snapshot import GroupSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Monotonic seconds for deadlines, milliseconds since 1970 for what is stored."""
+
+    seconds: float
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Hand the reply to the waiter that came with the request."""
+
+    ticket: object
+    reply: JoinReply | SyncReply
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Make the snapshot durable, then call `stored` with this. `joined` and its ticket wait for that alone."""
+
+    snapshot: GroupSnapshot
+    joined: JoinReply | None = None
+    ticket: object | None = None
+
+
+Action = Answer | Store
 
 
 class State(Enum):
@@ -67,6 +93,46 @@ NEW_MEMBER_TIMEOUT_SECONDS: Final = 300.0
 CLIENT_ID_IN_MEMBER_ID_MAX: Final = 255
 
 
+class RebalanceDelay:
+    """How long a rebalance waits for members to join. A first one, of an empty group, always waits a little, because
+    more members are likely on their way, and a little more each time that one came (KIP-134), up to the rebalance
+    timeout. Any other ends as soon as all have joined."""
+
+    def __init__(self) -> None:
+        self.deadline = NEVER
+        self.first_round = False
+        self.grew = False
+        """A member came since the present wait began."""
+        self._delay_ms = 0
+        self._left_ms = 0
+
+    def begin(self, now_seconds: float, timeout_ms: int) -> None:
+        self.first_round = False
+        self.deadline = now_seconds + timeout_ms / 1000
+
+    def begin_first_round(self, now_seconds: float, timeout_ms: int, delay_ms: int) -> None:
+        self._delay_ms, self._left_ms = delay_ms, timeout_ms
+        self.first_round = True
+        self._wait_on(now_seconds)
+
+    def renew(self, now_seconds: float) -> bool:
+        """The deadline has come; true if the wait goes on."""
+        if not (self.first_round and self.grew and self._left_ms > 0):
+            return False
+        self._wait_on(now_seconds)
+        return True
+
+    def end(self) -> None:
+        self.first_round = False
+        self.deadline = NEVER
+
+    def _wait_on(self, now_seconds: float) -> None:
+        delay_ms = min(self._delay_ms, self._left_ms)
+        self._left_ms -= delay_ms
+        self.grew = False
+        self.deadline = now_seconds + delay_ms / 1000
+
+
 class Group:
     def __init__(self, group_id: str, limits: GroupLimits, draw_id: Callable[[], str], now: Moment) -> None:
         self.group_id = group_id
@@ -78,7 +144,7 @@ class Group:
         self.next_deadline = NEVER
         self._limits = limits
         self._draw_id = draw_id
-        self._patience = Patience()
+        self._delay = RebalanceDelay()
         self._unsynced: set[str] = set()
         """Members that were told of the generation and have not asked for their assignment."""
         self._sync_deadline = NEVER
@@ -173,7 +239,7 @@ class Group:
         self.roster.add(member)
         self._note_deadline(member.deadline)
         self.roster.protocol_type = request.protocol_type
-        self._patience.grew = True
+        self._delay.grew = True
         self._wait_for_join(ticket, member)
         self._disturb(now)
 
@@ -213,12 +279,12 @@ class Group:
             self._reset_syncs(Code.REBALANCE_IN_PROGRESS, now)
             timeout_ms, delay_ms = self.roster.rebalance_timeout_ms(), self._limits.initial_rebalance_delay_ms
             if self.state is State.EMPTY and delay_ms > 0:
-                self._patience.begin_first_round(now.seconds, timeout_ms, delay_ms)
+                self._delay.begin_first_round(now.seconds, timeout_ms, delay_ms)
             else:
-                self._patience.begin(now.seconds, timeout_ms)
-            self._note_deadline(self._patience.deadline)
+                self._delay.begin(now.seconds, timeout_ms)
+            self._note_deadline(self._delay.deadline)
             self._move(Cause.DISTURBED, now)
-        if not self._patience.first_round and self.roster.all_joined():
+        if not self._delay.first_round and self.roster.all_joined():
             self._complete_join(now)
 
     def _complete_join(self, now: Moment) -> None:
@@ -229,9 +295,9 @@ class Group:
         joined = self.roster.joined()
         if self.roster and not joined:
             least_ms = self._limits.min_session_timeout_ms
-            self._patience.begin(now.seconds, max(self.roster.rebalance_timeout_ms(), least_ms))
+            self._delay.begin(now.seconds, max(self.roster.rebalance_timeout_ms(), least_ms))
             return
-        self._patience.end()
+        self._delay.end()
         self.generation_id += 1
         if joined:
             self.roster.elect(joined)
@@ -376,7 +442,7 @@ class Group:
         for member in list(self.roster.members.values()):
             self._remove(member, error_code)
         self.roster.pending.clear()
-        self._patience.end()
+        self._delay.end()
         self._sync_deadline = self.next_deadline = NEVER
         self._move(Cause.REMOVED, now)
         return self._drain()
@@ -396,9 +462,9 @@ class Group:
         for member in gone:
             self._remove(member, Code.UNKNOWN_MEMBER_ID)
         self._after_removal(bool(gone), now)
-        if self._patience.deadline <= now.seconds and not self._patience.renew(now.seconds):
+        if self._delay.deadline <= now.seconds and not self._delay.renew(now.seconds):
             self._complete_join(now)
-        self.next_deadline = min(self._patience.deadline, self._sync_deadline, roster.earliest_deadline())
+        self.next_deadline = min(self._delay.deadline, self._sync_deadline, roster.earliest_deadline())
         return self._drain()
 
     def _after_removal(self, members_left: bool, now: Moment) -> None:

@@ -1,133 +1,58 @@
-"""Records of `__consumer_offsets`, and the committed offsets that they add up to.
+"""The committed offsets of groups: what a commit, a fetch and a deletion come to, and when an offset expires. No I/O.
 
-The format is Kafka's own, so that its tools read the topic. Big-endian; a string is its length (int16, -1 for null)
-and UTF-8; bytes are their length (int32) and the bytes. The first int16 of a key tells what it is, that of a value
-its version:
+What is in the log of the offsets topic is the truth; the cache is rebuilt from it when a partition gets its leader.
 
-    key 0, 1    group, topic, partition int32
-    value 0     offset int64, metadata, commit time int64          (written by old brokers)
-    value 1     offset int64, metadata, commit time int64, expiry time int64
-    value 2     offset int64, metadata, commit time int64
-    value 3     offset int64, leader epoch int32, metadata, commit time int64
-    value 4     as 3, with a compact string (its length and one more as a varint) and then tagged fields:
-                tag 0 the topic's id, 16 bytes; tag 10000, ours, expiry time int64
-    key 2       group                                              (value: groups.snapshot)
-
-A record without a value removes its key. We write key 1 with value 4. An offset belongs to the topic with the id that
-it was committed to: another topic of that name, made later, has no part in it. Older values have no id; the
-coordinator that loads them gives them that of the topic which then has the name, and writes them anew. What is in the
-topic's log is the truth; the cache is rebuilt from it when a partition gets its leader.
+Retention counts, for a group that had members, from when it became empty; for a group that never had (it only
+commits), from the commit. While a consumer group is stable, offsets of topics that it no longer subscribes to count
+from their commit, and the others are in use. Offsets of an earlier topic of that name count from their commit in any
+group. A client of an old version may have set the end itself.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from typing import Final
 
-from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import CorruptBatch
-from headrace.groups.messages import NO_EPOCH
-from headrace.groups.record_reader import Reader, compact_string, string, uvarint
+from headrace.errors import BatchTooLarge, Code, CorruptBatch
+from headrace.groups.group import Group, State
+from headrace.groups.messages import CommitRequest, FetchedOffset, PartitionResult
+from headrace.groups.records import (
+    NO_EXPIRY,
+    OffsetAndMetadata,
+    OffsetKey,
+    Reader,
+    Record,
+    encode_offset,
+    encode_offset_key,
+)
 
-__all__ = ["OFFSETS_TOPIC", "GroupKey", "OffsetAndMetadata", "OffsetCache", "OffsetKey", "decode_key"]
-
-Record = tuple[bytes, bytes | None]
 TopicId = Callable[[str], bytes | None]
 """The id that the topic of this name has now; None if there is none."""
 NO_TOPIC_ID: Final = bytes(16)
 """Kafka's way to say that no topic is meant."""
-NO_EXPIRY: Final = -1
 
-_OFFSET_KEY: Final = 1
-_GROUP_KEY: Final = 2
+METADATA_BYTES_MAX: Final = (1 << 15) - 1
+"""What a string in a record can hold, whatever the setting says."""
 
-_TOPIC_ID_TAG: Final = 0
-_EXPIRY_TAG: Final = 10_000
-"""Readers pass over tags that they do not know, and Kafka numbers its own from 0."""
+INVALID_COMMIT_OFFSET_SIZE: Final = 28
 
+FAULTS: Final[Mapping[int, int]] = {
+    Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
+    Code.STORAGE_ERROR: Code.NOT_COORDINATOR,
+    BatchTooLarge.mapping.kafka_code: INVALID_COMMIT_OFFSET_SIZE,
+}
+"""What a failed append means to a client of the group: most is over when it finds the coordinator again."""
 
-@dataclass(frozen=True, slots=True)
-class OffsetKey:
-    group: str
-    topic: str
-    partition: int
+Accepted = Mapping[tuple[str, int], OffsetAndMetadata]
+Refused = Mapping[tuple[str, int], int]
 
-
-@dataclass(frozen=True, slots=True)
-class GroupKey:
-    group: str
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetAndMetadata:
-    offset: int
-    leader_epoch: int
-    metadata: str
-    commit_ms: int
-    expiry_ms: int = NO_EXPIRY
-    """When the client itself said how long it is kept."""
-    topic_id: bytes | None = None
-    """Of the topic that it was committed to; None in records that were written without."""
-
-    def is_of(self, topic_id: bytes | None) -> bool:
-        """Whether it may have been committed to the topic that has this id; None: there is none of that name just now,
-        which is no reason to forget what was committed."""
-        return topic_id is None or self.topic_id is None or self.topic_id == topic_id
-
-
-def encode_offset_key(key: OffsetKey) -> bytes:
-    return struct.pack(">h", _OFFSET_KEY) + string(key.group) + string(key.topic) + struct.pack(">i", key.partition)
-
-
-def encode_group_key(group: str) -> bytes:
-    return struct.pack(">h", _GROUP_KEY) + string(group)
-
-
-def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """What the record is about; None for a kind that is not ours to know."""
-    reader = Reader(key)
-    version = reader.int16()
-    if version in (0, _OFFSET_KEY):
-        return OffsetKey(reader.string(), reader.string(), reader.int32())
-    return GroupKey(reader.string()) if version == _GROUP_KEY else None
-
-
-def encode_offset(committed: OffsetAndMetadata) -> bytes:
-    if committed.topic_id is not None:
-        return _encode_with_id(committed, committed.topic_id)
-    if committed.expiry_ms != NO_EXPIRY:
-        head = struct.pack(">hq", 1, committed.offset)
-        return head + string(committed.metadata) + struct.pack(">qq", committed.commit_ms, committed.expiry_ms)
-    head = struct.pack(">hqi", 3, committed.offset, committed.leader_epoch)
-    return head + string(committed.metadata) + struct.pack(">q", committed.commit_ms)
-
-
-def _encode_with_id(committed: OffsetAndMetadata, topic_id: bytes) -> bytes:
-    fields = [(_TOPIC_ID_TAG, topic_id)]
-    if committed.expiry_ms != NO_EXPIRY:
-        fields.append((_EXPIRY_TAG, struct.pack(">q", committed.expiry_ms)))
-    tagged = b"".join(uvarint(tag) + uvarint(len(content)) + content for tag, content in fields)
-    head = struct.pack(">hqi", 4, committed.offset, committed.leader_epoch) + compact_string(committed.metadata)
-    return head + struct.pack(">q", committed.commit_ms) + uvarint(len(fields)) + tagged
-
-
-def decode_offset(value: bytes) -> OffsetAndMetadata:
-    reader = Reader(value)
-    version = reader.int16()
-    if not 0 <= version <= 4:
-        raise CorruptBatch(f"{OFFSETS_TOPIC}: offset value of version {version}; versions 0 to 4 are known")
-    offset = reader.int64()
-    epoch = reader.int32() if version >= 3 else NO_EPOCH
-    metadata = reader.compact_string() if version >= 4 else reader.string()
-    commit_ms = reader.int64()
-    if version >= 4:
-        tagged = reader.tagged()
-        expiry = tagged.get(_EXPIRY_TAG)
-        expiry_ms = NO_EXPIRY if expiry is None else Reader(expiry).int64()
-        return OffsetAndMetadata(offset, epoch, metadata, commit_ms, expiry_ms, tagged.get(_TOPIC_ID_TAG))
-    return OffsetAndMetadata(offset, epoch, metadata, commit_ms, reader.int64() if version == 1 else NO_EXPIRY)
+CONSUMER: Final = "consumer"
+"""Protocol type of groups whose members' metadata names topics."""
 
 
 class OffsetCache:
@@ -135,6 +60,8 @@ class OffsetCache:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[tuple[str, int], OffsetAndMetadata]] = {}
+        self.pending: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+        """By group, what is committed to in appends that are not answered yet, and how often."""
 
     def groups(self) -> Collection[str]:
         return self._groups.keys()
@@ -153,6 +80,18 @@ class OffsetCache:
         if not offsets:
             del self._groups[key.group]
 
+    def answered(self, group: str, places: KeysView[tuple[str, int]]) -> None:
+        """An append of these offsets was answered, whatever the answer."""
+        left = self.pending[group]
+        left.subtract(places)
+        left += Counter()
+        if not left:
+            del self.pending[group]
+
+    def places(self, group: str) -> Collection[tuple[str, int]]:
+        """What the group has committed to, or is about to."""
+        return self.of(group).keys() | self.pending.get(group, {}).keys()
+
     def of_topics(self, ids: Collection[bytes]) -> list[OffsetKey]:
         return [
             OffsetKey(group, topic, partition)
@@ -169,3 +108,125 @@ class OffsetCache:
             for (topic, partition), committed in offsets.items()
             if committed.topic_id is None
         ]
+
+
+# Requests.
+
+
+def accept(request: CommitRequest, metadata_max_bytes: int, now_ms: int) -> tuple[Refused, Accepted]:
+    """The offsets of a commit that are refused, with their codes, and those to store."""
+    expiry_ms = NO_EXPIRY if request.retention_time_ms < 0 else now_ms + request.retention_time_ms
+    refused: dict[tuple[str, int], int] = {}
+    accepted: dict[tuple[str, int], OffsetAndMetadata] = {}
+    for one in request.offsets:
+        place = one.topic, one.partition_index
+        if len(one.committed_metadata.encode()) > min(metadata_max_bytes, METADATA_BYTES_MAX):
+            refused[place] = Code.OFFSET_METADATA_TOO_LARGE
+        else:
+            accepted[place] = OffsetAndMetadata(
+                one.committed_offset,
+                one.committed_leader_epoch,
+                one.committed_metadata,
+                now_ms,
+                expiry_ms,
+                one.topic_id,
+            )
+    return refused, accepted
+
+
+def records_of(group_id: str, accepted: Accepted) -> list[Record]:
+    return [
+        (encode_offset_key(OffsetKey(group_id, topic, partition)), encode_offset(committed))
+        for (topic, partition), committed in accepted.items()
+    ]
+
+
+def results(request: CommitRequest, refused: Refused, code: int) -> tuple[PartitionResult, ...]:
+    return tuple(
+        PartitionResult(one.topic, one.partition_index, refused.get((one.topic, one.partition_index), code))
+        for one in request.offsets
+    )
+
+
+def all_failed(request: CommitRequest, code: int) -> tuple[PartitionResult, ...]:
+    return results(request, {}, code)
+
+
+def fetched(known: Accepted, wanted: Iterable[tuple[str, int]] | None, topic_id: TopicId) -> tuple[FetchedOffset, ...]:
+    """A partition without a commit has offset -1, and so has one that was committed to an earlier topic of its name.
+    With None, all that have one, of the topics that there are."""
+    if wanted is None:
+        wanted = [place for place in known if topic_id(place[0]) is not None and known[place].is_of(topic_id(place[0]))]
+    found = []
+    for topic, partition in wanted:
+        committed = known.get((topic, partition))
+        if committed is None or not committed.is_of(topic_id(topic)):
+            found.append(FetchedOffset(topic, partition))
+        else:
+            found.append(FetchedOffset(topic, partition, committed.offset, committed.leader_epoch, committed.metadata))
+    return tuple(found)
+
+
+def deletion_faults(group: Group) -> tuple[int, frozenset[str]]:
+    """Why no offset of the group may be deleted, and the topics whose offsets may not."""
+    if group.state is State.EMPTY:
+        return Code.NONE, frozenset()
+    topics = subscribed_topics(group) if group.protocol_type == CONSUMER else None
+    return (Code.NON_EMPTY_GROUP, frozenset()) if topics is None else (Code.NONE, topics)
+
+
+# Expiry.
+
+
+def expired(
+    group: Group,
+    offsets: Mapping[tuple[str, int], OffsetAndMetadata],
+    now_ms: int,
+    retention_ms: int,
+    topic_id: TopicId,
+) -> list[OffsetKey]:
+    topics = subscribed_topics(group) if group.state is State.STABLE else None
+    keys = []
+    for (topic, partition), committed in offsets.items():
+        if committed.expiry_ms != NO_EXPIRY:
+            over = committed.expiry_ms <= now_ms
+        elif not committed.is_of(topic_id(topic)):
+            over = now_ms - committed.commit_ms >= retention_ms
+        elif group.state is State.EMPTY:
+            base_ms = committed.commit_ms if group.protocol_type is None else group.state_since_ms
+            over = now_ms - base_ms >= retention_ms
+        else:
+            unused = topics is not None and topic not in topics
+            over = unused and now_ms - committed.commit_ms >= retention_ms
+        if over:
+            keys.append(OffsetKey(group.group_id, topic, partition))
+    return keys
+
+
+def subscribed_topics(group: Group) -> frozenset[str] | None:
+    """None when any topic may be in use."""
+    if group.protocol_type != CONSUMER or group.protocol_name is None:
+        return None
+    return subscribed(member.metadata(group.protocol_name) for member in group.roster.members.values())
+
+
+def topics_of(metadata: bytes) -> frozenset[str] | None:
+    """In a consumer's protocol metadata: version int16, then an array of strings; what follows is not read. It belongs
+    to the clients, and is looked into only to keep the offsets of topics in use. None when it has another form."""
+    reader = Reader(metadata)
+    try:
+        reader.int16()
+        return frozenset(reader.string() for _ in range(min(reader.int32(), len(metadata))))
+    except CorruptBatch:
+        return None
+
+
+def subscribed(metadata: Iterable[bytes]) -> frozenset[str] | None:
+    """All topics of all members; None when one of them cannot be read, and so any topic may be in use."""
+    topics: set[str] = set()
+    for one in metadata:
+        found = topics_of(one)
+        if found is None:
+            return None
+        topics |= found
+    return frozenset(topics)

@@ -1,28 +1,49 @@
-"""What groups append: records go to a partition of __consumer_offsets as one batch."""
+"""The log of the groups: what they append goes to a partition of __consumer_offsets, in batches of bounded size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import Code, HeadraceError
-from headrace.groups.offsets import Record
+from headrace.groups.records import Record
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import read_header
 
-ALL_IN_SYNC = -1
-TIMEOUT_MS = 5000
+ALL_IN_SYNC: Final = -1
+TIMEOUT_MS: Final = 5000
+RECORDS_PER_BATCH: Final = 1000
+BYTES_PER_BATCH: Final = 512 << 10
+
+AppendDone = Callable[[int], None]
+Append = Callable[[int, int, list[Record], AppendDone], None]
+"""Append records to a partition of the offsets topic while it is led in this epoch; `done` hears the error code once
+they are below the watermark."""
 
 
 class GroupLog:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
 
-    def append(self, index: int, epoch: int, records: list[Record], done: Callable[[int], None]) -> None:
-        """`done(error code)` runs when the high watermark has passed the records, or they cannot be had. Groups that
-        were loaded in one epoch append to that one only: who loads the next must not miss what they add."""
+    def append(self, index: int, epoch: int, records: list[Record], done: AppendDone) -> None:
+        """Append at least one record. `done` hears once, when the high watermark has passed all of them, or they cannot
+        be had: the first error code if there was one. Groups that were loaded in one epoch append to that one only: who
+        loads the next must not miss what they add."""
+        batches = list(in_batches(records))
+        codes: list[int] = []
+
+        def batch_done(code: int) -> None:
+            codes.append(code)
+            if len(codes) == len(batches):
+                done(next((code for code in codes if code != Code.NONE), Code.NONE))
+
+        for batch in batches:
+            self._append(index, epoch, batch, batch_done if len(batches) > 1 else done)
+
+    def _append(self, index: int, epoch: int, records: list[Record], done: AppendDone) -> None:
         partition = self._partitions.find(OFFSETS_TOPIC, index)
         if partition is None or partition.epoch != epoch:
             done(Code.NOT_COORDINATOR)
@@ -35,3 +56,18 @@ class GroupLog:
 
         submit(self._partitions, partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=read_header(batch))
         self._partitions.clock.call_soon(self._partitions.end_turn)
+
+
+def in_batches(records: list[Record]) -> Iterator[list[Record]]:
+    """The records in batches of bounded count and size."""
+    batch: list[Record] = []
+    size_bytes = 0
+    for key, value in records:
+        count = len(key) + len(value or b"")
+        if batch and (len(batch) >= RECORDS_PER_BATCH or size_bytes + count > BYTES_PER_BATCH):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append((key, value))
+        size_bytes += count
+    if batch:
+        yield batch

@@ -26,7 +26,7 @@ from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord, StorageFailed
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.descriptions import ClosedPartition
-from headrace.groups.offsets import Record
+from headrace.groups.records import Record
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock

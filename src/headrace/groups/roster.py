@@ -8,7 +8,7 @@ from headrace.errors import Code
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member, common_protocols
 from headrace.groups.messages import JoinedMember, JoinRequest
-from headrace.groups.snapshot import MemberSnapshot
+from headrace.groups.records import MemberSnapshot
 
 
 class Roster:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, KeysView
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from headrace.groups.actions import Moment
-from headrace.groups.group import Group
+from headrace.groups.group import Group, Moment
 from headrace.groups.limits import GroupLimits
-from headrace.groups.offsets import (
+from headrace.groups.offsets import OffsetCache, TopicId
+from headrace.groups.records import (
     GroupKey,
-    OffsetCache,
+    GroupSnapshot,
     OffsetKey,
     Record,
-    TopicId,
+    decode_group,
     decode_key,
     decode_offset,
     encode_offset,
     encode_offset_key,
 )
-from headrace.groups.snapshot import GroupSnapshot, decode_group
 
 
 class Shard:
@@ -34,8 +32,6 @@ class Shard:
         self.offsets = OffsetCache()
         self.loading = True
         self.gone = False
-        self.on_the_way: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
-        """By group, what is committed to in appends that are not answered yet, and how often."""
         self._snapshots: dict[str, GroupSnapshot] = {}
 
     def replay(self, records: Iterable[Record]) -> None:
@@ -80,18 +76,6 @@ class Shard:
                 self.offsets.put(key.group, key.topic, key.partition, known)
                 records.append((encode_offset_key(key), encode_offset(known)))
         return records
-
-    def arrived(self, group_id: str, places: KeysView[tuple[str, int]]) -> None:
-        """An append was answered, whatever the answer."""
-        left = self.on_the_way[group_id]
-        left.subtract(places)
-        left += Counter()
-        if not left:
-            del self.on_the_way[group_id]
-
-    def places(self, group_id: str) -> Collection[tuple[str, int]]:
-        """What the group has committed to, or is about to."""
-        return self.offsets.of(group_id).keys() | self.on_the_way.get(group_id, {}).keys()
 
     def forget(self, group: Group, keys: Iterable[OffsetKey]) -> None:
         """The group is gone from the log. What was committed to it meanwhile stays, with a fresh group of that name."""

@@ -1,4 +1,10 @@
-"""One deadline heap for all groups; each has at most one alarm in it, and an earlier one takes the place of a later."""
+"""Time as groups need it: stamps for what is kept, and alarms for what has a deadline.
+
+The wall clock may be set forward or back under us. One that is set a year ahead must not take every committed offset
+for old, nor one that is set back stamp new ones as old. So a commit is stamped with the later of two readings, and
+expiry goes by the earlier: the wall clock, and what it was at the start plus the time that has passed since. Offsets
+may be kept for longer by that, never for shorter.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,24 @@ from collections.abc import Callable, Hashable
 from headrace.groups.member import NEVER
 from headrace.partitions.deadlines import Deadlines
 from headrace.ports.clock import Clock
+
+
+class Wall:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_ms = clock.wall_ms()
+        self._began = clock.now()
+
+    def latest_ms(self) -> int:
+        """For stamps."""
+        return max(self._clock.wall_ms(), self._steady_ms())
+
+    def earliest_ms(self) -> int:
+        """For what has become too old."""
+        return min(self._clock.wall_ms(), self._steady_ms())
+
+    def _steady_ms(self) -> int:
+        return self._began_ms + round((self._clock.now() - self._began) * 1000)
 
 
 class _Alarm:
@@ -23,6 +47,9 @@ class _Alarm:
 
 
 class Alarms:
+    """One deadline heap for all groups; each has at most one alarm in it, and an earlier one takes the place of a
+    later."""
+
     def __init__(self, clock: Clock) -> None:
         self._deadlines = Deadlines(clock)
         self._alarms: dict[Hashable, _Alarm] = {}
