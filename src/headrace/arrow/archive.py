@@ -70,7 +70,6 @@ class Wanted:
 class Work:
     """What a search has looked at so far."""
 
-    index_version: int | None = None
     files: int = 0
     row_groups: int = 0
     files_not_indexed: int = 0
@@ -134,7 +133,6 @@ class Archive:
         spans = [Span(partition, offset, offset) for partition, offset in wanted.ids]
         if wanted.key is not None and not wanted.ids:
             index = KeyIndex(self.folder, self.table)
-            work.index_version = index.version
             everywhere = unknown_since(self.table, index.version).intersection(file.path for file in files)
             work.files_not_indexed = len(everywhere)
             spans = index.find(wanted.topic, wanted.key, wanted.from_ms, wanted.to_ms)

@@ -59,19 +59,6 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerLoad:
-    """What a plan means for one broker."""
-
-    broker: int
-    replicas_before: int = 0
-    replicas_after: int = 0
-    leaders_before: int = 0
-    leaders_after: int = 0
-    arriving: int = 0
-    leaving: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Reassignment:
     moves: tuple[ReplicaMove, ...] = ()
 
@@ -84,14 +71,6 @@ class Reassignment:
             leaders=sum(move.before[0] != move.after[0] for move in self.moves),
             copied_bytes=sum(known) if len(known) == len(copies) else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderChange:
-    topic: str
-    partition: int
-    before: int
-    after: int
 
 
 def rebalance(image: Image, *, default: str = SPREAD, sizes: Sizes | None = None) -> Reassignment:
@@ -157,41 +136,6 @@ def move(
             f"broker {unable[0]} takes no replicas: it is not live, or it is leaving or draining; {sorted(able)} do"
         )
     return _reassignment(image, {(topic, partition): replicas}, sizes)
-
-
-def preferred_leaders(image: Image, live: Collection[int] | None = None) -> tuple[LeaderChange, ...]:
-    """The partitions that their first replica could lead and does not. One that is being moved gets its leader when
-    the move ends.
-    """
-    able = {site.broker for site in open_sites(image)}
-    if live is not None:
-        able &= set(live)
-    return tuple(
-        LeaderChange(name, state.index, state.leader, state.replicas[0])
-        for name, topic in sorted(image.topics.items())
-        for state in topic.partitions
-        if not state.target and not state.is_missing
-        if state.leader != state.replicas[0] and state.replicas[0] in state.isr and state.replicas[0] in able
-    )
-
-
-def broker_loads(image: Image, plan: Reassignment) -> tuple[BrokerLoad, ...]:
-    """Every broker before and after the plan, by number."""
-    before = _goals(image)
-    after = before | {(move.topic, move.partition): move.after for move in plan.moves}
-    brokers = set(image.brokers).union(*before.values(), *after.values())
-    return tuple(
-        BrokerLoad(
-            broker,
-            replicas_before=sum(broker in replicas for replicas in before.values()),
-            replicas_after=sum(broker in replicas for replicas in after.values()),
-            leaders_before=sum(broker == replicas[0] for replicas in before.values()),
-            leaders_after=sum(broker == replicas[0] for replicas in after.values()),
-            arriving=sum(broker in move.added for move in plan.moves),
-            leaving=sum(broker in move.removed for move in plan.moves),
-        )
-        for broker in sorted(brokers)
-    )
 
 
 def _goals(image: Image) -> dict[Where, tuple[int, ...]]:

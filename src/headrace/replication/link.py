@@ -62,7 +62,6 @@ class Link:
         self._append_max_bytes = append_max_bytes
         self._channel: Channel | None = None
         self._dead = False
-        self._greeted = False
         self.peer: Hello | None = None
         self.heard_at = self._sent_at = clock.now()
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.wire import schema
-from headrace.wire.decoder import Decode, compile_decoder, walk
+from headrace.wire.decoder import Decode, compile_decoder
 from headrace.wire.encoder import Encode, compile_encoder
 from headrace.wire.message import Message
-from headrace.wire.schema import Direction
 
 _request_decoders: Final[dict[tuple[int, int], Decode]] = {}
 _response_decoders: Final[dict[tuple[int, int], Decode]] = {}
@@ -50,24 +48,3 @@ def encode_response(api_key: int, version: int, message: Message) -> bytes:
     if encode is None:
         encode = _response_encoders[api_key, version] = compile_encoder(api_key, version, "response")
     return encode(message)
-
-
-def unknown_fields(api_key: int, direction: Direction, message: Message) -> list[str]:
-    """Fields of `message` that no version of the API has: misspelt ones, which the encoder would ignore."""
-    known: dict[tuple[str, ...], set[str]] = {}
-    for version in schema.landmark_versions(api_key):
-        for keys, spec in walk(schema.load(api_key, version, direction)):
-            known.setdefault(keys, set()).update(field.name for field in spec.fields)
-    return sorted(_unknown(message, (), known))
-
-
-def _unknown(message: Message, keys: tuple[str, ...], known: dict[tuple[str, ...], set[str]]) -> set[str]:
-    unknown = set()
-    for name, value in vars(message).items():
-        inside = (*keys, name)
-        if name not in known.get(keys, set()):
-            unknown.add(".".join(inside))
-        for inner in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(inner, Message):
-                unknown |= _unknown(inner, inside, known)
-    return unknown

@@ -26,7 +26,6 @@ from headrace.wire.message import Message
 from headrace.wire.varint import write_uvarint
 
 ACKS_NONE: Final = 0
-ACKS_LEADER: Final = 1
 ACKS_ALL: Final = -1
 
 ANSWER_MARGIN_MS: Final = 10_000
