@@ -26,11 +26,11 @@ StartBroker = Callable[..., Broker]
 def _lanes_of(producer: Producer) -> list[object]:
     """What is left in the lanes of a producer, to leave or to be answered."""
     return [
-        parcel
-        for desk in producer._sender.desks()
-        for topic in desk.router_here.topics
-        for track in desk.tracks(topic)
-        for parcel in (*track.lane.waiting, *track.lane.flying)
+        batch
+        for accumulator in producer._sender.accumulators()
+        for topic in accumulator.own_router.topics
+        for buffer in accumulator.buffers(topic)
+        for batch in (*buffer.lane.waiting, *buffer.lane.in_flight)
     ]
 
 

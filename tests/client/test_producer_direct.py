@@ -22,8 +22,8 @@ from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.errors import CalledWithin, ForkedEngine
 from headrace.client.connection.stream import FrameReader
 from headrace.client.producer.errors import DeliveryUnknown, NotDelivered
-from headrace.client.producer.form import Form
 from headrace.client.producer.producer import Producer
+from headrace.client.producer.request import ProduceTemplate
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
@@ -353,7 +353,7 @@ def test_a_broker_that_is_killed_while_records_are_sent_one_by_one(brokers: Brok
 
 @pytest.mark.parametrize("version", range(3, 14))
 def test_an_answer_is_read_without_its_codec_only_if_it_says_written(version: int) -> None:
-    form = Form(version, "orders", bytes(range(16)), 7, -1, 1_000)
+    template = ProduceTemplate(version, "orders", bytes(range(16)), 7, -1, 1_000)
 
     def frame(throttle_ms: int = 0, **changed: object) -> bytes:
         row = {"index": 7, "error_code": 0, "base_offset": 42, "log_append_time_ms": -1, "log_start_offset": 3}
@@ -361,13 +361,13 @@ def test_an_answer_is_read_without_its_codec_only_if_it_says_written(version: in
         body = encode_response(apis.PRODUCE, version, Message(responses=[topic], throttle_time_ms=throttle_ms))
         return write_response(apis.PRODUCE, version, 99, body)
 
-    assert form.read(frame(), 99) == ((42, -1) if version >= 5 else None)
-    assert form.read(frame(log_append_time_ms=123), 99) == ((42, 123) if version >= 5 else None)
-    assert form.read(frame(), 98) is None
+    assert template.read(frame(), 99) == ((42, -1) if version >= 5 else None)
+    assert template.read(frame(log_append_time_ms=123), 99) == ((42, 123) if version >= 5 else None)
+    assert template.read(frame(), 98) is None
     for other in (frame(5), frame(index=8), frame(error_code=6), frame(error_code=6, base_offset=-1), frame()[:-1]):
-        assert form.read(other, 99) is None
+        assert template.read(other, 99) is None
     for place in (3, len(frame()) - 1):
-        assert form.read(frame()[:place] + b"\x7f" + frame()[place + 1 :], 99) is None
+        assert template.read(frame()[:place] + b"\x7f" + frame()[place + 1 :], 99) is None
 
 
 def test_what_somebody_else_has_received_is_left_to_the_reader() -> None:

@@ -14,9 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.client.producer import outcomes
-from headrace.client.producer.lane import Fate, Lane, Parcel
-from headrace.client.producer.outcomes import Outcome
+from headrace.client.producer.lane import Fate, Lane, LaneBatch, Outcome, outcome_of_code
 from headrace.errors import HeadraceError
 from headrace.records.batch import BatchHeader
 from headrace.storage.producers import Load, ProducerLoads, ProducerTable
@@ -32,6 +30,11 @@ NO_LIMIT = 1 << 30
 
 Content = tuple[tuple[int, ...], bool]
 """The records, as numbers, and whether the broker will not have them."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch(LaneBatch):
+    content: Content = ((), False)
 
 
 def _no_producers(_past_damage: bool) -> Load:
@@ -73,7 +76,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Sent:
-    parcel: Parcel
+    batch: Batch
     attempt: int
     pid: int
     epoch: int
@@ -106,35 +109,34 @@ class World:
     """Records that are too large by themselves."""
 
     def __post_init__(self) -> None:
-        self.lane = Lane("t", 0, -1, self.idempotent, self.in_flight)
+        self.lane: Lane[Batch] = Lane("t", 0, -1, self.idempotent, self.in_flight)
 
-    def add(self, *, timeout_s: float = 30.0, denied: bool = False, count: int = 0) -> Parcel:
+    def add(self, *, timeout_s: float = 30.0, denied: bool = False, count: int = 0) -> Batch:
         uids = tuple(range(self.added, self.added + (count or self.rng.randint(1, self.most))))
         self.added += len(uids)
-        parcel = Parcel(len(uids), self.now + timeout_s, (uids, denied))
-        self.lane.add(parcel)
-        return parcel
+        batch = Batch(len(uids), self.now + timeout_s, content=(uids, denied))
+        self.lane.add(batch)
+        return batch
 
-    def note(self, verdicts: list[tuple[Parcel, Fate]]) -> None:
-        for parcel, fate in verdicts:
-            for uid in parcel.content[0]:  # type: ignore[index]
+    def note(self, verdicts: list[tuple[Batch, Fate]]) -> None:
+        for batch, fate in verdicts:
+            for uid in batch.content[0]:
                 assert uid not in self.fates, "a fate is told once"
                 self.fates[uid] = fate
 
     def send(self) -> None:
         while True:
-            if self.lane.wants_identity:
+            if self.lane.wants_producer_id:
                 self.lane.adopt(self.pid, 0)
                 self.pid += 1
-            parcel = self.lane.next(self.now, self.leader)
-            if parcel is None and self.lane.wants_identity:
+            batch = self.lane.next(self.now, self.leader)
+            if batch is None and self.lane.wants_producer_id:
                 continue
-            if parcel is None:
+            if batch is None:
                 return
-            content: Content = parcel.content  # type: ignore[assignment]
-            uids, denied = content
-            stamp = (parcel.producer_id, parcel.epoch, parcel.sequence)
-            self.requests.append(Sent(parcel, parcel.attempt, *stamp, parcel.count, uids, denied))
+            uids, denied = batch.content
+            stamp = (batch.producer_id, batch.epoch, batch.sequence)
+            self.requests.append(Sent(batch, batch.attempt, *stamp, batch.count, uids, denied))
 
     def work(self, code: int = 0, after: bool = False) -> None:
         """The broker works on the oldest request: refused with `code` before or after it is appended, or appended."""
@@ -150,22 +152,21 @@ class World:
 
     def answer(self) -> None:
         request, code = self.answers.popleft()
-        parcel, outcome = request.parcel, outcomes.of_code(code)
-        if outcome is Outcome.TOO_LARGE and self.lane.splits(parcel, request.attempt):
-            self.split(parcel)
+        batch, outcome = request.batch, outcome_of_code(code)
+        if outcome is Outcome.TOO_LARGE and self.lane.splits(batch, request.attempt):
+            self.split(batch)
         else:
-            self.note(self.lane.answered(parcel, request.attempt, outcome, self.now))
+            self.note(self.lane.answered(batch, request.attempt, outcome, self.now))
 
     def too_large(self, request: Sent) -> bool:
         """As the broker has it: sizes come before sequences."""
         return request.count > self.limit or not self.large.isdisjoint(request.uids)
 
-    def split(self, parcel: Parcel) -> None:
-        content: Content = parcel.content  # type: ignore[assignment]
-        uids, denied = content
+    def split(self, batch: Batch) -> None:
+        uids, denied = batch.content
         cuts = sorted(self.rng.sample(range(1, len(uids)), self.rng.randint(1, min(2, len(uids) - 1))))
         pieces = [uids[start:end] for start, end in pairwise((0, *cuts, len(uids)))]
-        self.lane.split(parcel, [Parcel(len(piece), parcel.deadline, (piece, denied)) for piece in pieces])
+        self.lane.split(batch, [Batch(len(piece), batch.deadline, content=(piece, denied)) for piece in pieces])
 
     def cut(self, outcome: Outcome = Outcome.UNSURE) -> None:
         """The connection breaks: answers are lost; requests may be worked on later, for nobody."""
@@ -175,7 +176,7 @@ class World:
         self.requests.clear()
         self.answers.clear()
         for request in lost:
-            self.note(self.lane.answered(request.parcel, request.attempt, outcome, self.now))
+            self.note(self.lane.answered(request.batch, request.attempt, outcome, self.now))
 
     def haunt(self) -> None:
         connection = self.rng.choice(self.ghosts)
@@ -278,9 +279,9 @@ def test_the_checker_finds_a_new_identity_that_does_not_fence_the_old_one(
 ) -> None:
     renew = Lane._renew
 
-    def under_another_id(lane: Lane) -> None:
+    def under_another_id(lane: Lane[Batch]) -> None:
         renew(lane)
-        lane.wants_identity = True
+        lane.wants_producer_id = True
 
     monkeypatch.setattr(Lane, "_renew", under_another_id)
     with pytest.raises(AssertionError, match="overtaken"):
@@ -368,7 +369,7 @@ def test_a_batch_that_no_try_will_help_fails_alone_and_the_rest_goes_under_a_new
         world.add()
     world.settle()
     world.check()
-    assert {uid for uid, fate in world.fates.items() if fate is not Fate.DELIVERED} == set(refused.content[0])  # type: ignore[index]
+    assert {uid for uid, fate in world.fates.items() if fate is not Fate.DELIVERED} == set(refused.content[0])
     assert (world.lane.renewals, world.lane.epoch) == (1, 1)
 
 
@@ -398,28 +399,28 @@ def test_a_record_that_is_too_large_fails_alone(world: World) -> None:
 
 def test_parts_of_a_batch_that_may_be_written_are_not_written_again(world: World) -> None:
     proven(world)
-    parcel = world.add(count=8)
+    batch = world.add(count=8)
     world.send()
     world.work(TIMED_OUT, after=True)
     world.answer()
     world.limit = 1
     world.settle()
     world.check()
-    assert world.fates[parcel.content[0][0]] is Fate.UNKNOWN  # type: ignore[index]
+    assert world.fates[batch.content[0][0]] is Fate.UNKNOWN
 
 
 def test_once_a_part_is_written_no_other_is_in_doubt_for_the_whole(world: World) -> None:
     proven(world)
-    parcel = world.add(count=8)
+    batch = world.add(count=8)
     world.add(count=2)
     world.send()
     world.work(TIMED_OUT)
     world.answer()
-    world.large.add(parcel.content[0][7])  # type: ignore[index]
+    world.large.add(batch.content[0][7])
     world.settle()
     world.check()
     assert {uid: fate for uid, fate in world.fates.items() if fate is not Fate.DELIVERED} == {
-        parcel.content[0][7]: Fate.FAILED  # type: ignore[index]
+        batch.content[0][7]: Fate.FAILED
     }
 
 
@@ -432,7 +433,7 @@ def test_a_part_stays_in_doubt_for_its_own_try_or_if_the_log_may_have_the_whole(
     world.answer()
     world.wait(1.0)
     world.send()
-    parts = [Parcel(1, whole.deadline), Parcel(1, whole.deadline)]
+    parts = [Batch(1, whole.deadline), Batch(1, whole.deadline)]
     lane.split(whole, parts)
     lane._proven_at = world.now
     assert [lane.next(world.now, world.leader) for _ in parts] == parts
@@ -447,9 +448,9 @@ def test_the_checker_finds_parts_that_forget_that_they_may_be_written(
 ) -> None:
     split = Lane.split
 
-    def forgetful(lane: Lane, parcel: Parcel, parts: Sequence[Parcel]) -> None:
-        parcel.unsure = False
-        split(lane, parcel, parts)
+    def forgetful(lane: Lane[Batch], batch: Batch, parts: Sequence[Batch]) -> None:
+        batch.unsure = False
+        split(lane, batch, parts)
 
     monkeypatch.setattr(Lane, "split", forgetful)
     with pytest.raises(AssertionError, match=r"twice|overtaken|told as not written"):
@@ -461,7 +462,7 @@ def test_a_late_acknowledgement_of_a_batch_told_as_unknown_leaves_no_hole(world:
     late = world.add(timeout_s=1.0)
     world.send()
     world.wait(2.0)
-    assert world.fates[late.content[0][0]] is Fate.UNKNOWN  # type: ignore[index]
+    assert world.fates[late.content[0][0]] is Fate.UNKNOWN
     world.add()
     world.settle()
     world.check()
@@ -487,10 +488,10 @@ def test_a_batch_given_up_with_an_attempt_out_is_fenced_off_by_a_new_epoch(world
 
 def test_a_log_that_claims_what_it_never_had_is_not_believed(world: World) -> None:
     proven(world)
-    parcel = world.add()
+    batch = world.add()
     world.send()
     request = world.requests.popleft()
-    world.note(world.lane.answered(parcel, request.attempt, Outcome.KNOWN, world.now))
+    world.note(world.lane.answered(batch, request.attempt, Outcome.KNOWN, world.now))
     assert not world.lane.idle
     world.settle()
     world.check()
@@ -501,7 +502,7 @@ def test_a_log_that_lost_acknowledged_batches_is_written_on_under_a_new_epoch(wo
     for _ in range(2):
         proven(world)
     world.log = Log()
-    world.log.append(Sent(Parcel(1, 0), 1, 500, 0, 0, 1, (), False))
+    world.log.append(Sent(Batch(1, 0), 1, 500, 0, 0, 1, (), False))
     world.lane._next_sequence += 5
     world.add()
     world.settle()
@@ -513,23 +514,23 @@ def test_a_batch_that_may_be_written_is_not_sent_again_when_the_log_has_forgotte
     world: World,
 ) -> None:
     proven(world)
-    parcel = world.add()
+    batch = world.add()
     world.send()
     request = world.requests.popleft()
-    world.note(world.lane.answered(parcel, request.attempt, Outcome.UNSURE, world.now))
+    world.note(world.lane.answered(batch, request.attempt, Outcome.UNSURE, world.now))
     world.wait(1.0)
     world.send()
     request = world.requests.popleft()
-    world.note(world.lane.answered(parcel, request.attempt, Outcome.GAP, world.now))
-    assert world.fates[parcel.content[0][0]] is Fate.UNKNOWN  # type: ignore[index]
+    world.note(world.lane.answered(batch, request.attempt, Outcome.GAP, world.now))
+    assert world.fates[batch.content[0][0]] is Fate.UNKNOWN
 
 
 def test_a_fenced_lane_goes_on_under_a_producer_id_of_its_own(world: World) -> None:
     proven(world)
-    parcel = world.add()
+    batch = world.add()
     world.send()
     request = world.requests.popleft()
-    world.note(world.lane.answered(parcel, request.attempt, Outcome.FENCED, world.now))
+    world.note(world.lane.answered(batch, request.attempt, Outcome.FENCED, world.now))
     world.settle()
     world.check()
     assert world.log.batches[-1][:3] == (501, 0, 0)
@@ -546,13 +547,13 @@ def test_epochs_that_are_used_up_bring_a_new_producer_id(world: World) -> None:
 
 def test_an_answer_to_an_attempt_that_was_given_up_says_nothing(world: World) -> None:
     proven(world)
-    parcel = world.add()
+    batch = world.add()
     world.send()
     stale = world.requests.popleft()
     assert world.lane.abandon(world.now) == []
     world.leader += 1
     world.send()
-    assert world.lane.answered(parcel, stale.attempt, Outcome.DENIED, world.now) == []
+    assert world.lane.answered(batch, stale.attempt, Outcome.DENIED, world.now) == []
     world.settle()
     world.check()
     assert set(world.fates.values()) == {Fate.DELIVERED}
@@ -569,7 +570,7 @@ def test_a_batch_that_never_left_can_go_elsewhere_and_one_that_may_be_written_ca
     world.send()
     world.cut(Outcome.UNSURE)
     assert not world.lane.release(second)
-    world.fates.update(dict.fromkeys(first.content[0], Fate.FAILED))  # type: ignore[index]
+    world.fates.update(dict.fromkeys(first.content[0], Fate.FAILED))
     world.settle()
     world.check()
 
@@ -614,4 +615,4 @@ def test_without_an_identity_batches_are_tried_again_and_the_window_is_kept(seed
     ],
 )
 def test_what_an_answer_says_of_a_batch(code: int, outcome: Outcome) -> None:
-    assert outcomes.of_code(code) is outcome
+    assert outcome_of_code(code) is outcome

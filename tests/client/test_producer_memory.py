@@ -13,9 +13,9 @@ from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
+from headrace.client.producer.accumulator import ProducerBatch
 from headrace.client.producer.errors import QueueFull
 from headrace.client.producer.producer import Producer
-from headrace.client.producer.track import Load
 from headrace.records.builder import Delivery
 from proving import proves
 
@@ -37,7 +37,10 @@ def producing(broker: Broker) -> Iterator[MakeProducer]:
 
 def _batches_kept(producer: Producer) -> int:
     gc.collect()
-    return sum(isinstance(each, Load) and each.track.desk.sender is producer._sender for each in gc.get_objects())
+    return sum(
+        isinstance(each, ProducerBatch) and each.buffer.accumulator.sender is producer._sender
+        for each in gc.get_objects()
+    )
 
 
 @proves("R6")

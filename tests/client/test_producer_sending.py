@@ -20,10 +20,9 @@ from headrace.client.admin.cluster import Cluster, UnknownTopic
 from headrace.client.admin.fetch import FetchLimits, Position, fetch
 from headrace.client.connection import connections
 from headrace.client.errors import BrokerUnreachable
+from headrace.client.producer.accumulator import ProducerBatch
 from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
-from headrace.client.producer.lane import Parcel
 from headrace.client.producer.producer import Producer
-from headrace.client.producer.track import Load
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError
 from headrace.records.batch import BatchHeader
 from headrace.records.builder import Delivery, Report
@@ -582,14 +581,14 @@ def test_a_batch_that_cannot_be_packed_fails_alone(
 ) -> None:
     name = topic(partitions=2)
     producer = producing(interval_ms=3_600_000)
-    sign = Load.sign
+    sign = ProducerBatch.sign
 
-    def no_memory(load: Load, parcel: Parcel) -> bytearray:
-        if load.track.partition == 0:
+    def no_memory(batch: ProducerBatch) -> bytearray:
+        if batch.buffer.partition == 0:
             raise MemoryError
-        return sign(load, parcel)
+        return sign(batch)
 
-    monkeypatch.setattr(Load, "sign", no_memory)
+    monkeypatch.setattr(ProducerBatch, "sign", no_memory)
     deliveries = [producer.send_async(name, b"v", partition=partition) for partition in (0, 1)]
     producer.flush(20.0)
     assert isinstance(deliveries[0].exception(), NotDelivered)

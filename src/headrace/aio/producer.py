@@ -23,13 +23,10 @@ from typing import Any, Final, Self, Unpack
 from headrace.aio.reactor import AsyncioReactor
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.connections import shared
-from headrace.client.producer.desk import FIND_WITHIN_S, not_heard_of
-from headrace.client.producer.driver import Need
+from headrace.client.producer.accumulator import FIND_WITHIN_S, Need, ProduceResult, not_heard_of
 from headrace.client.producer.errors import ProducerClosed, QueueFull
 from headrace.client.producer.options import OptionFields, Options
-from headrace.client.producer.ordered import Ordered
 from headrace.client.producer.sender import Sender
-from headrace.client.producer.track import Sent
 from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
 from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.record import Header
@@ -119,8 +116,7 @@ class Producer:
         self._network = shared(bootstrap, client_id=client_id, tls=tls, reactor=reactor)
         self._driver = _LoopDriver(self._loop)
         self._sender = Sender(self._network, checked, self._driver)
-        self._router = self._sender.desk(checked.acks).router_here
-        self._ordered = Ordered(self._sender)
+        self._router = self._sender.accumulator(checked.acks).own_router
         self._acks = checked.acks
         self._find_s = min(FIND_WITHIN_S, checked.delivery_timeout_ms / 1000)
         self._interval = checked.interval_ms > 0
@@ -234,14 +230,13 @@ class Producer:
         """Send in the order of `order_key`, which alone chooses the partition; see `headrace.Producer`."""
 
         def put() -> Delivery:
-            return self._ordered.send(
+            return self._sender.accumulator(self._acks if acks is None else acks, ordered=True).append_ordered(
                 topic,
                 value,
                 order_key,
                 key=key,
                 headers=headers,
                 timestamp_ms=timestamp_ms,
-                acks=self._acks if acks is None else acks,
                 callback=None,
             )
 
@@ -251,12 +246,11 @@ class Producer:
         """Wait until everything sent so far is acknowledged or has failed; deliveries say which."""
         deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
         in_time = await self._driver.have(lambda: not self._aside, deadline)
-        mark = self._sender.mark()
-        self._sender.hurry()
-        if not in_time or not await self._driver.have(lambda: self._sender.settled(mark), deadline):
+        mark = self._sender.begin_flush()
+        if not in_time or not await self._driver.have(lambda: self._sender.flushed(mark), deadline):
             raise RequestTimedOut(
-                f"{self._sender.quota.records + self._sender.aside} records are not acknowledged after {timeout_s} s "
-                "and still under way: wait longer, or look at the brokers"
+                f"{self._sender.quota.records + self._sender.unbatched} records are not acknowledged after "
+                f"{timeout_s} s and still under way: wait longer, or look at the brokers"
             )
 
     def metrics(self) -> dict[str, int]:
@@ -326,16 +320,16 @@ class Producer:
                 room = wait.need is Need.ROOM
                 found = await self._driver.have(wait.done, wait.deadline if room else min(wait.deadline, find_until))
                 if not found and room:
-                    return self._sender.desk(self._acks).drop(topic)
+                    return self._sender.accumulator(self._acks).drop(topic)
                 if not found and self._loop.time() >= find_until:
                     raise not_heard_of(topic, self._find_s) from None
 
     def _set_aside(self, topic: str, put: Put) -> Delivery:
         """Keep a record until its topic is known, and those before it are in their batches."""
-        if self._sender.aside >= ASIDE_MAX:
+        if self._sender.unbatched >= ASIDE_MAX:
             raise QueueFull(f"{ASIDE_MAX} records wait for topics that are not known yet: await one of them first")
         delivery = Delivery(SentBatch(topic, -1, self._sender), 0, -1)
-        self._sender.aside += 1
+        self._sender.unbatched += 1
         record = (put, delivery, self._loop.time() + self._find_s)
         if topic in self._aside:
             self._aside[topic].append(record)
@@ -365,19 +359,19 @@ class Producer:
                     delivery.sent.fail(refused)
                     delivery.sent.tell()
                 aside.popleft()
-                self._sender.aside -= 1
+                self._sender.unbatched -= 1
         finally:
             for _, delivery, _ in aside:
                 delivery.sent.fail(ProducerClosed("the producer was closed"))
                 delivery.sent.tell()
-                self._sender.aside -= 1
+                self._sender.unbatched -= 1
             del self._aside[topic]
             self._driver.changed()
 
     def _leave(self, delivery: Delivery) -> None:
         sent = delivery.sent
-        if isinstance(sent, Sent) and sent.load is not None:
-            self._sender.leave_now(sent.load)
+        if isinstance(sent, ProduceResult) and sent.pending is not None:
+            self._sender.leave_now(sent.pending)
 
 
 def _pass_on(real: Delivery, sent: SentBatch) -> None:

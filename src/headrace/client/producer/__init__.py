@@ -1,6 +1,11 @@
-"""The producer: records into batches, batches into lanes, lanes to their leaders, each record told where it is.
+"""The producer: records into batches, batches to the leaders of their partitions.
 
-A lane (`lane`) is one partition under one acks: which batch may leave, under which sequence number, and what an answer
-means. `outcomes` says what a code or a lost link tells of a batch, `faults` and `spread` where records without a key
-go, `bound` how much may wait. None of these does I/O. `sender` joins them to the engine, `producer` is the public face.
+producer       the public face for threads; `headrace.aio` has the one for asyncio
+accumulator    records into the open batch of their partition; batches from their first record to their fate
+partitioner    where records without a key go, and which brokers they avoid
+lane           one partition under one acks: which batch may leave, under which sequence, what an answer means; no I/O
+sender         what is ready into requests to leaders, answers to lanes, fates to deliveries
+request        produce requests and their answers
+direct         a record that is waited for alone, written and its answer read by its own sender
+options, errors
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.client.producer.outcomes import SIZES
+from headrace.client.producer.lane import SIZES
 from headrace.errors import HeadraceError, Mapping
 
 
@@ -33,12 +33,12 @@ class ProducerClosed(HeadraceError):
 
 def failure(count: int, where: str, unknown: bool, reason: HeadraceError | None) -> NotDelivered:
     """What the records of a batch hear that was not acknowledged."""
-    told = f": {reason}" if reason is not None else ": no answer came in time"
+    why = f": {reason}" if reason is not None else ": no answer came in time"
     if reason is not None and reason.kafka_code in SIZES:
-        told += "; the record alone is larger than its topic takes: send less, or raise max.message.bytes of the topic"
+        why += "; the record alone is larger than its topic takes: send less, or raise max.message.bytes of the topic"
     if unknown:
         return DeliveryUnknown(
-            f"whether {count} records for {where} were written is not known{told}; look before sending them again",
+            f"whether {count} records for {where} were written is not known{why}; look before sending them again",
             reason,
         )
-    return NotDelivered(f"{count} records for {where} were not written{told}", reason)
+    return NotDelivered(f"{count} records for {where} were not written{why}", reason)

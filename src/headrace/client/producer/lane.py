@@ -7,18 +7,18 @@ No I/O and no clock: times come in, batches and their fates go out. Of an idempo
 - A log that does not know a producer takes any sequence from it. So until one batch has been acknowledged by this
   leader, and again after every failure, after a move of the leader and after a while of silence, one batch travels
   alone: none can slip past one that is refused.
-- At most `in_flight` are out, never more than brokers remember (five): a batch sent again is recognised.
+- At most `max_in_flight` are out, never more than brokers remember (five): a batch sent again is recognised.
 - A batch that is given up after its sequence was used leaves a hole, which the lane closes by a new epoch, from
   sequence 0 on. The log refuses the old epoch from then on, so what an old connection still carries cannot land behind
   newer batches. The hole is *sure* if no attempt at that batch can have been written: then nothing behind it can be,
   and all of it goes again under the new epoch. It is *open* if one may have been: then what follows and may be written
-  too is tried under the old epoch first. The log has it, or takes it, or refuses it; in the last case its fate is told
-  as unknown, because to send it under the new epoch could write it twice.
+  too is tried under the old epoch first. The log has it, or takes it, or refuses it; in the last case its fate is
+  unknown, because to send it under the new epoch could write it twice.
 - A batch that the log refuses for its size goes on in parts. They have its sequences among them, so what was sent
   behind it keeps its own and follows when they are written.
 
-Other lanes (acks 0 or 1) try again as long as it makes sense: a batch may be written twice, and, unless `in_flight` is
-1, behind a later one.
+Other lanes (acks 0 or 1) try again as long as it makes sense: a batch may be written twice, and, unless
+`max_in_flight` is 1, behind a later one.
 """
 
 from __future__ import annotations
@@ -28,17 +28,88 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from headrace.client.producer.outcomes import Outcome
-from headrace.errors import HeadraceError
+from headrace.errors import Code, HeadraceError, Unsupported
+from headrace.wire import schema
 
 REMEMBERED_BATCHES: Final = 5
 SEQUENCES: Final = 1 << 31
 LAST_EPOCH: Final = 32_766
 PROVEN_FOR_S: Final = 60.0
-PAUSE_S: Final = 0.02
-PAUSE_MAX_S: Final = 0.5
+BACKOFF_S: Final = 0.02
+BACKOFF_MAX_S: Final = 0.5
+
+OUT_OF_ORDER: Final = 45
+DUPLICATE: Final = 46
+INVALID_EPOCH: Final = 47
+UNKNOWN_PRODUCER: Final = 59
+PRODUCER_FENCED: Final = 90
+SIZES: Final = (10, 18)
+"""MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE."""
+
+
+class Outcome(Enum):
+    """What the end of an attempt says of a batch: written, not written, or unknown; worth another try or not.
+
+    Only the codes in `_NOT_WRITTEN` are taken as a promise that nothing was written. A leader that steps down while a
+    batch waits for its followers answers NOT_LEADER_OR_FOLLOWER, and the batch may be in the next leader's log: that
+    code, and every other that a try may change, leaves it open.
+    """
+
+    WRITTEN = auto()
+    """Acknowledged."""
+    KNOWN = auto()
+    """The log has had this sequence; where is not told."""
+    REFUSED = auto()
+    """Not written, worth another try."""
+    UNSURE = auto()
+    """May be written, worth another try."""
+    NEVER_SENT = auto()
+    """No byte of it left."""
+    GAP = auto()
+    """Not written in this attempt: the log has not had the sequence before it, or has forgotten this producer."""
+    FENCED = auto()
+    """Not written in this attempt: the log has seen a newer epoch of this producer."""
+    DENIED = auto()
+    """Not written, and no try will change that."""
+    TOO_LARGE = auto()
+    """Not written: fewer records at once may be."""
+    LOST = auto()
+    """May be written, and no try makes sense."""
+
+
+_NOT_WRITTEN: Final = frozenset({2, Code.LEADER_NOT_AVAILABLE, Code.NOT_ENOUGH_REPLICAS, Code.UNKNOWN_TOPIC_ID})
+_OF_SEQUENCES: Final = {
+    DUPLICATE: Outcome.KNOWN,
+    OUT_OF_ORDER: Outcome.GAP,
+    UNKNOWN_PRODUCER: Outcome.GAP,
+    INVALID_EPOCH: Outcome.FENCED,
+    PRODUCER_FENCED: Outcome.FENCED,
+}
+
+
+def outcome_of_code(code: int) -> Outcome:
+    """What a broker's answer for one partition says."""
+    if code == Code.NONE:
+        return Outcome.WRITTEN
+    if code in _OF_SEQUENCES:
+        return _OF_SEQUENCES[code]
+    if code in _NOT_WRITTEN:
+        return Outcome.REFUSED
+    if code in SIZES:
+        return Outcome.TOO_LARGE
+    _, retriable = schema.error_codes().get(code, ("", False))
+    if retriable:
+        return Outcome.UNSURE
+    return Outcome.DENIED if code in schema.error_codes() and code != Code.UNKNOWN else Outcome.LOST
+
+
+def outcome_of_error(error: HeadraceError, sent: bool) -> Outcome:
+    """What it says when no answer came; `sent` tells whether a byte of the request left."""
+    if isinstance(error, Unsupported):
+        return Outcome.DENIED
+    return Outcome.UNSURE if sent else Outcome.NEVER_SENT
 
 
 class Fate(Enum):
@@ -50,21 +121,20 @@ class Fate(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Whole:
+class SplitOrigin:
     """A batch that goes on in parts, itself maybe a part."""
 
     unsure: bool
     """An attempt at it may have been written; not once a part was, as they have its sequences."""
-    within: Whole | None
+    origin: SplitOrigin | None
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
-    """One batch. `content` is the sender's; the lane looks at the numbers only."""
+class LaneBatch:
+    """One batch as its lane sees it; what is in it is the sender's (`accumulator.ProducerBatch`)."""
 
     count: int
     deadline: float
-    content: object = None
     movable: bool = False
     """No key and no partition was asked for: another partition is as good."""
     place: int = -1
@@ -74,10 +144,10 @@ class Parcel:
     sequence: int = -1
     attempt: int = 0
     """Counts attempts: an answer to an older one says nothing any more."""
-    whole: Whole | None = None
+    origin: SplitOrigin | None = None
     """What it is a part of."""
-    told: bool = False
-    """Its fate was told before an attempt at it ended."""
+    reported: bool = False
+    """Its fate was reported before an attempt at it ended."""
     sent_at: float = 0.0
     reason: HeadraceError | None = None
     """What went wrong last; the sender's."""
@@ -86,28 +156,28 @@ class Parcel:
     @property
     def unsure(self) -> bool:
         """An attempt may have been written, at it or at what it is a part of."""
-        return self._unsure or any(whole.unsure for whole in self._wholes())
+        return self._unsure or any(origin.unsure for origin in self._origins())
 
     @unsure.setter
     def unsure(self, unsure: bool) -> None:
         self._unsure = unsure
         if not unsure:
-            self.whole = None
+            self.origin = None
 
-    def divide(self) -> Whole:
+    def as_origin(self) -> SplitOrigin:
         """What its parts are parts of."""
-        return Whole(self._unsure, self.whole)
+        return SplitOrigin(self._unsure, self.origin)
 
-    def outdo_wholes(self) -> None:
+    def rule_out_origins(self) -> None:
         """It was written under its own sequence: what it is a part of was not, and will not be."""
-        for whole in self._wholes():
-            whole.unsure = False
+        for origin in self._origins():
+            origin.unsure = False
 
-    def _wholes(self) -> Iterator[Whole]:
-        whole = self.whole
-        while whole is not None:
-            yield whole
-            whole = whole.within
+    def _origins(self) -> Iterator[SplitOrigin]:
+        origin = self.origin
+        while origin is not None:
+            yield origin
+            origin = origin.origin
 
     @property
     def stamped(self) -> bool:
@@ -117,41 +187,42 @@ class Parcel:
         self.producer_id = self.epoch = self.sequence = -1
 
 
-Verdict = tuple[Parcel, Fate]
+B = TypeVar("B", bound=LaneBatch)
+Verdict = tuple[B, Fate]
 
 
 @dataclass(slots=True)
-class _Pause:
+class _Backoff:
     until: float = 0.0
-    next_s: float = PAUSE_S
+    next_s: float = BACKOFF_S
 
     def grow(self, now: float) -> None:
         """Once for all batches that come back together."""
         if self.until <= now:
             self.until = now + self.next_s
-            self.next_s = min(2 * self.next_s, PAUSE_MAX_S)
+            self.next_s = min(2 * self.next_s, BACKOFF_MAX_S)
 
     def end(self) -> None:
-        self.until, self.next_s = 0.0, PAUSE_S
+        self.until, self.next_s = 0.0, BACKOFF_S
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class Lane(Generic[B]):
     topic: str
     partition: int
     acks: int
     idempotent: bool
-    in_flight: int = REMEMBERED_BATCHES
+    max_in_flight: int = REMEMBERED_BATCHES
     leader: int = -1
     """The broker that the batches in flight went to."""
-    wants_identity: bool = False
+    wants_producer_id: bool = False
     """A producer id has to come by `adopt` before anything leaves."""
     renewals: int = 0
     producer_id: int = -1
     epoch: int = -1
-    waiting: deque[Parcel] = field(default_factory=deque)
+    waiting: deque[B] = field(default_factory=deque)
     """In order; those that were sent before come first."""
-    flying: list[Parcel] = field(default_factory=list)
+    in_flight: list[B] = field(default_factory=list)
     _next_sequence: int = 0
     _places: int = 0
     _proven_at: float | None = None
@@ -160,48 +231,48 @@ class Lane:
     _distrusted: bool = False
     """The log has answered what it cannot, if it knew this producer: nothing follows from the order of sequences."""
     _fenced: bool = False
-    _pause: _Pause = field(default_factory=_Pause)
+    _backoff: _Backoff = field(default_factory=_Backoff)
 
     def __post_init__(self) -> None:
         if self.idempotent:
-            self.in_flight = min(self.in_flight, REMEMBERED_BATCHES)
-            self.wants_identity = True
+            self.max_in_flight = min(self.max_in_flight, REMEMBERED_BATCHES)
+            self.wants_producer_id = True
 
     @property
     def idle(self) -> bool:
-        return not self.waiting and not self.flying
+        return not self.waiting and not self.in_flight
 
     @property
-    def paused_until(self) -> float:
-        return self._pause.until
+    def backoff_until(self) -> float:
+        return self._backoff.until
 
-    def add(self, parcel: Parcel) -> None:
-        parcel.place = self._places
-        self._places += parcel.count
-        self.waiting.append(parcel)
+    def add(self, batch: B) -> None:
+        batch.place = self._places
+        self._places += batch.count
+        self.waiting.append(batch)
 
     def adopt(self, producer_id: int, epoch: int) -> None:
-        """An identity that no batch of this lane has used yet."""
-        assert self.wants_identity
+        """A producer id and epoch that no batch of this lane has used yet."""
+        assert self.wants_producer_id
         self.producer_id, self.epoch = producer_id, epoch
         self._next_sequence = 0
-        self.wants_identity = False
+        self.wants_producer_id = False
 
     def doubt(self) -> None:
         """The log may be another one now: the next batch travels alone."""
         self._proven_at = None
 
-    def hurry(self) -> None:
+    def end_backoff(self) -> None:
         """What made the last attempt fail has changed."""
-        self._pause.end()
+        self._backoff.end()
 
     def stamp_alone(self, leader: int) -> tuple[int, int, int] | None:
         """The stamp under which a batch may go to this leader now, as the only one; None if it is not as simple."""
-        if self.waiting or self.flying or self.wants_identity:
+        if self.waiting or self.in_flight or self.wants_producer_id:
             return None
         if self._sure_hole is not None or self._open_holes:
             return None
-        if leader != self.leader or self._pause.until:
+        if leader != self.leader or self._backoff.until:
             return None
         return (self.producer_id, self.epoch, self._next_sequence) if self.idempotent else (-1, -1, -1)
 
@@ -212,114 +283,114 @@ class Lane:
         if self.idempotent:
             self._next_sequence = (self._next_sequence + count) % SEQUENCES
 
-    def next(self, now: float, leader: int) -> Parcel | None:
+    def next(self, now: float, leader: int) -> B | None:
         """The batch to send to this leader now; it counts as in flight from here on."""
-        if not self.waiting or self._pause.until > now:
+        if not self.waiting or self._backoff.until > now:
             return None
-        if self.flying:
-            if leader != self.leader or self._holed or len(self.flying) >= self._window(now):
+        if self.in_flight:
+            if leader != self.leader or self._holed or len(self.in_flight) >= self._window(now):
                 return None
         elif leader != self.leader:
             self.leader = leader
             self.doubt()
         if self._holed and not self._old_epoch_serves(self.waiting[0]):
             self._renew()
-        if self.wants_identity:
+        if self.wants_producer_id:
             return None
-        parcel = self.waiting.popleft()
-        if self.idempotent and not parcel.stamped:
-            parcel.producer_id, parcel.epoch, parcel.sequence = self.producer_id, self.epoch, self._next_sequence
-            self._next_sequence = (self._next_sequence + parcel.count) % SEQUENCES
-        parcel.attempt += 1
-        parcel.sent_at = now
-        self.flying.append(parcel)
-        return parcel
+        batch = self.waiting.popleft()
+        if self.idempotent and not batch.stamped:
+            batch.producer_id, batch.epoch, batch.sequence = self.producer_id, self.epoch, self._next_sequence
+            self._next_sequence = (self._next_sequence + batch.count) % SEQUENCES
+        batch.attempt += 1
+        batch.sent_at = now
+        self.in_flight.append(batch)
+        return batch
 
-    def answered(self, parcel: Parcel, attempt: int, outcome: Outcome, now: float) -> list[Verdict]:
+    def answered(self, batch: B, attempt: int, outcome: Outcome, now: float) -> list[Verdict[B]]:
         """An attempt has ended. Gives the fates that this settles; what is worth another try waits again."""
-        if attempt != parcel.attempt or parcel not in self.flying:
+        if attempt != batch.attempt or batch not in self.in_flight:
             return []
-        self.flying.remove(parcel)
-        if outcome is Outcome.KNOWN and not parcel.unsure:
+        self.in_flight.remove(batch)
+        if outcome is Outcome.KNOWN and not batch.unsure:
             # The log claims to have a sequence under which nothing of ours can be: to believe it would lose the batch.
             outcome = Outcome.GAP
         if outcome in (Outcome.WRITTEN, Outcome.KNOWN):
-            if outcome is Outcome.WRITTEN and parcel.stamped:
-                parcel.outdo_wholes()
-            self._written(parcel, now)
-            return [] if parcel.told else [(parcel, Fate.DELIVERED)]
+            if outcome is Outcome.WRITTEN and batch.stamped:
+                batch.rule_out_origins()
+            self._written(batch, now)
+            return [] if batch.reported else [(batch, Fate.DELIVERED)]
         self._proven_at = None
         if outcome in (Outcome.UNSURE, Outcome.LOST):
-            parcel.unsure = True
-        verdicts: list[Verdict] = []
-        if parcel.told or outcome in (Outcome.DENIED, Outcome.TOO_LARGE, Outcome.LOST):
-            verdicts = self._give_up(parcel)
+            batch.unsure = True
+        verdicts: list[Verdict[B]] = []
+        if batch.reported or outcome in (Outcome.DENIED, Outcome.TOO_LARGE, Outcome.LOST):
+            verdicts = self._give_up(batch)
         elif not self.idempotent or outcome not in (Outcome.GAP, Outcome.FENCED):
-            self._wait_again(parcel, now)
+            self._wait_again(batch, now)
         else:
-            verdicts = self._out_of_sequence(parcel, outcome, now)
-        if self._distrusted and not self.flying:
+            verdicts = self._out_of_sequence(batch, outcome, now)
+        if self._distrusted and not self.in_flight:
             verdicts += self.withdraw(lambda other: other.stamped and other.unsure)
         return verdicts
 
-    def splits(self, parcel: Parcel, attempt: int) -> bool:
+    def splits(self, batch: B, attempt: int) -> bool:
         """Whether the batch can go on in parts, now that this attempt was refused for its size."""
-        return attempt == parcel.attempt and parcel in self.flying and parcel.count > 1 and not parcel.told
+        return attempt == batch.attempt and batch in self.in_flight and batch.count > 1 and not batch.reported
 
-    def split(self, parcel: Parcel, parts: Sequence[Parcel]) -> None:
+    def split(self, batch: B, parts: Sequence[B]) -> None:
         """Parts of a batch in flight that was refused for its size wait in its place."""
-        assert sum(part.count for part in parts) == parcel.count
-        self.flying.remove(parcel)
+        assert sum(part.count for part in parts) == batch.count
+        self.in_flight.remove(batch)
         self._proven_at = None
-        followed = any(other.stamped and other.place > parcel.place for other in (*self.flying, *self.waiting))
-        keep = parcel.stamped and (followed or parcel.unsure)
-        if parcel.stamped and not keep:
-            self._next_sequence = parcel.sequence
-        first, whole = 0, parcel.divide()
+        followed = any(other.stamped and other.place > batch.place for other in (*self.in_flight, *self.waiting))
+        keep = batch.stamped and (followed or batch.unsure)
+        if batch.stamped and not keep:
+            self._next_sequence = batch.sequence
+        first, origin = 0, batch.as_origin()
         for part in parts:
-            part.place, part.whole = parcel.place + first, whole
+            part.place, part.origin = batch.place + first, origin
             if keep:
-                part.producer_id, part.epoch = parcel.producer_id, parcel.epoch
-                part.sequence = (parcel.sequence + first) % SEQUENCES
+                part.producer_id, part.epoch = batch.producer_id, batch.epoch
+                part.sequence = (batch.sequence + first) % SEQUENCES
             first += part.count
             insort(self.waiting, part, key=lambda waiting: waiting.place)
 
-    def expire(self, now: float) -> list[Verdict]:
-        """Fates of batches whose time is up. Those in flight stay there, told, until their attempt ends."""
-        verdicts: list[Verdict] = []
-        for parcel in self.flying:
-            if parcel.deadline <= now and not parcel.told:
-                parcel.told = True
-                verdicts.append((parcel, Fate.UNKNOWN))
-        return verdicts + self.withdraw(lambda parcel: parcel.deadline <= now)
+    def expire(self, now: float) -> list[Verdict[B]]:
+        """Fates of batches whose time is up. Those in flight stay there, reported, until their attempt ends."""
+        verdicts: list[Verdict[B]] = []
+        for batch in self.in_flight:
+            if batch.deadline <= now and not batch.reported:
+                batch.reported = True
+                verdicts.append((batch, Fate.UNKNOWN))
+        return verdicts + self.withdraw(lambda batch: batch.deadline <= now)
 
-    def abandon(self, now: float) -> list[Verdict]:
+    def abandon(self, now: float) -> list[Verdict[B]]:
         """The leader that the batches in flight went to is not the leader any more: they are to be sent again.
 
         Only for idempotent lanes, where a log that has a batch already knows it again.
         """
         assert self.idempotent
         verdicts = []
-        for parcel in list(self.flying):
-            verdicts += self.answered(parcel, parcel.attempt, Outcome.UNSURE, now)
-        self._pause.end()
+        for batch in list(self.in_flight):
+            verdicts += self.answered(batch, batch.attempt, Outcome.UNSURE, now)
+        self._backoff.end()
         return verdicts
 
-    def release(self, parcel: Parcel) -> bool:
+    def release(self, batch: B) -> bool:
         """Let go of a batch that waits, so that it can go to another partition; False if the log here may have it."""
-        if self.idempotent and parcel.unsure:
+        if self.idempotent and batch.unsure:
             return False
-        self.waiting.remove(parcel)
-        self._give_up(parcel)
-        parcel.unstamp()
+        self.waiting.remove(batch)
+        self._give_up(batch)
+        batch.unstamp()
         return True
 
-    def withdraw(self, matches: Callable[[Parcel], bool]) -> list[Verdict]:
+    def withdraw(self, matches: Callable[[B], bool]) -> list[Verdict[B]]:
         """Give up the batches that wait and match."""
-        verdicts: list[Verdict] = []
-        for parcel in [parcel for parcel in self.waiting if matches(parcel)]:
-            self.waiting.remove(parcel)
-            verdicts += self._give_up(parcel)
+        verdicts: list[Verdict[B]] = []
+        for batch in [batch for batch in self.waiting if matches(batch)]:
+            self.waiting.remove(batch)
+            verdicts += self._give_up(batch)
         return verdicts
 
     @property
@@ -328,50 +399,50 @@ class Lane:
 
     def _window(self, now: float) -> int:
         if not self.idempotent:
-            return self.in_flight
-        return self.in_flight if self._proven_at is not None and now - self._proven_at < PROVEN_FOR_S else 1
+            return self.max_in_flight
+        return self.max_in_flight if self._proven_at is not None and now - self._proven_at < PROVEN_FOR_S else 1
 
-    def _written(self, parcel: Parcel, now: float) -> None:
+    def _written(self, batch: B, now: float) -> None:
         self._proven_at = now
-        self._pause.end()
+        self._backoff.end()
         if self._open_holes:
             # Sequences are taken in order, so what was given up before this one is in the log.
-            self._open_holes = {place for place in self._open_holes if place > parcel.place}
+            self._open_holes = {place for place in self._open_holes if place > batch.place}
 
-    def _out_of_sequence(self, parcel: Parcel, outcome: Outcome, now: float) -> list[Verdict]:
-        behind_sure_hole = self._sure_hole is not None and self._sure_hole < parcel.place
-        behind_open_hole = any(place < parcel.place for place in self._open_holes)
-        follows = any(other.stamped and other.place < parcel.place for other in (*self.flying, *self.waiting))
+    def _out_of_sequence(self, batch: B, outcome: Outcome, now: float) -> list[Verdict[B]]:
+        behind_sure_hole = self._sure_hole is not None and self._sure_hole < batch.place
+        behind_open_hole = any(place < batch.place for place in self._open_holes)
+        follows = any(other.stamped and other.place < batch.place for other in (*self.in_flight, *self.waiting))
         if outcome is Outcome.FENCED:
             self._fenced = self._distrusted = True
         elif follows or behind_sure_hole:
-            self._wait_again(parcel, now)
+            self._wait_again(batch, now)
             return []
         elif not behind_open_hole:
             self._distrusted = True
-        if parcel.unsure:
-            return self._give_up(parcel)
-        self._note_hole(parcel.place - 1)
-        self._wait_again(parcel, now)
+        if batch.unsure:
+            return self._give_up(batch)
+        self._note_hole(batch.place - 1)
+        self._wait_again(batch, now)
         return []
 
-    def _wait_again(self, parcel: Parcel, now: float) -> None:
-        insort(self.waiting, parcel, key=lambda waiting: waiting.place)
-        self._pause.grow(now)
+    def _wait_again(self, batch: B, now: float) -> None:
+        insort(self.waiting, batch, key=lambda waiting: waiting.place)
+        self._backoff.grow(now)
 
-    def _give_up(self, parcel: Parcel) -> list[Verdict]:
-        if parcel.stamped and parcel.unsure:
-            self._open_holes.add(parcel.place)
-        elif parcel.stamped:
-            self._note_hole(parcel.place)
-        if parcel.told:
+    def _give_up(self, batch: B) -> list[Verdict[B]]:
+        if batch.stamped and batch.unsure:
+            self._open_holes.add(batch.place)
+        elif batch.stamped:
+            self._note_hole(batch.place)
+        if batch.reported:
             return []
-        return [(parcel, Fate.UNKNOWN if parcel.unsure else Fate.FAILED)]
+        return [(batch, Fate.UNKNOWN if batch.unsure else Fate.FAILED)]
 
     def _note_hole(self, place: int) -> None:
         self._sure_hole = place if self._sure_hole is None else min(place, self._sure_hole)
 
-    def _old_epoch_serves(self, first: Parcel) -> bool:
+    def _old_epoch_serves(self, first: B) -> bool:
         """Whether the first batch that waits goes on under the old epoch, though there is a hole somewhere."""
         if not first.stamped or self._fenced:
             return False
@@ -381,15 +452,15 @@ class Lane:
 
     def _renew(self) -> None:
         """Begin a new epoch. Nothing is in flight, and the log has nothing of what waits."""
-        for parcel in self.waiting:
-            parcel.unstamp()
-            parcel.unsure = False
+        for batch in self.waiting:
+            batch.unstamp()
+            batch.unsure = False
         self._sure_hole = None
         self._open_holes.clear()
         self._proven_at = None
         self._next_sequence = 0
         self.renewals += 1
         if self._fenced or self.epoch >= LAST_EPOCH:
-            self.wants_identity = True
+            self.wants_producer_id = True
         self.epoch += 1
         self._fenced = self._distrusted = False

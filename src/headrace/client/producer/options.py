@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
-from headrace.client.producer.faults import TABLE, FaultLatency
+from headrace.client.producer.partitioner import TABLE, FaultLatency
 from headrace.errors import SettingError
 from headrace.records.codecs import Codec
 

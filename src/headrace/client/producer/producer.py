@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,19 +20,50 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.connections import shared
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceResult
 from headrace.client.producer.direct import Direct
-from headrace.client.producer.driver import ThreadDriver
 from headrace.client.producer.errors import ProducerClosed
-from headrace.client.producer.faults import TABLE
 from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
-from headrace.client.producer.ordered import Ordered
+from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender
-from headrace.client.producer.track import Load, Sent
 from headrace.errors import RequestTimedOut
 from headrace.records.builder import Delivery, Report
 from headrace.records.record import Header
 
 ONE_WAY: Final = 0
+
+
+class ThreadDriver:
+    def __init__(self, reactor: ThreadReactor) -> None:
+        self._reactor = reactor
+        self._for_room = 0
+
+    def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
+        if need is not Need.ROOM:
+            return self._reactor.wait(done, deadline)
+        with self._reactor.lock:
+            self._for_room += 1
+        try:
+            return self._reactor.wait(done, deadline)
+        finally:
+            with self._reactor.lock:
+                self._for_room -= 1
+
+    def turn(self) -> None:
+        self._reactor.turn()
+
+    def changed(self) -> None:
+        """The reactor itself asks all who wait, after every turn."""
+
+    def room(self) -> None:
+        if self._for_room:
+            self._reactor.wake()
+
+    def wait(self, delivery: Delivery, deadline: float | None) -> None:
+        self._reactor.wait(lambda: delivery.done, math.inf if deadline is None else deadline)
+
+    def awaited(self, delivery: Delivery) -> Awaitable[Report]:
+        raise TypeError("this producer is for threads: call delivery.result(), or use headrace.aio.Producer")
 
 
 class Producer:
@@ -100,9 +131,8 @@ class Producer:
         self._reactor = reactor
         self._driver = ThreadDriver(reactor)
         self._sender = Sender(self._network, options, self._driver)
-        self._router = self._sender.desk(acks).router_here
+        self._router = self._sender.accumulator(acks).own_router
         self._direct = Direct(self._sender, reactor)
-        self._ordered = Ordered(self._sender)
         self._acks = acks
         self._waits = acks != ONE_WAY
         self._closed = False
@@ -132,7 +162,7 @@ class Producer:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
         if self._waits and (acks is None or acks == self._acks):
             found = self._router.send_lone(topic, value, key, headers, partition, timestamp_ms)
-            if type(found) is Load:
+            if type(found) is ProducerBatch:
                 return self._direct.deliver(found)
         else:
             found = self._router.send_async(
@@ -203,24 +233,22 @@ class Producer:
 
         When a record fails, those of its order key that wait behind it fail too.
         """
-        return self._ordered.send(
+        return self._sender.accumulator(self._acks if acks is None else acks, ordered=True).append_ordered(
             topic,
             value,
             order_key,
             key=key,
             headers=headers,
             timestamp_ms=timestamp_ms,
-            acks=self._acks if acks is None else acks,
             callback=callback,
         )
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed, and callbacks have heard which."""
         with self._reactor.lock:
-            mark = self._sender.mark()
-            self._sender.hurry()
+            mark = self._sender.begin_flush()
         deadline = math.inf if timeout_s is None else self._reactor.now() + timeout_s
-        if not self._reactor.wait(lambda: self._sender.settled(mark), deadline):
+        if not self._reactor.wait(lambda: self._sender.flushed(mark), deadline):
             raise RequestTimedOut(
                 f"{self._sender.quota.records} records are not acknowledged after {timeout_s} s and still under way: "
                 "wait longer, or look at the brokers"
@@ -261,9 +289,9 @@ class Producer:
 
     def _leave(self, delivery: Delivery) -> None:
         sent = delivery.sent
-        if isinstance(sent, Sent) and not sent.done:
+        if isinstance(sent, ProduceResult) and not sent.done:
             with self._reactor.lock:
-                if sent.load is not None:
+                if sent.pending is not None:
                     # In the middle of a send, which a signal's handler interrupts, it is that one's turn.
                     leave = self._sender.leave if self._reactor.running else self._sender.leave_now
-                    leave(sent.load)
+                    leave(sent.pending)

@@ -1,44 +1,44 @@
-"""Tracks joined to the engine: what is ready leaves at the end of a turn, one request for each leader and acks.
+"""The sender: what is ready leaves at the end of a turn, one request for each leader and acks; answers settle batches.
 
-All of this runs under the reactor's lock. A batch is open until it is full, or its interval is over and its lane can
-send; it is settled when its fate is known, at the latest when its delivery timeout is over. A record counts in the
-queue from when it is in a batch until that batch is settled.
+All of this runs under the reactor's lock. A batch is open until it is full, or its linger (`interval_ms`) is over and
+its lane can send; it is settled when its fate is known, at the latest when its delivery timeout is over. A record
+counts in the queue from when it is in a batch until that batch is settled.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Iterator
-from dataclasses import asdict
+import operator
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
 from headrace.client.admin.cluster import UnknownTopic
 from headrace.client.connection import exits
 from headrace.client.connection.connections import Network
-from headrace.client.connection.errors import NeverSent
+from headrace.client.connection.errors import ForkedEngine, NeverSent
 from headrace.client.connection.frames import Written
 from headrace.client.connection.reactor import Timer
+from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import Topic
+from headrace.client.connection.weak_set import Remembered
 from headrace.client.errors import BrokerUnreachable, Refusal
-from headrace.client.producer import exiting, ordered, outcomes
-from headrace.client.producer.account import Account
-from headrace.client.producer.counts import Counts
-from headrace.client.producer.desk import Desk
-from headrace.client.producer.driver import Driver
-from headrace.client.producer.errors import failure
-from headrace.client.producer.faults import FaultLatency
-from headrace.client.producer.forking import stays_with_parent
-from headrace.client.producer.form import Acknowledged
-from headrace.client.producer.lane import Fate, Parcel, Verdict
+from headrace.client.producer.accumulator import (
+    Accumulator,
+    BufferMemory,
+    Driver,
+    IncompleteBatches,
+    PartitionBuffer,
+    ProducerBatch,
+)
+from headrace.client.producer.errors import NotDelivered, failure
+from headrace.client.producer.lane import Fate, Lane, Outcome, Verdict, outcome_of_code, outcome_of_error
 from headrace.client.producer.options import Options
-from headrace.client.producer.outcomes import Outcome
-from headrace.client.producer.requests import Request, Sending, load_of, put
-from headrace.client.producer.splitting import split
-from headrace.client.producer.spread import move_away
-from headrace.client.producer.timetable import Timetable
-from headrace.client.producer.track import Load, Track
+from headrace.client.producer.partitioner import FaultLatency, next_partition
+from headrace.client.producer.request import Acknowledged, Attempt, ProduceRequest, add
 from headrace.errors import Code, HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.router import Quota
@@ -51,6 +51,77 @@ LEADERLESS_S: Final = 0.1
 ABANDON_AFTER_S: Final = 0.5
 SLOW_AFTER_S: Final = 1.0
 NO_OFFSET: Final = -1
+ID_BACKOFF_S: Final = 0.05
+ID_BACKOFF_MAX_S: Final = 1.0
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+
+
+@dataclass(slots=True)
+class Counts:
+    """Records by their fate; batches, bytes and requests that left; batches moved to another partition, and split."""
+
+    delivered: int = 0
+    failed: int = 0
+    unknown: int = 0
+    dropped: int = 0
+    batches: int = 0
+    bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    moved: int = 0
+    splits: int = 0
+    direct: int = 0
+    """Records whose sender wrote them and read their answer itself."""
+
+
+class ProducerIds:
+    """The producer id of an accumulator's batches: asked for once, and again when a lane has used it up.
+
+    Accumulators have ids of their own: two lanes of one partition under one id would mix their sequences. `on_change`
+    is called when an id has come, or when it is time to ask again.
+    """
+
+    def __init__(self, network: Network, timeout_s: float, on_change: Callable[[], None]) -> None:
+        self.failure: HeadraceError | None = None
+        """Why there is none."""
+        self._network = network
+        self._timeout_s = timeout_s
+        self._on_change = on_change
+        self._known: tuple[int, int] | None = None
+        self._asking = False
+        self._backoff_s = ID_BACKOFF_S
+
+    def give(self, lane: Lane[ProducerBatch]) -> bool:
+        """Let the lane have an id that it has not used; False if it has to wait for one."""
+        if self._known is None or self._known[0] == lane.producer_id:
+            self._known = None
+            return False
+        lane.adopt(*self._known)
+        return True
+
+    def ask(self) -> None:
+        if self._asking or self._known is not None:
+            return
+        self._asking = True
+        body = Message(transactional_id=None, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
+        self._network.ask_any(apis.INIT_PRODUCER_ID, body, self._heard, timeout_s=self._timeout_s)
+
+    def _heard(self, answer: Message | HeadraceError) -> None:
+        if not isinstance(answer, HeadraceError) and answer.error_code != Code.NONE:
+            answer = Refusal(answer.error_code, "producer id")
+        if isinstance(answer, HeadraceError):
+            self.failure = answer
+            reactor = self._network.reactor
+            reactor.call_at(reactor.now() + self._backoff_s, self._again)
+            self._backoff_s = min(2 * self._backoff_s, ID_BACKOFF_MAX_S)
+            return
+        self._asking, self._backoff_s, self.failure = False, ID_BACKOFF_S, None
+        self._known = (answer.producer_id, answer.producer_epoch)
+        self._on_change()
+
+    def _again(self) -> None:
+        self._asking = False
+        self._on_change()
 
 
 class Sender:
@@ -60,53 +131,60 @@ class Sender:
         self.options = options
         self.driver = driver
         self.quota = Quota(options.queue_bytes, options.queue_records)
-        self.account = Account(self.reactor, driver, self.quota)
+        self.memory = BufferMemory(self.reactor, driver, self.quota)
         self.count = Counts()
-        self.faults = FaultLatency(options.latency_table)
-        self._delivery_s = options.delivery_timeout_ms / 1000
-        # A batch leaves while there is time for its delivery, however long its interval.
-        self._interval_s = min(options.interval_ms / 1000, self._delivery_s / 2)
-        self._desks: dict[tuple[int, bool], Desk] = {}
-        self._numbers = 0
-        self._timetable = Timetable(self.reactor, self.leave, self._time_is_up)
-        self._ready: dict[Track, None] = {}
-        self._pump_due = False
-        self._asked: dict[int, Request] = {}
-        self._watch: Timer | None = None
+        self.latency = FaultLatency(options.latency_table)
+        delivery_s = options.delivery_timeout_ms / 1000
+        # A batch leaves while there is time for its delivery, however long it lingers.
+        linger_s = min(options.interval_ms / 1000, delivery_s / 2)
+        self.incomplete = IncompleteBatches(self.reactor, linger_s, delivery_s, self.leave, self._expire)
+        self._accumulators: dict[tuple[int, bool], Accumulator] = {}
+        self._ready: dict[PartitionBuffer, None] = {}
+        """Partitions to look at when this turn ends."""
+        self._send_due = False
+        """`send_ready` is called at the end of this turn."""
+        self._unanswered: dict[int, ProduceRequest] = {}
+        """Requests in flight, the oldest first."""
+        self._slow_check: Timer | None = None
         self.refusal: HeadraceError | None = None
         """What every send hears from now on."""
-        self._over = False
-        """It is closed: nothing leaves any more, whatever is heard."""
-        self.aside = 0
+        self._closed = False
+        """Nothing leaves any more, whatever is heard."""
+        self.ordered_partitions: dict[str, int] = {}
+        """Over how many partitions of a topic order keys are spread."""
+        self.unbatched = 0
         """Records that wait outside of batches."""
         network.routes.listeners.append(self._routed)
-        stays_with_parent(self)
+        _stay_with_parent.add(self)
         exits.opened(self)
 
-    # For desks and producers.
+    # For accumulators and producers.
 
-    def desk(self, acks: int, ordered: bool = False) -> Desk:
+    def accumulator(self, acks: int, ordered: bool = False) -> Accumulator:
         with self.reactor.lock:
-            desk = self._desks.get((acks, ordered))
-            if desk is None:
-                desk = self._desks[acks, ordered] = Desk(self, acks, ordered)
-                desk.router_here.closed = self.refusal
-            return desk
+            found = self._accumulators.get((acks, ordered))
+            if found is None:
+                found = self._accumulators[acks, ordered] = Accumulator(self, acks, ordered)
+                found.own_router.closed = self.refusal
+            return found
+
+    def accumulators(self) -> list[Accumulator]:
+        return list(self._accumulators.values())
+
+    def producer_ids(self, on_change: Callable[[], None]) -> ProducerIds:
+        return ProducerIds(self.network, self.options.request_timeout_ms / 1000, on_change)
 
     def refuse(self, error: HeadraceError) -> None:
         """Take no record any more. What is in batches goes on."""
         with self.reactor.lock:
             self.refusal = error
-            for desk in self._desks.values():
-                desk.router_here.closed = error
-
-    def desks(self) -> list[Desk]:
-        return list(self._desks.values())
+            for accumulator in self._accumulators.values():
+                accumulator.own_router.closed = error
 
     def avoided(self) -> frozenset[int]:
         """Brokers that records which may go anywhere stay away from."""
         failing = self.network.failing()
-        return failing | self.faults.avoided(self.reactor.now()) if self.options.avoid_slow else failing
+        return failing | self.latency.avoided(self.reactor.now()) if self.options.avoid_slow else failing
 
     def wait(self, delivery: Delivery, deadline: float | None) -> None:
         self.driver.wait(delivery, deadline)
@@ -114,164 +192,157 @@ class Sender:
     def awaited(self, delivery: Delivery) -> Awaitable[Report]:
         return self.driver.awaited(delivery)
 
-    def open(self, track: Track, load: Load | None = None) -> None:
-        """Give the track a batch to put records into."""
-        now = self.reactor.now()
-        self._numbers += 1
-        load = load or Load(track, 0, 0.0, 0.0, track.room(now))
-        load.number, load.due_at, load.deadline = self._numbers, now + self._interval_s, now + self._delivery_s
-        track.load, track.batch, track.due = load, load.batch, False
-        self._timetable.add(load)
+    def leave(self, pending: ProducerBatch) -> None:
+        """Let an open batch leave without lingering."""
+        if pending.buffer.pending is pending:
+            pending.buffer.due = True
+            self.make_ready(pending.buffer)
 
-    def seal(self, track: Track) -> None:
-        """Close the track's open batch: it waits in its lane from now on."""
-        load = track.load
-        assert load is not None
-        track.load, track.batch, track.due = None, None, False
-        self._timetable.sealed(load)
-        track.desk.move_on(track)
-        if not load.batch.count:
-            self.forget(load)
-            return
-        movable = not load.batch.pinned and not track.desk.ordered
-        load.parcel = Parcel(load.batch.count, load.deadline, load, movable)
-        track.lane.add(load.parcel)
-
-    def leave(self, load: Load) -> None:
-        """Let a batch leave without waiting for its interval."""
-        if load.track.load is load:
-            load.track.due = True
-            self.make_ready(load.track)
-
-    def leave_now(self, load: Load) -> None:
-        """Let a batch leave, and all else that is ready, without waiting for the end of a turn."""
-        if load.track.load is load:
-            load.track.due = True
-            self._ready[load.track] = None
+    def leave_now(self, pending: ProducerBatch) -> None:
+        """Let an open batch leave, and all else that is ready, without waiting for the end of a turn."""
+        if pending.buffer.pending is pending:
+            pending.buffer.due = True
+            self._ready[pending.buffer] = None
         if self._ready:
-            self.pump()
+            self.send_ready()
 
-    def make_ready(self, track: Track) -> None:
-        """Look at the track at the end of this turn."""
-        if self._over:
+    def make_ready(self, buffer: PartitionBuffer) -> None:
+        """Look at the partition at the end of this turn."""
+        if self._closed:
             return
-        self._ready[track] = None
-        if not self._pump_due:
-            self._pump_due = True
-            self.reactor.call_soon(self.pump)
+        self._ready[buffer] = None
+        if not self._send_due:
+            self._send_due = True
+            self.reactor.call_soon(self.send_ready)
 
-    def hurry(self) -> None:
-        """Let everything that waits for its interval leave."""
-        for load in self._timetable.unsettled.values():
-            self.leave(load)
+    def begin_flush(self) -> int:
+        """Let everything that lingers leave; gives what `flushed` is to be asked with."""
+        for pending in self.incomplete.unsettled.values():
+            self.leave(pending)
+        return self.incomplete.last_number
 
-    def mark(self) -> int:
-        """All batches that there are now have numbers up to this one."""
-        return self._numbers
-
-    def settled(self, mark: int) -> bool:
-        return next(iter(self._timetable.unsettled), mark + 1) > mark
-
-    def pump(self) -> None:
-        """Send what may leave."""
-        self._pump_due = False
-        if not self._ready or self._over:
-            return
-        ready, self._ready = self._ready, {}
-        requests: dict[tuple[int, int], list[Request]] = {}
-        failing = self.network.failing()
-        for track in ready:
-            self._advance(track, failing, requests)
-        for (leader, acks), rounds in requests.items():
-            for request in rounds:
-                self.ask(leader, acks, request)
-
-    def close(self, error: HeadraceError) -> None:
-        """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
-        self._over = True
-        exits.closed(self)
-        left = list(self._timetable.unsettled.values())
-        for load in left:
-            if load.track.load is load:
-                self.seal(load.track)
-        for lane in {load.track: load.track.lane for load in left}.values():
-            for parcel, fate in lane.expire(math.inf):
-                self._settle_one(load_of(parcel), fate, error)
-        self._ready.clear()
-        self.network.routes.listeners.remove(self._routed)
-        self._timetable.close()
-        if self._watch is not None:
-            self._watch.cancel()
-
-    def at_exit(self, since: float) -> Iterator[None]:
-        return exiting.at_exit(self, since)
+    def flushed(self, mark: int) -> bool:
+        return self.incomplete.are_settled(mark)
 
     def metrics(self) -> dict[str, int]:
         with self.reactor.lock:
-            desks = self._desks.values()
-            tracks = [track for desk in desks for topic in desk.router_here.topics for track in desk.tracks(topic)]
+            every = self._accumulators.values()
+            buffers = [buffer for each in every for topic in each.own_router.topics for buffer in each.buffers(topic)]
             return {
                 **asdict(self.count),
-                "renewals": sum(track.lane.renewals for track in tracks),
+                "renewals": sum(buffer.lane.renewals for buffer in buffers),
                 "queue_bytes": self.quota.bytes,
                 "queue_records": self.quota.records,
             }
 
+    def close(self, error: HeadraceError) -> None:
+        """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
+        self._closed = True
+        exits.closed(self)
+        left = list(self.incomplete.unsettled.values())
+        for pending in left:
+            self._close_open(pending)
+        for lane in {pending.buffer: pending.buffer.lane for pending in left}.values():
+            for pending, fate in lane.expire(math.inf):
+                self._fail(pending, fate, error)
+        self._ready.clear()
+        self.network.routes.listeners.remove(self._routed)
+        self.incomplete.end()
+        if self._slow_check is not None:
+            self._slow_check.cancel()
+
     # Leaving.
 
-    def _advance(self, track: Track, failing: frozenset[int], requests: dict[tuple[int, int], list[Request]]) -> None:
-        now, lane = self.reactor.now(), track.lane
-        leader = self.network.routes.leader(track.topic, track.partition)
-        if leader is None or leader in failing:
-            move_away(self, track, failing)
-        if leader is None:
-            self.network.routes.stale(track.topic)
-            self._later(track, now + LEADERLESS_S)
+    def send_ready(self) -> None:
+        """Send what may leave."""
+        self._send_due = False
+        if not self._ready or self._closed:
             return
-        rounds = requests.setdefault((leader, track.desk.acks), [])
+        ready, self._ready = self._ready, {}
+        requests: dict[tuple[int, int], list[ProduceRequest]] = {}
+        failing = self.network.failing()
+        for buffer in ready:
+            self._drain(buffer, failing, requests)
+        for (leader, acks), rounds in requests.items():
+            for request in rounds:
+                self.send(leader, acks, request)
+
+    def _drain(
+        self, buffer: PartitionBuffer, failing: frozenset[int], requests: dict[tuple[int, int], list[ProduceRequest]]
+    ) -> None:
+        """Put the batches of a partition that may leave into requests to its leader."""
+        now, lane, accumulator = self.reactor.now(), buffer.lane, buffer.accumulator
+        leader = self.network.routes.leader(buffer.topic, buffer.partition)
+        if leader is None or leader in failing:
+            self._move_away(buffer, failing)
+        if leader is None:
+            self.network.routes.stale(buffer.topic)
+            self._look_again(buffer, now + LEADERLESS_S)
+            return
+        rounds = requests.setdefault((leader, accumulator.acks), [])
         after = 0
         while True:
-            if track.due and not lane.waiting and len(lane.flying) < lane.in_flight:
-                self.seal(track)
-            parcel = lane.next(now, leader)
-            if parcel is None:
-                if lane.wants_identity and lane.waiting and track.desk.identities.give(lane):
+            if buffer.due and not lane.waiting and len(lane.in_flight) < lane.max_in_flight:
+                accumulator.close(buffer)
+            pending = lane.next(now, leader)
+            if pending is None:
+                if lane.wants_producer_id and lane.waiting and accumulator.producer_ids.give(lane):
                     continue
                 break
             try:
-                after = put(rounds, after, track, parcel)
+                after = add(rounds, after, buffer, pending)
             except Exception as error:
-                log.exception("a batch for %s cannot be packed", track.label)
-                parcel.reason = InvalidRecord(f"the batch cannot be packed: {error!r}")
-                self.settle(lane.answered(parcel, parcel.attempt, Outcome.DENIED, now))
-        if lane.waiting and lane.wants_identity:
-            track.desk.identities.ask()
-        if lane.waiting and lane.paused_until > now:
-            self._later(track, lane.paused_until)
-        elif lane.idempotent and lane.flying and lane.leader != leader:
-            self._abandon(track, now)
+                log.exception("a batch for %s cannot be packed", buffer.label)
+                pending.reason = InvalidRecord(f"the batch cannot be packed: {error!r}")
+                self.settle(lane.answered(pending, pending.attempt, Outcome.DENIED, now))
+        if lane.waiting and lane.wants_producer_id:
+            accumulator.producer_ids.ask()
+        if lane.waiting and lane.backoff_until > now:
+            self._look_again(buffer, lane.backoff_until)
+        elif lane.idempotent and lane.in_flight and lane.leader != leader:
+            self._abandon(buffer, now)
         else:
-            track.moved_at = None
+            buffer.moved_at = None
 
-    def _abandon(self, track: Track, now: float) -> None:
-        """Send again what went to a broker that leads no more and does not answer."""
-        if track.moved_at is None:
-            track.moved_at = now
-        if now - track.moved_at < ABANDON_AFTER_S:
-            self._later(track, track.moved_at + ABANDON_AFTER_S)
+    def _move_away(self, buffer: PartitionBuffer, failing: frozenset[int]) -> None:
+        """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
+        buffers = buffer.accumulator.buffers(buffer.topic)
+        leader = partial(self.network.routes.leader, buffer.topic)
+        if not buffers:
             return
-        track.moved_at = None
-        for parcel in track.lane.flying:
-            load_of(parcel).lent = True
-        self.settle(track.lane.abandon(now))
-        self.make_ready(track)
+        target = next_partition(buffer.partition, len(buffers), leader, self.avoided())
+        if leader(target) is None or leader(target) in failing:
+            return
+        if buffer.due and buffer.pending is not None and not buffer.pending.batch.pinned:
+            buffer.accumulator.close(buffer)
+        for pending in [pending for pending in buffer.lane.waiting if pending.movable]:
+            if buffer.lane.release(pending):
+                pending.buffer = buffers[target]
+                pending.batch.sent.partition = target
+                buffers[target].lane.add(pending)
+                self.count.moved += 1
+                self.make_ready(buffers[target])
 
-    def ask(self, leader: int, acks: int, request: Request, written: Written | None = None) -> None:
+    def _abandon(self, buffer: PartitionBuffer, now: float) -> None:
+        """Send again what went to a broker that leads no more and does not answer."""
+        if buffer.moved_at is None:
+            buffer.moved_at = now
+        if now - buffer.moved_at < ABANDON_AFTER_S:
+            self._look_again(buffer, buffer.moved_at + ABANDON_AFTER_S)
+            return
+        buffer.moved_at = None
+        for pending in buffer.lane.in_flight:
+            pending.lent = True
+        self.settle(buffer.lane.abandon(now))
+        self.make_ready(buffer)
+
+    def send(self, leader: int, acks: int, request: ProduceRequest, written: Written | None = None) -> None:
+        """`written` says that the request was written already (see `direct`)."""
         self.count.requests += 1
-        self._asked[id(request)] = request
-        if self._watch is None:
-            self._watch = self.reactor.call_at(self.reactor.now() + SLOW_AFTER_S, self._look_for_slow)
-        self.count.retries += sum(each.attempt > 1 for each in request.sendings)
+        self._unanswered[id(request)] = request
+        if self._slow_check is None:
+            self._slow_check = self.reactor.call_at(self.reactor.now() + SLOW_AFTER_S, self._look_for_slow)
+        self.count.retries += sum(each.number > 1 for each in request.attempts)
         body = request.body(self.network.routes, acks, int(self.options.request_timeout_ms))
         heard = partial(self._heard, leader, acks, request, self.reactor.now())
         try:
@@ -280,47 +351,52 @@ class Sender:
             heard(NeverSent(str(error)))
             return
         timeout_s = self.options.request_timeout_ms / 1000 + ANSWER_MARGIN_S
-        reads, answered = request.read if len(request.sendings) == 1 else None, acks != 0
+        reads, answered = request.read if len(request.attempts) == 1 else None, acks != 0
         link.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=answered, reads=reads, written=written)
 
     # Answers.
 
     def _heard(
-        self, leader: int, acks: int, request: Request, asked_at: float, answer: Message | Acknowledged | HeadraceError
+        self,
+        leader: int,
+        acks: int,
+        request: ProduceRequest,
+        sent_at: float,
+        answer: Message | Acknowledged | HeadraceError,
     ) -> None:
         now = self.reactor.now()
-        del self._asked[id(request)]
+        del self._unanswered[id(request)]
         if isinstance(answer, HeadraceError):
             if self.options.avoid_slow:
-                self.faults.failed(leader, now)
-            outcome = outcomes.of_error(answer, not isinstance(answer, NeverSent))
+                self.latency.failed(leader, now)
+            outcome = outcome_of_error(answer, not isinstance(answer, NeverSent))
             if acks == 0 and outcome is Outcome.UNSURE:
                 outcome = Outcome.LOST
-            for each in request.sendings:
-                self.network.routes.stale(each.track.topic)
+            for each in request.attempts:
+                self.network.routes.stale(each.buffer.topic)
                 self._ended(each, outcome, answer, now)
             return
         if self.options.avoid_slow:
-            self.faults.took(leader, (now - asked_at) * 1000, now)
+            self.latency.took(leader, (now - sent_at) * 1000, now)
         if isinstance(answer, Acknowledged):
-            self._ended(request.sendings[0], Outcome.WRITTEN, None, now, answer.base_offset, answer.append_ms)
+            self._ended(request.attempts[0], Outcome.WRITTEN, None, now, answer.base_offset, answer.append_ms)
             return
         rows = request.rows(answer) if acks else {}
-        for each in request.sendings:
-            row = rows.get((each.track.topic, each.track.partition))
+        for each in request.attempts:
+            row = rows.get((each.buffer.topic, each.buffer.partition))
             if acks == 0:
                 self._ended(each, Outcome.WRITTEN, None, now)
             elif row is None:
                 missing = Refusal(
-                    Code.UNKNOWN, f"produce to {each.track.label}", "the answer leaves this partition out"
+                    Code.UNKNOWN, f"produce to {each.buffer.label}", "the answer leaves this partition out"
                 )
                 self._ended(each, Outcome.UNSURE, missing, now)
             else:
                 self._row(each, row, answer, leader, now)
 
-    def _row(self, each: Sending, row: Message, answer: Message, leader: int, now: float) -> None:
-        track, code = each.track, int(row.error_code)
-        outcome = outcomes.of_code(code)
+    def _row(self, each: Attempt, row: Message, answer: Message, leader: int, now: float) -> None:
+        buffer, code = each.buffer, int(row.error_code)
+        outcome = outcome_of_code(code)
         if outcome is Outcome.WRITTEN:
             self._ended(each, outcome, None, now, row.base_offset, row.log_append_time_ms)
             return
@@ -328,18 +404,18 @@ class Sender:
         hinted = row.current_leader
         if hinted is not None and hinted.leader_id >= 0:
             ends = answer.node_endpoints
-            routes.hint(track.topic, track.partition, hinted.leader_id, hinted.leader_epoch, ends)
+            routes.hint(buffer.topic, buffer.partition, hinted.leader_id, hinted.leader_epoch, ends)
         if code == Code.STORAGE_ERROR:
             self.network.failed(leader)
-        self._ended(each, outcome, Refusal(code, f"produce to {track.label}", row.error_message), now)
-        if routes.leader(track.topic, track.partition) != leader:
-            track.lane.hurry()
+        self._ended(each, outcome, Refusal(code, f"produce to {buffer.label}", row.error_message), now)
+        if routes.leader(buffer.topic, buffer.partition) != leader:
+            buffer.lane.end_backoff()
         elif outcome in (Outcome.UNSURE, Outcome.REFUSED):
-            routes.stale(track.topic)
+            routes.stale(buffer.topic)
 
     def _ended(
         self,
-        each: Sending,
+        each: Attempt,
         outcome: Outcome,
         reason: HeadraceError | None,
         now: float,
@@ -348,100 +424,215 @@ class Sender:
     ) -> None:
         """One attempt at one batch is over."""
         if reason is not None:
-            each.parcel.reason = reason
-        track = each.track
-        if outcome is not Outcome.TOO_LARGE or not split(self, each, now):
-            self.settle(track.lane.answered(each.parcel, each.attempt, outcome, now), base_offset, append_ms)
-        if track.due or track.lane.waiting:
-            self.make_ready(track)
+            each.pending.reason = reason
+        buffer = each.buffer
+        if outcome is not Outcome.TOO_LARGE or not self._split(each, now):
+            self.settle(buffer.lane.answered(each.pending, each.number, outcome, now), base_offset, append_ms)
+        if buffer.due or buffer.lane.waiting:
+            self.make_ready(buffer)
 
-    def settle(self, verdicts: list[Verdict], base_offset: int = NO_OFFSET, append_ms: int = -1) -> None:
-        for parcel, fate in verdicts:
-            load = load_of(parcel)
-            if load.settled:
+    def _split(self, refused: Attempt, now: float) -> bool:
+        """A batch that its topic refuses for its size goes on in parts, in its place, down to single records.
+
+        Each part holds about half of the bytes, or what its partition is known to take. False if there is nothing to
+        divide.
+        """
+        buffer, pending = refused.buffer, refused.pending
+        if not buffer.lane.splits(pending, refused.number):
+            return False
+        parts = pending.split(bytes(refused.data), buffer.narrow(pending, now))
+        for part in parts:
+            self.quota.take(part.batch)
+        self.quota.give_back(pending.counted)
+        buffer.lane.split(pending, parts)
+        self.count.splits += 1
+        return True
+
+    # Fates.
+
+    def settle(self, verdicts: list[Verdict[ProducerBatch]], base_offset: int = NO_OFFSET, append_ms: int = -1) -> None:
+        for pending, fate in verdicts:
+            if pending.settled:
                 continue
             if fate is not Fate.DELIVERED:
-                self._settle_one(load, fate, parcel.reason)
+                self._fail(pending, fate, pending.reason)
                 continue
-            self.count.delivered += load.batch.count
-            self.count.bytes += load.batch.record_bytes
+            batch = pending.batch
+            self.count.delivered += batch.count
+            self.count.bytes += batch.record_bytes
             self.count.batches += 1
-            self.forget(load, load.batch.sent.finish(base_offset, append_ms))
+            self.complete(pending, batch.sent.finish(base_offset, append_ms))
 
-    def _settle_one(self, load: Load, fate: Fate, reason: HeadraceError | None) -> None:
-        count, where = load.batch.count, load.track.label
-        reason = reason or self._hindrance(load.track)
+    def complete(self, pending: ProducerBatch, has_callbacks: bool = False) -> None:
+        """The fate of a batch is known, and its deliveries say it."""
+        assert not pending.settled
+        self.memory.settle(pending.batch.sent, pending.counted, has_callbacks)
+        pending.settled = True
+        pending.let_go()
+        root = pending.root or pending
+        root.unsettled_parts -= 1
+        if not root.unsettled_parts:
+            root.settled = True
+            self.incomplete.settled(root)
+        self.driver.changed()
+
+    def _fail(self, pending: ProducerBatch, fate: Fate, reason: HeadraceError | None) -> None:
+        count, where = pending.batch.count, pending.buffer.label
+        reason = reason or self._hindrance(pending.buffer)
         unknown = fate is Fate.UNKNOWN
         if unknown:
             self.count.unknown += count
         else:
             self.count.failed += count
         error = failure(count, where, unknown, reason)
-        self.forget(load, load.batch.sent.fail(error))
-        if load.orders and not self._over:
-            ordered.hold_back(self, load, error)
+        self.complete(pending, pending.batch.sent.fail(error))
+        if pending.orders and not self._closed:
+            self._fail_followers(pending, error)
 
-    def _hindrance(self, track: Track) -> HeadraceError | None:
+    def _hindrance(self, buffer: PartitionBuffer) -> HeadraceError | None:
         """What keeps a batch that was never tried from leaving, as far as it is known."""
         routes = self.network.routes
-        if routes.topic(track.topic) is None:
-            return UnknownTopic(track.topic)
-        if routes.leader(track.topic, track.partition) is None:
-            return Refusal(Code.LEADER_NOT_AVAILABLE, f"partition {track.label}")
-        return track.desk.identities.failure if track.lane.wants_identity else None
+        if routes.topic(buffer.topic) is None:
+            return UnknownTopic(buffer.topic)
+        if routes.leader(buffer.topic, buffer.partition) is None:
+            return Refusal(Code.LEADER_NOT_AVAILABLE, f"partition {buffer.label}")
+        return buffer.accumulator.producer_ids.failure if buffer.lane.wants_producer_id else None
 
-    def fail(self, sent: SentBatch, error: HeadraceError) -> None:
+    def _fail_followers(self, failed: ProducerBatch, reason: HeadraceError) -> None:
+        """Fail what waits behind a batch of ordered records that failed, record by record, for the keys that it held.
+
+        They are taken out of their batches, which are built anew from the others.
+        """
+        order_keys = {order_key for order_key, _ in failed.orders}
+        buffer = failed.buffer
+        error = NotDelivered(
+            f"records for {buffer.label} were not sent: an earlier one of the same order key failed ({reason})", reason
+        )
+        if buffer.pending is not None:
+            buffer.accumulator.close(buffer)
+            self.make_ready(buffer)
+        for pending in list(buffer.lane.waiting):
+            if pending.settled or all(order_key not in order_keys for order_key, _ in pending.orders):
+                continue
+            this_one = partial(operator.is_, pending)
+            if pending.stamped:
+                # Part of a batch that may be written as it was: none of its records can be told to be not.
+                pending.reason = error
+                self.settle(buffer.lane.withdraw(this_one))
+                continue
+            removed, count = pending.take_out(order_keys)
+            self.count.failed += count
+            if not pending.orders:
+                buffer.lane.withdraw(this_one)
+                self.complete(pending)
+            self._fail_apart(removed, error)
+
+    def _fail_apart(self, sent: SentBatch, error: HeadraceError) -> None:
+        """Fail records that are in no batch any more."""
         if sent.fail(error):
-            self.reactor.tell(partial(self.account.tell, sent))
-
-    def forget(self, load: Load, tells: bool = False) -> None:
-        assert not load.settled
-        self.account.settle(load.batch.sent, load.counted, tells)
-        load.settled = True
-        load.let_go()
-        root = load.root or load
-        root.ahead -= 1
-        if not root.ahead:
-            root.settled = True
-            self._timetable.settled(root)
-        self.driver.changed()
+            self.reactor.tell(partial(self.memory.run_callbacks, sent))
 
     # Time.
 
-    def _later(self, track: Track, when: float) -> None:
-        if self._over or self.reactor.now() < track.wakes_at <= when:
+    def _look_again(self, buffer: PartitionBuffer, when: float) -> None:
+        if self._closed or self.reactor.now() < buffer.looked_at <= when:
             return
-        track.wakes_at = when
-        self.reactor.call_at(when, partial(self.make_ready, track))
+        buffer.looked_at = when
+        self.reactor.call_at(when, partial(self.make_ready, buffer))
 
     def _look_for_slow(self) -> None:
         """A broker that does not answer may have ceased to lead: ask the others."""
-        self._watch = None
+        self._slow_check = None
         now = self.reactor.now()
-        for request in self._asked.values():
-            if request.sendings[0].parcel.sent_at > now - SLOW_AFTER_S:
+        for request in self._unanswered.values():
+            if request.attempts[0].pending.sent_at > now - SLOW_AFTER_S:
                 break
-            for each in request.sendings:
-                self.network.routes.stale(each.track.topic)
-        if self._asked:
-            self._watch = self.reactor.call_at(now + SLOW_AFTER_S, self._look_for_slow)
+            for each in request.attempts:
+                self.network.routes.stale(each.buffer.topic)
+        if self._unanswered:
+            self._slow_check = self.reactor.call_at(now + SLOW_AFTER_S, self._look_for_slow)
 
-    def _time_is_up(self, load: Load) -> None:
-        if load.track.load is load:
-            self.seal(load.track)
-        self.settle(load.track.lane.expire(self.reactor.now()))
-        assert load.settled
-        self.make_ready(load.track)
+    def _expire(self, pending: ProducerBatch) -> None:
+        """Its delivery timeout is over."""
+        self._close_open(pending)
+        self.settle(pending.buffer.lane.expire(self.reactor.now()))
+        assert pending.settled
+        self.make_ready(pending.buffer)
+
+    def _close_open(self, pending: ProducerBatch) -> None:
+        if pending.buffer.pending is pending:
+            pending.buffer.accumulator.close(pending.buffer)
 
     def _routed(self, name: str, topic: Topic | None) -> None:
         """A topic has more partitions, other leaders, or is another one."""
-        for desk in self._desks.values():
-            if topic is not None and name in desk.router_here.topics:
-                desk.learn(topic)
-            for track in desk.tracks(name):
-                leader = self.network.routes.leader(name, track.partition)
-                if leader is not None and leader != track.lane.leader:
-                    track.lane.hurry()
-                if track.due or not track.lane.idle:
-                    self.make_ready(track)
+        for accumulator in self._accumulators.values():
+            if topic is not None and name in accumulator.own_router.topics:
+                accumulator.learn(topic)
+            for buffer in accumulator.buffers(name):
+                leader = self.network.routes.leader(name, buffer.partition)
+                if leader is not None and leader != buffer.lane.leader:
+                    buffer.lane.end_backoff()
+                if buffer.due or not buffer.lane.idle:
+                    self.make_ready(buffer)
         self.driver.changed()
+
+    # The end of the program.
+
+    def at_exit(self, since: float) -> Iterator[None]:
+        """A program ends that has not closed its producer: what waits is sent for a while yet, what is lost is logged.
+
+        Until `exit_timeout_ms` after `since`; see `exits.Leaver`.
+        """
+        reactor = self.reactor
+        if not isinstance(reactor, ThreadReactor):
+            self._log_lost("its loop has ended; `await producer.close()` in it, or use `async with`")
+            return
+        within_ms = self.options.exit_timeout_ms
+        failed = self.count.failed + self.count.unknown
+        try:
+            if within_ms > 0:
+                self._begin_flush_locked()
+                yield
+                yield
+                mark = self._begin_flush_locked()
+                yield
+                deadline = since + within_ms / 1000
+                reactor.wait(lambda: self.flushed(mark), deadline)
+                reactor.wait_told(deadline)
+        except (KeyboardInterrupt, SystemExit):
+            self._log_lost("interrupted")
+            return
+        except HeadraceError as error:
+            log.warning("what a producer holds cannot be sent at the end of the program: %s", error)
+        failed = self.count.failed + self.count.unknown - failed
+        if failed:
+            log.warning("%d records failed at the end of the program; their deliveries say why", failed)
+        self._log_lost(f"the program ended, and {within_ms:g} ms (exit_timeout_ms) were not enough; close the producer")
+
+    def _begin_flush_locked(self) -> int:
+        with self.reactor.lock:
+            return self.begin_flush()
+
+    def _log_lost(self, why: str) -> None:
+        uncalled = self.memory.uncalled_records
+        lost = self.quota.records - uncalled + self.unbatched
+        client_id = self.network.client_id
+        if lost:
+            log.warning("%d records of a producer (%s) are not known to be delivered: %s", lost, client_id, why)
+        if uncalled:
+            log.warning("callbacks of up to %d records of a producer (%s) have not ended: %s", uncalled, client_id, why)
+
+
+_stay_with_parent: Remembered[Sender] = Remembered()
+
+
+def _after_fork() -> None:
+    """In a forked child every send of a producer made before is refused: nobody there would let its batches leave."""
+    for sender in _stay_with_parent:
+        sender.refusal = ForkedEngine()
+        for accumulator in sender.accumulators():
+            accumulator.own_router.closed = sender.refusal
+    _stay_with_parent.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,12 +1,12 @@
-"""Fault latency: how long a send took says how long its broker is avoided by records that may go anywhere.
+"""The sticky partitioner: records without a key go to one partition until its batch is full or sent, then to the next.
 
-The table pairs a duration with a time to stay away. The longest duration that was reached counts; a send that failed
-counts as one of 30 s. Each send replaces what the one before said, so a broker that is fast again is used again.
+Partitions without a leader, and those led by brokers to be avoided, are passed over, as long as others are left.
+Records with a key go by its hash, which the router computes (`records.router`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from headrace.errors import SettingError
@@ -15,8 +15,27 @@ TABLE: Final = ((550, 30_000), (1_000, 60_000), (2_000, 120_000), (3_000, 180_00
 FAILED_MS: Final = 30_000
 
 
+def next_partition(current: int, count: int, leader: Callable[[int], int | None], avoided: Collection[int]) -> int:
+    """The next partition after `current` of `count`; `leader` gives a partition's broker id."""
+    led: int | None = None
+    for step in range(1, count + 1):
+        partition = (current + step) % count
+        broker_id = leader(partition)
+        if broker_id is None:
+            continue
+        if broker_id not in avoided:
+            return partition
+        led = partition if led is None else led
+    return (current + 1) % count if led is None else led
+
+
 class FaultLatency:
-    """Times in seconds of one monotonic clock; durations in milliseconds."""
+    """How long a send took says how long its broker is avoided by records that may go anywhere.
+
+    The table pairs a duration with a time to stay away. The longest duration that was reached counts; a send that
+    failed counts as one of 30 s. Each send replaces what the one before said, so a broker that is fast again is used
+    again. Times in seconds of one monotonic clock; durations in milliseconds.
+    """
 
     def __init__(self, table: Sequence[tuple[int, int]] = TABLE) -> None:
         rows = [(int(took_ms), int(avoid_ms)) for took_ms, avoid_ms in table]
