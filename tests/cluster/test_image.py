@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.controller_state import Controller, Controls, Order, ReplicaEnd, encode_end
+from headrace.cluster.controller_state import Controls, ElectedController, Order, ReplicaEnd, encode_end
 from headrace.cluster.image import (
     CREATING,
     LIVE,
@@ -215,7 +215,7 @@ def test_what_elections_run_on_is_folded_and_taken_away_again() -> None:
         Event("put", keys.draining_key(PREFIX, 3), b"{}", 7),
     )
     assert image.controls == Controls(
-        Controller(2, 7, 3), {12: 4}, {("t", 0): {2: end}}, {("t", 0): Order("unclean", 6)}, frozenset({3})
+        ElectedController(2, 7, 3), {12: 4}, {("t", 0): {2: end}}, {("t", 0): Order("unclean", 6)}, frozenset({3})
     )
     gone = [
         keys.election_key(PREFIX, 12),
@@ -223,7 +223,9 @@ def test_what_elections_run_on_is_folded_and_taken_away_again() -> None:
         keys.order_key(PREFIX, "t", 0),
         keys.draining_key(PREFIX, 3),
     ]
-    assert after(image, *(Event("delete", key, b"", 9) for key in gone)).controls == Controls(Controller(2, 7, 3))
+    assert after(image, *(Event("delete", key, b"", 9) for key in gone)).controls == Controls(
+        ElectedController(2, 7, 3)
+    )
 
 
 def test_keys_of_others_are_passed_over() -> None:

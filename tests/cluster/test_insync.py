@@ -24,7 +24,7 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.in_sync_replicas import InSyncSets
+from headrace.cluster.in_sync_replicas import InSyncReplicas
 from headrace.cluster.membership import Membership
 from headrace.cluster.view import ClusterView
 from headrace.coordination.embedded import EmbeddedCoordination
@@ -93,7 +93,7 @@ class Leader:
         self.following = True
         """Whether the image tells the leader at once; else only answers do."""
         self.failures: list[BaseException | None] = []
-        self.in_sync = InSyncSets(
+        self.in_sync = InSyncReplicas(
             self.fateful, self.view, self.membership, self.partitions, self.clock, self.failures.append,
             lambda: self.held,
         )  # fmt: skip

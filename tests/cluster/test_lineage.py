@@ -14,10 +14,10 @@ import pytest
 from cluster.participants import DATA, Cluster, run
 from headrace.cluster import keys
 from headrace.cluster.controller_state import (
-    Controller,
     Controls,
     Difference,
     Doubt,
+    ElectedController,
     Lineage,
     decode_doubt,
     encode_doubt,
@@ -33,7 +33,7 @@ from headrace.cluster.lineage import (
     plan_accept,
     read_seen,
 )
-from headrace.cluster.membership import allocate_producer_ids
+from headrace.cluster.producer_ids import allocate_producer_ids
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
 from headrace.ports.coordination import Compare, Delete, Put, TransactionResult
@@ -66,7 +66,7 @@ def doubters(cluster: Cluster) -> set[int]:
     return set(cluster.image().controls.doubts)
 
 
-def controller(cluster: Cluster) -> Controller:
+def controller(cluster: Cluster) -> ElectedController:
     found = cluster.image().controls.controller
     assert found is not None
     return found
@@ -367,8 +367,8 @@ def test_a_new_broker_holds_too_while_another_doubts() -> None:
         await asyncio.sleep(A_WHILE)
         assert cluster.image().controls.controller == cluster[2].participant.view.image.controls.controller
         assert cluster[3].participant.metadata.is_held
-        assert cluster[3].participant.controlling is not None
-        assert cluster[3].participant.controlling.election.term is None
+        assert cluster[3].participant.controller is not None
+        assert cluster[3].participant.controller.election.term is None
 
     run(3, body)
 

@@ -13,9 +13,9 @@ from headrace.cluster.image import Broker, Endpoint, Image
 from headrace.cluster.membership import (
     LEASE_SECONDS,
     Membership,
-    allocate_producer_ids,
     settle_cluster_id,
 )
+from headrace.cluster.producer_ids import allocate_producer_ids
 from headrace.cluster.view import ClusterView
 from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import CoordinationError, DataFolderError, OperatorError, RequestTimedOut

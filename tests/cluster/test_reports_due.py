@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cluster.test_controller import broker, end, image_of, led
+from cluster.test_controller_core import broker, end, image_of, led
+from headrace.cluster.controller import REGISTRATIONS_MAX, ReportDeadlines
 from headrace.cluster.controller_state import UNCLEAN, ReplicaEnd
 from headrace.cluster.image import NO_LEADER, Broker
-from headrace.cluster.report_deadline import REGISTRATIONS_MAX, ReportsDue
 from headrace.virtual.clock import VirtualClock
 
 LEASE_SECONDS = 3.0
@@ -19,7 +19,7 @@ REPORTS = {2: end(2, 4, 90, run=1), 3: end(3, 4, 90, run=1)}
 class Wait:
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.due = ReportsDue(self.clock, LEASE_SECONDS)
+        self.due = ReportDeadlines(self.clock, LEASE_SECONDS)
 
     def see(self, brokers: Sequence[Broker], ends: Mapping[int, ReplicaEnd], order: str = "") -> None:
         self.due.follow(image_of([led(NO_LEADER, 4, (1,))], brokers, ends, order))

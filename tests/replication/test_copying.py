@@ -9,7 +9,7 @@ import pytest
 
 from headrace.partitions.submission import submit
 from headrace.replication.frames import Frame, Kind
-from headrace.replication.link import End
+from headrace.replication.link import LinkSession
 from partitions.led import Outcome, batch
 from proving import proves
 from replication.scene import Scene
@@ -79,7 +79,7 @@ def count_frames(scene: Scene) -> Counter[int]:
     """Frames other than pings that any link takes from now on."""
     counts: Counter[int] = Counter()
     for broker in scene.alive.values():
-        ends: list[End] = [*broker.replication._accepted, *broker.replication._leaders.values()]
+        ends: list[LinkSession] = [*broker.replication._accepted, *broker.replication._leaders.values()]
         for end in ends:
             setattr(end, "take", counting(end.take, counts))  # noqa: B010
     return counts

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.partitions.log_start import LogStart
-from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Following, Stage
+from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, FollowedPartition, Stage
 from headrace.replication.frames import Subscribe, Truncate
 from replication.peer import at
 from replication.scene import Broker, Scene
@@ -17,7 +17,9 @@ LAYOUTS = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 EPOCHS = ((4, 1), (5, 1), (6, 3), (7, 3), (8, 5))
 
 
-def following(layout: str = "", held: Sequence[tuple[int, int]] = EPOCHS, **topic: object) -> tuple[Broker, Following]:
+def following(
+    layout: str = "", held: Sequence[tuple[int, int]] = EPOCHS, **topic: object
+) -> tuple[Broker, FollowedPartition]:
     """A follower in epoch 6 with these batches, each an offset and an epoch; its log begins at 4."""
     broker = Scene(brokers=(1,), layout=layout, topic=topic).alive[1]
     log = broker.log()
@@ -26,14 +28,14 @@ def following(layout: str = "", held: Sequence[tuple[int, int]] = EPOCHS, **topi
         log.append_copied(memoryview(at(offset, epoch)))
         broker.store.write_staged()
     partition = broker.partitions.follow(log, 6, 9)
-    return broker, Following(partition, LogStart(log, lambda _: None))
+    return broker, FollowedPartition(partition, LogStart(log, lambda _: None))
 
 
-def stage(each: Following) -> Stage:
+def stage(each: FollowedPartition) -> Stage:
     return each.stage
 
 
-def mended_from(each: Following) -> int | None:
+def mended_from(each: FollowedPartition) -> int | None:
     return each.mend_from
 
 

@@ -14,7 +14,7 @@ from headrace.storage.producers import ProducerState, SequencedBatch, Unreadable
 from proving import proves
 from replication.peer import Peer, subscription, with_leading_peer
 from replication.scene import Scene
-from replication.test_leading_end import end_of, stops
+from replication.test_leader_session import end_of, stops
 
 LAYOUTS = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 

@@ -16,7 +16,7 @@ from headrace.cluster import controller, controller_core, eligibility, lineage
 from headrace.cluster.changes import Step
 from headrace.cluster.controller_core import Batch
 from headrace.cluster.election import Election
-from headrace.cluster.eligibility import Judgement
+from headrace.cluster.eligibility import Eligibility
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
 from headrace.cluster.lineage import MetadataWatch
 from headrace.groups.records import OffsetAndMetadata
@@ -24,7 +24,7 @@ from headrace.partitions.leader_core import LeaderCore, Progress
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.replication import follower_session, leader
-from headrace.replication.follower import Following
+from headrace.replication.follower import FollowedPartition
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
 from headrace.storage import compacted_batch, folder, rewritten, shortfall
 from headrace.storage.commitlog import retention as shared_retention
@@ -77,7 +77,7 @@ def acknowledge_before_the_sync(stack: ExitStack) -> None:
 
     swap(stack, LeaderCore, "__init__", built)
     swap(stack, Partition, "local_position", lambda self: self.log.written_offset)
-    swap(stack, Following, "may_wait", lambda self: False)
+    swap(stack, FollowedPartition, "may_wait", lambda self: False)
 
 
 @plant
@@ -116,7 +116,7 @@ def elect_outside_the_set(stack: ExitStack) -> None:
         images[:] = [image]
         return decide(image, *args)
 
-    def elected(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
+    def elected(state: PartitionState, judged: Eligibility, successors: Sequence[int]) -> PartitionState:
         after = led(state, judged, successors)
         brokers = images[0].brokers
         if state.leader in brokers and state.leader in after.isr:
@@ -135,16 +135,16 @@ def elect_outside_the_set(stack: ExitStack) -> None:
 @plant
 def truncate_to_the_watermark(stack: ExitStack) -> None:
     """A follower drops all that it does not know to be committed before it asks, as Kafka did before KIP-101."""
-    ask = Following.ask
+    ask = FollowedPartition.ask
 
-    def asked(self: Following, subscription: int) -> Subscribe:
+    def asked(self: FollowedPartition, subscription: int) -> Subscribe:
         held = self.partition.log
         if self.partition.high_watermark < held.end_offset:
             held.truncate(self.partition.high_watermark)
             self.partition.truncated()
         return ask(self, subscription)
 
-    swap(stack, Following, "ask", asked)
+    swap(stack, FollowedPartition, "ask", asked)
 
 
 @plant
@@ -252,7 +252,7 @@ def keep_the_epoch_of_a_returned_leader(stack: ExitStack) -> None:
     """A leader that restarted goes on in the epoch that it had."""
     led = controller_core._led
 
-    def same_epoch(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
+    def same_epoch(state: PartitionState, judged: Eligibility, successors: Sequence[int]) -> PartitionState:
         after = led(state, judged, successors)
         if after.leader == state.leader:
             return replace(after, leader_epoch=state.leader_epoch)
@@ -346,9 +346,9 @@ def count_a_sync_across_a_cut(stack: ExitStack) -> None:
 @plant
 def tell_written_as_flushed_at_first(stack: ExitStack) -> None:
     """The first position after a subscription tells what is written as synced."""
-    position = Following.position
+    position = FollowedPartition.position
 
-    def told(self: Following) -> Position | None:
+    def told(self: FollowedPartition) -> Position | None:
         first = self.told is None
         found = position(self)
         if not first or found is None:
@@ -356,7 +356,7 @@ def tell_written_as_flushed_at_first(stack: ExitStack) -> None:
         subscription, epoch, received, written, _, start = found
         return subscription, epoch, received, written, written, start
 
-    swap(stack, Following, "position", told)
+    swap(stack, FollowedPartition, "position", told)
 
 
 @plant
@@ -388,7 +388,7 @@ def prefer_a_leader_outside_the_set(stack: ExitStack) -> None:
         images[:] = [image]
         return decide(image, *args)
 
-    def preferred(state: PartitionState, _: Judgement) -> PartitionState:
+    def preferred(state: PartitionState, _: Eligibility) -> PartitionState:
         first, brokers = state.replicas[0], images[0].brokers
         if state.leader == first or first not in brokers:
             return state

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from headrace.cluster.in_sync_replicas import InSyncSets
+from headrace.cluster.in_sync_replicas import InSyncReplicas
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import KeyValue, Listing, WatchResponse
 from headrace.virtual.coordination import DEADLINE_SECONDS, CoordinationStore
@@ -68,9 +68,9 @@ def read_what_one_node_knows(stack: ExitStack) -> None:
 @plant
 def judge_a_lost_answer_by_the_view(stack: ExitStack) -> None:
     """A change of an in-sync set whose answer was lost counts as not made, because the view does not show it yet."""
-    carry_out = InSyncSets._carry_out
+    carry_out = InSyncReplicas._carry_out
 
-    async def judged(self: InSyncSets, proposals: Sequence[Any]) -> None:
+    async def judged(self: InSyncReplicas, proposals: Sequence[Any]) -> None:
         try:
             await carry_out(self, proposals)
         except CoordinationError:
@@ -78,4 +78,4 @@ def judge_a_lost_answer_by_the_view(stack: ExitStack) -> None:
                 self._refused(proposal)
             raise
 
-    swap(stack, InSyncSets, "_carry_out", judged)
+    swap(stack, InSyncReplicas, "_carry_out", judged)

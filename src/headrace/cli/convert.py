@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
+from tempfile import TemporaryDirectory
 
 import click
 
 from headrace.cli.options import pairs
 from headrace.cli.output import format_bytes, show_json
+from headrace.cluster import keys
 from headrace.cluster.config import effective
-from headrace.cluster.image import Image
-from headrace.cluster.offline_metadata import stopped_image
+from headrace.cluster.image import Image, from_listing
+from headrace.coordination.choice import FILE
+from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import DataFolderError
+from headrace.ports.clock import Clock
 from headrace.settings import values
 from headrace.storage import folder
 from headrace.storage.offline.convert import Options, Summary, Tell
@@ -134,3 +139,28 @@ def _progress() -> Iterator[Tell]:
             progress.update(task, completed=done)
 
         yield tell
+
+
+async def stopped_image(folder: str, clock: Clock) -> Image | None:
+    """What the broker's metadata file says, read from a copy: nothing in its folder is touched. None if the folder has
+    no such file, as that of a broker on etcd, or nothing is in it. DataFolderError: it is damaged."""
+    with TemporaryDirectory() as copy:
+        if not _copy(folder, copy):
+            return None
+        coordination = EmbeddedCoordination(f"{copy}/{FILE}", clock)
+        try:
+            found = await coordination.get(keys.CLUSTER_ID)
+            if found is None:
+                return None
+            prefix = keys.cluster_prefix(str(keys.decode(found.key, found.value)))
+            return from_listing(prefix, await coordination.list(prefix))
+        finally:
+            await coordination.close()
+
+
+def _copy(folder: str, target: str) -> bool:
+    """With what is written ahead, as a kill leaves it. Answers whether there is anything."""
+    there = [name for name in (FILE, f"{FILE}-wal") if os.path.exists(f"{folder}/{name}")]
+    for name in there:
+        shutil.copyfile(f"{folder}/{name}", f"{target}/{name}")
+    return FILE in there

@@ -11,7 +11,7 @@ one lease time: it may be about to register again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from headrace.cluster import keys
@@ -21,13 +21,13 @@ from headrace.cluster.deletions import overdue
 from headrace.cluster.election import Election, Term
 from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
 from headrace.cluster.membership import Membership
-from headrace.cluster.report_deadline import ReportsDue
 from headrace.cluster.topics import plan_remove_unfinished
 from headrace.cluster.view import ClusterView
 from headrace.coordination.waits import Bell, Compute, OwnedTask, at_once, pause
 from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
 from headrace.placement.drains import Drains
 from headrace.placement.internal_topics import plan_growth
+from headrace.placement.plans import Where
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Coordination, Delete
 
@@ -40,8 +40,59 @@ UNFINISHED_SECONDS: Final = 30.0
 NAMED_MAX: Final = 10
 """Decisions of one transaction that the log names one by one."""
 
+REGISTRATIONS_MAX: Final = 3
+"""How often a broker that registers again and again is waited for."""
 
-class Controlling:
+
+class ReportDeadlines:
+    """How long replicas without a leader have to report what they hold: one lease time from the latest of the first
+    report, the registration of a replica that is alive and silent, and the order for an election.
+
+    Who is alive and does not report by then, because it hangs or cannot read its log, holds up no election that may
+    lose something. One that merely stands still loses its lease within the same time. One that registers again and
+    again without a lapse, as a process that dies of what it reads, is waited for as often as `REGISTRATIONS_MAX`.
+    """
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._since: dict[Hashable, float] = {}
+        """When each of what is waited from was first seen; what is no more is forgotten."""
+        self._ends: dict[Where, float] = {}
+
+    def follow(self, image: Image) -> None:
+        known = self._since
+        self._since, self._ends = {}, {}
+        for where, said in image.controls.ends.items():
+            state = image.partition(*where)
+            if not said or state is None or state.leader != NO_LEADER:
+                continue
+            topic_id = image.topics[where[0]].id
+            vacancy = where, topic_id, state.leader_epoch
+            latest = self._seen(known, vacancy)
+            order = image.controls.orders.get(where)
+            if order is not None:
+                latest = max(latest, self._seen(known, (vacancy, "order", order.revision)))
+            for broker in (image.brokers[each] for each in state.replicas if each in image.brokers):
+                report = said.get(broker.id)
+                if report is None or (report.incarnation, report.topic_id) != (broker.incarnation, topic_id):
+                    there = self._seen(known, (vacancy, broker.id))
+                    registered = self._seen(known, (vacancy, broker.id, broker.incarnation))
+                    latest = max(latest, min(registered, there + (REGISTRATIONS_MAX - 1) * self._seconds))
+            self._ends[where] = latest + self._seconds
+
+    def _seen(self, known: dict[Hashable, float], what: Hashable) -> float:
+        return self._since.setdefault(what, known.get(what, self._clock.now()))
+
+    def is_over(self, where: Where) -> bool:
+        return self._clock.now() >= self._ends.get(where, float("inf"))
+
+    def next_end(self) -> float:
+        now = self._clock.now()
+        return min((end for end in self._ends.values() if end > now), default=float("inf"))
+
+
+class Controller:
     """Runs from `start` to `close`; `tick` at least every 100 ms or so looks at what comes with time."""
 
     def __init__(
@@ -68,7 +119,7 @@ class Controlling:
         self._is_held = is_held
         self._bell = Bell()
         self._drains = Drains(clock, compute, self._bell.ring, failed)
-        self._reports_due = ReportsDue(clock, membership.lease_seconds)
+        self._reports_due = ReportDeadlines(clock, membership.lease_seconds)
         self._term: Term | None = None
         self._elected_at = 0.0
         self._prefer_at = float("inf")

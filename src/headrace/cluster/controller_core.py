@@ -29,7 +29,7 @@ from typing import Final
 from headrace.cluster import keys
 from headrace.cluster.changes import Action, Step, unchanged
 from headrace.cluster.controller_state import PREFERRED, RESIGN, UNCLEAN, Order, ReplicaEnd
-from headrace.cluster.eligibility import Judgement, judge
+from headrace.cluster.eligibility import Eligibility, judge
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Image, Lost, PartitionState, Topic, encode_partition
 from headrace.placement.drains import holds
 from headrace.placement.moves import begin_move, can_finish_move, finish_move, lead, live_members
@@ -187,7 +187,7 @@ def _from_behind(broker: int, replicas: tuple[int, ...]) -> tuple[int, ...]:
     return replicas[place:] + replicas[:place]
 
 
-def _led(state: PartitionState, judged: Judgement, successors: Sequence[int]) -> PartitionState:
+def _led(state: PartitionState, judged: Eligibility, successors: Sequence[int]) -> PartitionState:
     """The set without those that are no valid members, and the leader that it then has."""
     members = judged.members(state)
     leader, epoch = state.leader, state.leader_epoch
@@ -260,7 +260,7 @@ def _held(report: ReplicaEnd | None) -> tuple[int, int]:
     return (report.last_epoch, report.end) if report is not None else (UNKNOWN_END, UNKNOWN_END)
 
 
-def _preferred(state: PartitionState, judged: Judgement) -> PartitionState:
+def _preferred(state: PartitionState, judged: Eligibility) -> PartitionState:
     first = state.replicas[0]
     able = not state.target and first in state.isr and first in judged.staying
     return lead(state, first) if able else state

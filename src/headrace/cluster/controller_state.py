@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Controller:
+class ElectedController:
     broker: int
     epoch: int
     revision: int
@@ -93,7 +93,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    controller: Controller | None = None
+    controller: ElectedController | None = None
     candidates: Mapping[int, int] = field(default_factory=dict)
     """Lease of each candidate, and the revision at which it stood up."""
     ends: Mapping[Where, Mapping[int, ReplicaEnd]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def with_event(controls: Controls, event: Event, path: list[str]) -> Controls:
     value: Any = None if event.kind == "delete" else keys.decode(event.key, event.value)
     match path:
         case ["controller"]:
-            found = None if value is None else Controller(value["broker"], value["epoch"], event.mod_revision)
+            found = None if value is None else ElectedController(value["broker"], value["epoch"], event.mod_revision)
             return replace(controls, controller=found)
         case ["election", lease]:
             revision = None if value is None else event.mod_revision

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headrace.cluster import keys
 from headrace.cluster.changes import unchanged
-from headrace.cluster.controller_state import Controller
+from headrace.cluster.controller_state import ElectedController
 from headrace.cluster.image import Image
 from headrace.cluster.membership import Membership
 from headrace.cluster.view import ClusterView
@@ -63,7 +63,7 @@ class Election:
         image = self._view.image
         if image.revision < term.revision:
             return term  # the view lags
-        won = Controller(self._membership.broker.id, term.epoch, term.revision)
+        won = ElectedController(self._membership.broker.id, term.epoch, term.revision)
         return term if image.controls.controller == won else None
 
     def forget(self) -> None:

@@ -17,7 +17,7 @@ from headrace.cluster.image import LIVE, Broker, PartitionState
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Eligibility:
     """The members, each in one of four groups, in the order of the set; `able` are the present ones."""
 
     present: Mapping[int, str]
@@ -57,7 +57,7 @@ def judge(
     durability: str,
     is_gone: Callable[[int], bool],
     altered_at: int = 0,
-) -> Judgement:
+) -> Eligibility:
     """`altered_at`: the revision at which the durability became what it is; 0 if it was never another."""
     present: dict[int, str] = {}
     returned: set[int] = set()
@@ -77,7 +77,7 @@ def judge(
         else:
             lost.append(member)
     leaving = frozenset(member for member in present if brokers[member].state != LIVE)
-    return Judgement(present, frozenset(returned), tuple(awaited), tuple(gone), tuple(lost), leaving)
+    return Eligibility(present, frozenset(returned), tuple(awaited), tuple(gone), tuple(lost), leaving)
 
 
 def carries_over(broker: Broker, known: str, durability: str, key: tuple[bytes, int], altered_at: int) -> bool:

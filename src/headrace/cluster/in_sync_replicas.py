@@ -50,7 +50,7 @@ class Proposal:
     relied_on: tuple[Compare, ...]
 
 
-class InSyncSets:
+class InSyncReplicas:
     """One task for all partitions that this broker leads."""
 
     def __init__(

@@ -43,7 +43,7 @@ def write_incarnation(disk: Disk, folder: str, run: Previous) -> None:
     write_atomically(disk, f"{folder}/{FILE_NAME}", content.encode() + b"\n")
 
 
-class RunRecord:
+class IncarnationFile:
     """Keeps the file up to date: with the process that runs, and what its logs have lost."""
 
     def __init__(self, disk: Disk, folder: str) -> None:

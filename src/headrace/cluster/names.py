@@ -1,4 +1,4 @@
-"""Rules for the names of topics and groups (R15). A topic's name is also the name of its folder."""
+"""Rules for the names of topics and groups. A topic's name is also the name of its folder."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ from headrace.cluster import keys
 from headrace.cluster.assignment import Assignment
 from headrace.cluster.changes import Tasks
 from headrace.cluster.config import Configs, Effective, durability_altered_at, effective
-from headrace.cluster.controller import Controlling
+from headrace.cluster.controller import Controller
 from headrace.cluster.controller_core import Rules
 from headrace.cluster.deletions import Deletions
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
-from headrace.cluster.in_sync_replicas import InSyncSets
-from headrace.cluster.incarnation import RunRecord
+from headrace.cluster.in_sync_replicas import InSyncReplicas
+from headrace.cluster.incarnation import IncarnationFile
 from headrace.cluster.lineage import MetadataWatch
 from headrace.cluster.membership import Membership, settle_cluster_id
-from headrace.cluster.replica_reports import EndReports
+from headrace.cluster.replica_reports import ReplicaReports
 from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.view import ClusterView
 from headrace.coordination.choice import etcd_addresses, on_etcd
@@ -112,7 +112,7 @@ class Participant:
         self._look_again_at = 0.0
         self._joined = False
         self.membership: Membership | None = None
-        self.controlling: Controlling | None = None
+        self.controller: Controller | None = None
 
     # Coming up.
 
@@ -215,7 +215,7 @@ class Participant:
             self._is_held,
             self.metadata.compare_logs,
         )
-        self._record = RunRecord(self.disk, self.folder)
+        self._record = IncarnationFile(self.disk, self.folder)
         if held is None and self._record.run is None:
             held = {}  # nobody has run here: nothing was held
         if not self.metadata.is_held:
@@ -305,16 +305,16 @@ class Participant:
         self._built.push_async_callback(member.close)
         self.assignment.join()
         self.view.listen(member.follow)
-        self.in_sync = InSyncSets(
+        self.in_sync = InSyncReplicas(
             self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
         )
         self.replication.on_change = self.in_sync.want
         self.replication.on_failure = self._failed
-        self.reports = EndReports(
+        self.reports = ReplicaReports(
             self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
         )
         prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
-        self.controlling = Controlling(
+        self.controller = Controller(
             self.coordination,
             self.view,
             member,
@@ -326,7 +326,7 @@ class Participant:
             lambda: internal_replicas(self.effective_settings()),
             self._is_held,
         )
-        for part in (self.in_sync, self.reports, self.controlling, self._deletions(member)):
+        for part in (self.in_sync, self.reports, self.controller, self._deletions(member)):
             part.start()
             self._built.push_async_callback(part.close)
         try:
@@ -416,8 +416,8 @@ class Participant:
         if self.clock.now() >= self._look_again_at:
             self._look_again_at = self.clock.now() + LOOK_SECONDS
             self._tell_offline()
-        if self.controlling is not None:
-            self.controlling.tick()
+        if self.controller is not None:
+            self.controller.tick()
             self.reports.tick()
 
     def _look_at(self, synced: Log) -> None:

@@ -65,7 +65,7 @@ class Resigned(NamedTuple):
         return Resigned(epoch, now, pause_seconds, self.successors | successors)
 
 
-class EndReports:
+class ReplicaReports:
     """One task; looks at every new image that has partitions without a leader."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Topic tasks (J7): create, delete, enlarge, as plans on the image and as transactions on coordination.
+"""Topic tasks: create, delete, enlarge, as plans on the image and as transactions on coordination.
 
 A topic with at most STEP_PARTITIONS partitions appears in one transaction. A larger one first claims its name with
 the state "creating", writes its partitions in parts, and turns "live" at the end; `finish_interrupted` removes what a
@@ -8,6 +8,7 @@ crash left half made. Deletion is always one transaction, so there is no half-de
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,8 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.names import check_no_collision, check_not_reserved, check_topic_name
+from headrace.cluster.names import OFFSETS_TOPIC, check_no_collision, check_not_reserved, check_topic_name
+from headrace.cluster.view import ClusterView
 from headrace.errors import (
     InvalidAssignment,
     InvalidPartitions,
@@ -36,6 +38,7 @@ from headrace.errors import (
     UnknownPartition,
 )
 from headrace.placement.balance import Counts
+from headrace.placement.internal_topics import INTERNAL_REPLICAS
 from headrace.placement.moves import goal
 from headrace.placement.ring import Ring
 from headrace.placement.spread import RING, SPREAD, open_sites, placement_of, spread
@@ -47,6 +50,11 @@ STEP_PARTITIONS: Final = 100
 TOPIC_PARTITIONS_MAX: Final = 10_000
 DEFAULT: Final = -1
 """A count that the broker chooses."""
+OFFSETS_OVERRIDES: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(100 << 20),
+    "max.message.bytes": str(32 << 20),
+}
 
 Assignments = Mapping[int, Sequence[int]]
 
@@ -305,3 +313,51 @@ class Topics:
         """
         for name in self._tasks.view.image.unfinished:
             await self._tasks.run(partial(plan_remove_unfinished, name=name))
+
+
+class TopicCreation:
+    """Creation of topics that somebody named and that are not there: one task per name, however many ask."""
+
+    def __init__(self, view: ClusterView, topics: Topics, settings: Callable[[], BrokerSettings]) -> None:
+        self._view = view
+        self._topics = topics
+        self._settings = settings
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    async def ensure(self, name: str) -> Topic:
+        """The topic of that name; created with the defaults if it may be."""
+        found = self._view.image.topics.get(name)
+        if found is not None:
+            return found
+        if name == OFFSETS_TOPIC:
+            settings = self._settings()
+            # Where nobody says how many, it begins with the brokers there are and grows (placement.internal_topics).
+            replicas = settings["offsets.topic.replication.factor"]
+            there = max(1, len(open_sites(self._view.image)))
+            request = CreateTopic(
+                name,
+                settings["offsets.topic.partitions"],
+                replicas or min(INTERNAL_REPLICAS, there),
+                OFFSETS_OVERRIDES,
+                internal=True,
+            )
+        elif not self._settings()["auto.create.topics.enable"]:
+            raise UnknownPartition(f"there is no topic {name!r}, and auto.create.topics.enable is off")
+        else:
+            request = CreateTopic(name)
+        task = self._under_way.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._create_once(request))
+            self._under_way[name] = task
+            task.add_done_callback(lambda _: self._under_way.pop(name, None))
+        await asyncio.shield(task)
+        found = self._view.image.topics.get(name)
+        if found is None:
+            raise UnknownPartition(f"there is no topic {name!r}")
+        return found
+
+    async def _create_once(self, request: CreateTopic) -> None:
+        try:
+            await self._topics.create(request)
+        except TopicExists:
+            await self._view.wait_for(lambda image: request.name in image.topics, 5.0)

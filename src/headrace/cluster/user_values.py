@@ -64,7 +64,7 @@ def _expected(image: Image, name: str, expected: int | None) -> int:
     return revision
 
 
-class Values:
+class UserValues:
     """Carries changes out."""
 
     def __init__(self, tasks: Tasks) -> None:

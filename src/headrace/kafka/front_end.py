@@ -15,7 +15,7 @@ from headrace.cluster.leadership import Leadership
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.participant import Participant
 from headrace.cluster.producer_ids import ProducerIds
-from headrace.cluster.topic_creation import TopicCreation
+from headrace.cluster.topics import TopicCreation
 from headrace.coordination.waits import pause
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from

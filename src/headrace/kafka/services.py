@@ -10,8 +10,7 @@ from headrace.cluster.changes import Tasks
 from headrace.cluster.config import Configs
 from headrace.cluster.leadership import Leadership
 from headrace.cluster.producer_ids import ProducerIds
-from headrace.cluster.topic_creation import TopicCreation
-from headrace.cluster.topics import Topics
+from headrace.cluster.topics import TopicCreation, Topics
 from headrace.cluster.view import View
 from headrace.coordination.waits import Compute
 from headrace.groups.coordinator import GroupCoordinator

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from headrace.cluster import user_values
 from headrace.cluster.image import Broker, Endpoint, Image, StoredValue
-from headrace.cluster.user_values import Values
+from headrace.cluster.user_values import UserValues
 from headrace.errors import InvalidRequest
 from headrace.http import health, metrics, topics
 from headrace.http.bodies import PARTITION_MAX
@@ -43,7 +43,7 @@ Describe = Callable[[Image], dict[str, Any]]
 class RouteApi:
     """`image` is what clients are told, `values` carries changes of settings out."""
 
-    def __init__(self, cluster_id: str, image: Callable[[], Image], values: Values, pulse: Pulse) -> None:
+    def __init__(self, cluster_id: str, image: Callable[[], Image], values: UserValues, pulse: Pulse) -> None:
         self._cluster_id = cluster_id
         self._image = image
         self._values = values

@@ -32,7 +32,7 @@ class Stage(Enum):
     COPYING = "copying"
 
 
-class Following:
+class FollowedPartition:
     """One partition that is copied from its leader in one epoch."""
 
     __slots__ = (

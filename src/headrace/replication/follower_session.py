@@ -19,7 +19,7 @@ from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.network import Address
 from headrace.replication import frames
-from headrace.replication.follower import RETRY_SECONDS, Following, Stage
+from headrace.replication.follower import RETRY_SECONDS, FollowedPartition, Stage
 from headrace.replication.frames import Frame, Hello, Kind, Position, Producers, Reason, Start
 from headrace.replication.link import Link
 from headrace.storage import producers
@@ -32,37 +32,37 @@ RECONNECT_MAX_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
-class Copying:
+class FollowerContext:
     """What all links of a follower share."""
 
     partitions: Partitions
     clock: Clock
-    connect: Callable[[Address, FollowingEnd], Link]
-    soon: Callable[[FollowingEnd], None]
+    connect: Callable[[Address, FollowerSession], Link]
+    soon: Callable[[FollowerSession], None]
     """Have `tell` called once, after what is being worked on now."""
 
 
-class FollowingEnd:
-    """All that this broker copies from one leader. See `link.End`."""
+class FollowerSession:
+    """All that this broker copies from one leader. See `link.LinkSession`."""
 
-    def __init__(self, shared: Copying, broker: int) -> None:
+    def __init__(self, shared: FollowerContext, broker: int) -> None:
         self._shared = shared
         self.broker = broker
         self.link: Link | None = None
         self.connects = 0
         self._address: Address | None = None
         self._incarnation = ""
-        self._followings: dict[Partition, Following] = {}
-        self._subscriptions: dict[int, Following] = {}
+        self._followings: dict[Partition, FollowedPartition] = {}
+        self._subscriptions: dict[int, FollowedPartition] = {}
         self._last_subscription = 0
         self._pause = RECONNECT_SECONDS
         self._connect_at = self._ready_at = 0.0
-        self._staged: list[Following] = []
-        self._waiting: dict[Following, None] = {}
-        self._to_tell: dict[Following, None] = {}
-        self._late: dict[Following, None] = {}
+        self._staged: list[FollowedPartition] = []
+        self._waiting: dict[FollowedPartition, None] = {}
+        self._to_tell: dict[FollowedPartition, None] = {}
+        self._late: dict[FollowedPartition, None] = {}
         """Positions that wait for a group commit; told without one after a while."""
-        self._low: dict[Following, None] = {}
+        self._low: dict[FollowedPartition, None] = {}
         """Starts that could not be raised when that was last tried."""
 
     @property
@@ -88,7 +88,7 @@ class FollowingEnd:
 
     def follow(self, partition: Partition) -> None:
         start = LogStart(partition.log, partial(self._start_settled, partition))
-        following = self._followings[partition] = Following(partition, start)
+        following = self._followings[partition] = FollowedPartition(partition, start)
         self._waiting[following] = None
         partition.replicated = True
         if self.link is not None and self.link.is_ready:
@@ -142,7 +142,7 @@ class FollowingEnd:
             self.connects += 1
             self.link = self._shared.connect(self._address, self)
 
-    def _ask(self, *followings: Following) -> None:
+    def _ask(self, *followings: FollowedPartition) -> None:
         assert self.link is not None
         asked: list[bytes] = []
         for following in followings:
@@ -157,13 +157,13 @@ class FollowingEnd:
         if asked:
             self.link.send([b"".join(asked)])
 
-    def _wait(self, following: Following) -> None:
+    def _wait(self, following: FollowedPartition) -> None:
         self._subscriptions.pop(following.subscription, None)
         self._to_tell.pop(following, None)
         self._waiting[following] = None
         following.wait(self._shared.clock.now())
 
-    # End.
+    # LinkSession.
 
     def greeted(self, hello: Hello) -> None:
         if hello.broker != self.broker:
@@ -233,9 +233,9 @@ class FollowingEnd:
             self._shared.partitions.end_turn()
         self.tell(early=False)
 
-    # Copying.
+    # FollowerContext.
 
-    def _current(self, subscription: int, epoch: int, stage: Stage) -> Following | None:
+    def _current(self, subscription: int, epoch: int, stage: Stage) -> FollowedPartition | None:
         following = self._subscriptions.get(subscription)
         if following is None or following.epoch != epoch or following.stage is not stage:
             return None  # of an earlier subscription, or answered already
@@ -276,7 +276,7 @@ class FollowingEnd:
         except (HeadraceError, OSError) as error:
             self._give_up(following, error)
 
-    def _mend(self, following: Following, change: Callable[[], bool]) -> None:
+    def _mend(self, following: FollowedPartition, change: Callable[[], bool]) -> None:
         """Cut or begin anew, then ask again."""
         where = following.partition.topic_partition
         try:
@@ -322,7 +322,7 @@ class FollowingEnd:
         self._shared.partitions.touch(partition)
         self._staged.append(following)
 
-    def _give_up(self, following: Following, error: Exception) -> None:
+    def _give_up(self, following: FollowedPartition, error: Exception) -> None:
         """This partition cannot be copied now; the others go on."""
         log.error("%s is not copied for now: %s", following.partition.topic_partition, str(error))
         following.failed_at = following.partition.log.end_offset
@@ -341,7 +341,7 @@ class FollowingEnd:
             elif following.stage is Stage.COPYING:
                 self._give_up(following, error)
 
-    def _follow_start(self, following: Following, log_start: int) -> None:
+    def _follow_start(self, following: FollowedPartition, log_start: int) -> None:
         """Begin where the leader wants it; it hears of that when it is safe on disk."""
         following.leader_start = log_start
         following.start.raise_to(following.wanted_start())

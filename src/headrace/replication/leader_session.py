@@ -46,7 +46,7 @@ class Look(Enum):
 
 
 @dataclass(slots=True)
-class Leading:
+class LeaderContext:
     """What all links of a leader share."""
 
     partitions: Partitions
@@ -54,10 +54,10 @@ class Leading:
     clock: Clock
     budget: Budget
     window_bytes: int
-    arrived: Callable[[LeadingEnd, Hello], None]
-    left: Callable[[LeadingEnd], None]
-    began: Callable[[LeadingEnd, Stream], None]
-    ended: Callable[[LeadingEnd, Stream], None]
+    arrived: Callable[[LeaderSession, Hello], None]
+    left: Callable[[LeaderSession], None]
+    began: Callable[[LeaderSession, Stream], None]
+    ended: Callable[[LeaderSession, Stream], None]
     caught_up: Callable[[Partition], None]
     """A follower outside the in-sync set told its position, or one inside has lost something: look at the set."""
     reads: dict[tuple[Partition, int], Piece] = field(default_factory=dict)
@@ -73,10 +73,10 @@ class Piece:
     next_offset: int
 
 
-class LeadingEnd:
-    """See `link.End`."""
+class LeaderSession:
+    """See `link.LinkSession`."""
 
-    def __init__(self, shared: Leading) -> None:
+    def __init__(self, shared: LeaderContext) -> None:
         self._shared = shared
         self.link: Link
         self.broker = -1
@@ -96,7 +96,7 @@ class LeadingEnd:
         self._begun: dict[TopicPartition, tuple[int, int]] = {}
         """From where streams last began, and how often in a row."""
 
-    # End.
+    # LinkSession.
 
     def greeted(self, hello: Hello) -> None:
         self.broker, self.incarnation = hello.broker, hello.incarnation

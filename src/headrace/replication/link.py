@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 PINGS_PER_TIMEOUT: Final = 4
 
 
-class End(Protocol):
+class LinkSession(Protocol):
     """What is done with the frames at one end of a link."""
 
     def greeted(self, hello: Hello) -> None:
@@ -47,14 +47,14 @@ class Link:
 
     def __init__(
         self,
-        end: End,
+        session: LinkSession,
         ours: Hello,
         clock: Clock,
         timeout_ms: int,
         append_max_bytes: int,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._end = end
+        self._session = session
         self._failed = failed
         self._ours = ours
         self._clock = clock
@@ -94,7 +94,7 @@ class Link:
             log.exception("a frame from %s failed", self._who())
             self._break(f"a frame failed: {error!r}")
         try:
-            self._end.end_turn()
+            self._session.end_turn()
         except Exception as error:  # the views that were staged die with this call, so this ends the broker
             self._failed(error)
             raise
@@ -111,7 +111,7 @@ class Link:
             if self.peer is None:
                 self._greet(frames.read_hello(data, frame))
             elif frame.kind != Kind.PING:
-                self._end.take(data, frame)
+                self._session.take(data, frame)
             used = frame.end
         return used
 
@@ -124,17 +124,17 @@ class Link:
         if hello.broker == self._ours.broker:
             raise ProtocolError(f"the peer has our own number, {hello.broker}: every broker needs its own (node.id)")
         self.peer = hello
-        self._end.greeted(hello)
+        self._session.greeted(hello)
 
     def drained(self) -> None:
         if not self._dead:
-            self._end.drained()
+            self._session.drained()
 
     def closed(self, reason: str) -> None:
         self._channel = None
         if not self._dead:
             self._dead = True
-            self._end.gone(reason)
+            self._session.gone(reason)
 
     # Our side.
 
@@ -158,7 +158,7 @@ class Link:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.abort()
-        self._end.gone(reason)
+        self._session.gone(reason)
 
     def _break(self, reason: str) -> None:
         log.warning("closing the link with %s: %s", self._who(), reason)

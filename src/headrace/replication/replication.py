@@ -20,10 +20,10 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Listener, Network
 from headrace.records.batch import batches, check
-from headrace.replication.follower_session import Copying, FollowingEnd
+from headrace.replication.follower_session import FollowerContext, FollowerSession
 from headrace.replication.frames import Hello
 from headrace.replication.leader import Budget, Stream, whole_batches
-from headrace.replication.leader_session import Leading, LeadingEnd
+from headrace.replication.leader_session import LeaderContext, LeaderSession
 from headrace.replication.link import Link
 from headrace.storage.log import TopicPartition
 
@@ -87,21 +87,21 @@ class Replication:
         self.on_failure: Callable[[BaseException], None] = lambda _error: None
         """A turn could not be ended: what was staged is lost, and the broker must stop."""
         self._budget = Budget(settings.catchup_bytes_per_second, clock.now())
-        self._leading = Leading(
+        self._leading = LeaderContext(
             partitions, disk, clock, self._budget, settings.window_bytes,
             self._arrived, self._left, self._began, self._ended, self._look_at,
         )  # fmt: skip
-        self._copying = Copying(partitions, clock, self._connect, self._tell_soon)
-        self._accepted: dict[LeadingEnd, None] = {}
-        self._followers: dict[int, LeadingEnd] = {}
-        self._streams: dict[Partition, list[tuple[LeadingEnd, Stream]]] = {}
+        self._copying = FollowerContext(partitions, clock, self._connect, self._tell_soon)
+        self._accepted: dict[LeaderSession, None] = {}
+        self._followers: dict[int, LeaderSession] = {}
+        self._streams: dict[Partition, list[tuple[LeaderSession, Stream]]] = {}
         self._heard_at: dict[int, float] = {}
-        self._leaders: dict[int, FollowingEnd] = {}
-        self._followed: dict[TopicPartition, tuple[Partition, FollowingEnd]] = {}
+        self._leaders: dict[int, FollowerSession] = {}
+        self._followed: dict[TopicPartition, tuple[Partition, FollowerSession]] = {}
         self._addresses: Mapping[int, tuple[Address, str]] = {}
         self._written: dict[Partition, None] = {}
         self._risen: dict[Partition, None] = {}
-        self._to_tell: dict[FollowingEnd, None] = {}
+        self._to_tell: dict[FollowerSession, None] = {}
         self._telling = self._raising = False
         self._damage_look_at = 0.0
         self._looks: Iterator[Partition] = iter(())
@@ -132,7 +132,7 @@ class Replication:
         self.unfollow(partition.topic_partition)
         end = self._leaders.get(leader)
         if end is None:
-            end = self._leaders[leader] = FollowingEnd(self._copying, leader)
+            end = self._leaders[leader] = FollowerSession(self._copying, leader)
             end.reach(*self._addresses.get(leader, (None, "")))
         self._followed[partition.topic_partition] = partition, end
         end.follow(partition)
@@ -156,7 +156,7 @@ class Replication:
 
     # Links.
 
-    def _connect(self, address: Address, end: FollowingEnd) -> Link:
+    def _connect(self, address: Address, end: FollowerSession) -> Link:
         link = self._link(end)
         self._network.connect(address, link, self._tls.connecting if self._tls is not None else None)
         return link
@@ -164,35 +164,35 @@ class Replication:
     def _accept(self) -> Link | None:
         if self._closed or len(self._accepted) >= LINKS_MAX:
             return None
-        end = LeadingEnd(self._leading)
+        end = LeaderSession(self._leading)
         end.link = self._link(end)
         self._accepted[end] = None
         return end.link
 
-    def _link(self, end: LeadingEnd | FollowingEnd) -> Link:
+    def _link(self, end: LeaderSession | FollowerSession) -> Link:
         settings = self._settings
         return Link(
             end, self._ours, self._clock, settings.link_timeout_ms, settings.append_max_bytes,
             lambda error: self.on_failure(error),
         )  # fmt: skip
 
-    def _arrived(self, end: LeadingEnd, hello: Hello) -> None:
+    def _arrived(self, end: LeaderSession, hello: Hello) -> None:
         """A follower has said who it is; it has one link at a time, the last one."""
         before = self._followers.get(hello.broker)
         self._followers[hello.broker] = end
         if before is not None:
             before.link.abort("the follower has opened another link")
 
-    def _left(self, end: LeadingEnd) -> None:
+    def _left(self, end: LeaderSession) -> None:
         self._accepted.pop(end, None)
         if self._followers.get(end.broker) is end:
             del self._followers[end.broker]
             self._heard_at[end.broker] = end.link.heard_at
 
-    def _began(self, end: LeadingEnd, stream: Stream) -> None:
+    def _began(self, end: LeaderSession, stream: Stream) -> None:
         self._streams.setdefault(stream.partition, []).append((end, stream))
 
-    def _ended(self, end: LeadingEnd, stream: Stream) -> None:
+    def _ended(self, end: LeaderSession, stream: Stream) -> None:
         streams = self._streams.get(stream.partition, [])
         if (end, stream) in streams:
             streams.remove((end, stream))
@@ -225,7 +225,7 @@ class Replication:
 
     def _send(self, written: dict[Partition, None]) -> None:
         risen, self._risen = self._risen, {}
-        ends: dict[LeadingEnd, None] = {}
+        ends: dict[LeaderSession, None] = {}
         for partition in written | risen if risen else written:
             upto = partition.log.written_offset
             for end, stream in self._streams.get(partition, ()):
@@ -250,7 +250,7 @@ class Replication:
         if followed is not None and followed[0] is partition:
             self.unfollow(partition.topic_partition)
 
-    def _tell_soon(self, end: FollowingEnd) -> None:
+    def _tell_soon(self, end: FollowerSession) -> None:
         self._to_tell[end] = None
         if not self._telling:
             self._telling = True

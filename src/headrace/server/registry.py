@@ -23,9 +23,8 @@ from headrace.cluster.config import Configs, Effective
 from headrace.cluster.image import NO_BROKER, Image
 from headrace.cluster.leadership import Leadership
 from headrace.cluster.producer_ids import ProducerIds
-from headrace.cluster.topic_creation import TopicCreation
-from headrace.cluster.topics import Topics, limits_from
-from headrace.cluster.user_values import Values
+from headrace.cluster.topics import TopicCreation, Topics, limits_from
+from headrace.cluster.user_values import UserValues
 from headrace.cluster.view import ClusterView
 from headrace.coordination.choice import on_etcd, open_etcd
 from headrace.coordination.startup_wait import Patience
@@ -169,7 +168,7 @@ class Registry:
             self._server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
         if settings["registry.http.listen"] != "off":
             address = listeners.parse_address(settings["registry.http.listen"], "registry.http.listen")
-            routes = RouteApi(self.cluster_id, lambda: self._told.image, Values(self._tasks), self._pulse)
+            routes = RouteApi(self.cluster_id, lambda: self._told.image, UserValues(self._tasks), self._pulse)
             self._metrics.collect(routes.samples)
             http_services = self._http_services(services)
             self._http = HttpServer(

@@ -10,8 +10,7 @@ from typing import Final
 from headrace.cluster.image import Endpoint
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.participant import Participant
-from headrace.cluster.topic_creation import OFFSETS_OVERRIDES
-from headrace.cluster.topics import CreateTopic
+from headrace.cluster.topics import OFFSETS_OVERRIDES, CreateTopic
 from headrace.kafka.front_end import FrontEnd
 from headrace.kafka.listeners import DEFAULT_NAME
 from headrace.kafka.server import Listening

@@ -9,8 +9,8 @@ import pytest
 from headrace.errors import CorruptBatch, HeadraceError, StorageFailed, StorageFull
 from headrace.ports.network import Address
 from headrace.replication import frames
-from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, Following, Stage
-from headrace.replication.follower_session import FollowingEnd
+from headrace.replication.follower import MEND_AGAIN_SECONDS, RETRY_SECONDS, FollowedPartition, Stage
+from headrace.replication.follower_session import FollowerSession
 from headrace.replication.frames import Frame, Kind, Reason, Reset, Start, Stop, Subscribe, Truncate
 from headrace.storage import producers
 from headrace.storage.log import Log
@@ -19,7 +19,7 @@ from replication.peer import Peer, appended, at, with_leading_peer
 from replication.scene import Scene
 
 
-def end_of(scene: Scene) -> FollowingEnd:
+def end_of(scene: Scene) -> FollowerSession:
     return scene.alive[1].replication._leaders[9]
 
 
@@ -306,7 +306,7 @@ def test_a_position_that_may_wait_for_its_sync_is_told_after_a_while_without_one
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene, peer, number = copied()
-    monkeypatch.setattr(Following, "may_wait", lambda _: True)
+    monkeypatch.setattr(FollowedPartition, "may_wait", lambda _: True)
     peer.channel.send([appended(number, 4, at(4))])
     scene.until("the copy", lambda: scene.alive[1].log().end_offset == 5)
     assert positions(peer) == []

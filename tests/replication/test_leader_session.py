@@ -13,7 +13,7 @@ from headrace.ports.network import Part
 from headrace.replication import frames, leader, leader_session
 from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
 from headrace.replication.leader import Stream
-from headrace.replication.leader_session import LeadingEnd
+from headrace.replication.leader_session import LeaderSession
 from headrace.replication.link import Link
 from headrace.storage.log import Log, ReadResult
 from headrace.storage.scan import WALK_WINDOW_BYTES
@@ -31,7 +31,7 @@ def led(count: int = 4, layout: str = "") -> tuple[Scene, Peer]:
     return scene, peer
 
 
-def end_of(scene: Scene) -> LeadingEnd:
+def end_of(scene: Scene) -> LeaderSession:
     (found,) = [end for end in scene.alive[1].replication._accepted if end.broker == 9]
     return found
 
