@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 class Teller:
     def __init__(self) -> None:
+        self.used = False
+        """There was something to tell, ever."""
         self._queue: SimpleQueue[Callback | None] = SimpleQueue()
         self._guard = threading.Lock()
         self._turn = threading.Lock()
@@ -39,6 +41,7 @@ class Teller:
         return self._telling is threading.current_thread()
 
     def tell(self, fn: Callback) -> None:
+        self.used = True
         with self._guard:
             if self._thread is None:
                 self._start()
@@ -58,7 +61,7 @@ class Teller:
 
     def wait(self, deadline: float) -> bool:
         """Until all that was left to tell before is told; True at once in a callback, which cannot wait for itself."""
-        if self.is_here or (self._last is None and not self._stranded):
+        if self.is_here or not self.used:
             return True
         told = threading.Lock()
         told.acquire()

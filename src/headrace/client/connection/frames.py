@@ -26,7 +26,7 @@ _size = struct.Struct(">i").pack
 Body = Message | Callable[[int], Sequence[Buffer]]
 OnAnswer = Callable[[Message | HeadraceError], None]
 Reads = Callable[[bytes, int], Any]
-"""Given a frame, with its size, and the correlation id that it should have."""
+"""Given a frame, with its size, and the correlation id that it should have: gives None for any other."""
 
 make = tuple.__new__
 """Makes a named tuple as its class does, without running Python code for it."""
@@ -100,8 +100,11 @@ class Framer:
 
 def decode(asked: Asked, frame: memoryview, peer: Address) -> Any:
     """The answer to a request: what its `reads` makes of it, or else the message."""
+    if asked.reads is not None:
+        answer = asked.reads(_size(len(frame)) + frame, asked.correlation_id)
+        if answer is not None:
+            return answer
     correlation_id, body = read_response_header(asked.api_key, asked.version, frame)
     if correlation_id != asked.correlation_id:
         raise ProtocolError(f"{peer} answered request {correlation_id}, not {asked.correlation_id}")
-    answer = None if asked.reads is None else asked.reads(_size(len(frame)) + frame, correlation_id)
-    return decode_response(asked.api_key, asked.version, frame, body) if answer is None else answer
+    return decode_response(asked.api_key, asked.version, frame, body)

@@ -18,24 +18,27 @@ The user's code runs on a third thread, never in one that drives.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import os
 import select
 import socket
 import threading
+from _signal import getsignal, signal  # type: ignore[import-not-found]
+from _thread import RLock, get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from signal import SIGALRM, SIGINT, SIGTERM
 from time import monotonic
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from headrace.client.connection.callbacks import Teller
 from headrace.client.connection.errors import CalledWithin, EngineClosed
 from headrace.client.connection.forks import stays_with_parent
-from headrace.client.connection.interrupts import EngineLock
 from headrace.client.connection.reactor import Callback
-from headrace.client.connection.timers import HeapTimer, Timers
 
 AWAY_S: Final = 0.005
 DOZE_S: Final = 0.01
@@ -43,13 +46,205 @@ PARK_MAX_S: Final = 0.05
 SLEEP_MAX_S: Final = 3600.0  # epoll counts milliseconds in an int
 EVENTS_MAX: Final = 64
 JOIN_S: Final = 5.0  # the user's code may take as long as it likes
+CANCELLED_TIMERS_KEPT: Final = 64
+# `_signal` is `signal` without its enums, which take longer than to exchange a handler.
+HELD_OFF: Final = (int(SIGINT), int(SIGTERM), int(SIGALRM))
 
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _READ_MASK: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _WRITE_MASK: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
+_Handler = Callable[[int, FrameType | None], Any]
+
 log = logging.getLogger(__name__)
+
+
+class HeapTimer:
+    __slots__ = ("_timers", "fn")
+
+    def __init__(self, timers: Timers, fn: Callback) -> None:
+        self._timers = timers
+        self.fn: Callback | None = fn
+
+    def cancel(self) -> None:
+        if self.fn is not None:
+            self.fn = None
+            self._timers.cancelled += 1
+
+
+class Timers:
+    """What is due when: a heap, in which cancelled timers stay until they are due or too many.
+
+    `next_at` is when there is something to take, or earlier: never later.
+    """
+
+    def __init__(self) -> None:
+        self.next_at = math.inf
+        self.cancelled = 0
+        self._heap: list[tuple[float, int, HeapTimer]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, when: float, fn: Callback) -> HeapTimer:
+        timer = HeapTimer(self, fn)
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, timer))
+        if self.cancelled > CANCELLED_TIMERS_KEPT and 2 * self.cancelled > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].fn is not None]
+            heapq.heapify(self._heap)
+            self.cancelled = 0
+        self.next_at = self._heap[0][0]
+        return timer
+
+    def take(self, now: float) -> Callback | None:
+        """What is due by now, the earliest first; None if nothing is."""
+        fn = None
+        while fn is None and self._heap and self._heap[0][0] <= now:
+            timer = heapq.heappop(self._heap)[2]
+            fn, timer.fn = timer.fn, None
+            if fn is None:
+                self.cancelled -= 1
+        self.next_at = self._heap[0][0] if self._heap else math.inf
+        return fn
+
+
+class _Shield:
+    """The handlers of the main thread's signals, exchanged while it has the lock. Only the main thread touches it."""
+
+    __slots__ = ("depth", "last", "main", "noted", "rouse")
+
+    def __init__(self) -> None:
+        self.main = threading.main_thread().ident
+        self.depth = 0
+        self.last: dict[int, _Noting] = {}
+        self.noted: list[tuple[_Handler, int, FrameType | None]] = []
+        self.rouse: Callable[[], object] | None = None
+
+    def raise_up(self) -> None:
+        try:
+            for signum in HELD_OFF:
+                handler = getsignal(signum)
+                if callable(handler) and type(handler) is not _Noting:
+                    noting = self.last.get(signum)
+                    if noting is None or noting.handler is not handler:
+                        noting = self.last[signum] = _Noting(handler)
+                    signal(signum, noting)
+            self.depth = 1
+        except ValueError:
+            # An interpreter whose main thread handles no signals needs no shield.
+            self.main = None
+
+    def take_down(self) -> None:
+        self.depth = 0
+        try:
+            for signum in HELD_OFF:
+                noting = getsignal(signum)
+                if type(noting) is _Noting:
+                    signal(signum, noting.handler)
+        finally:
+            if self.noted:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self.noted:
+            handler, signum, frame = self.noted.pop(0)
+            try:
+                handler(signum, frame)
+            except BaseException:
+                self._pass_on()
+                raise
+
+
+_shield: Final = _Shield()
+
+
+class _Noting:
+    """In the place of one handler, which a program may keep and put back as if it were its own."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: _Handler) -> None:
+        self.handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if not _shield.depth:
+            self.handler(signum, frame)
+            return
+        _shield.noted.append((self.handler, signum, frame))
+        if _shield.rouse is not None:
+            _shield.rouse()
+
+
+class ReactorLock(RLock):  # type: ignore[misc]
+    """A reactor's lock, which holds off Ctrl-C: no step under it is ever left half done.
+
+    It may be taken again by who has it. Who gives it up to sleep may leave word: the next one to take it runs that.
+
+    Python runs signal handlers in the main thread, between any two of its instructions, and theirs may raise. While
+    the main thread has the lock, the handlers of the signals in HELD_OFF are exchanged for one that takes note; they
+    run, and raise, as soon as the lock is given back. A wait keeps the handlers exchanged also while it sleeps:
+    `rouse` ends it.
+
+    To exchange them takes two calls of the kernel, so it is undone at the end of a turn or wait and not each time that
+    the lock is given back. In between the one that takes note runs them at once.
+    """
+
+    word: Callable[[], None] | None = None
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if get_ident() == _shield.main:
+            if _shield.depth:
+                _shield.depth += 1
+            else:
+                _shield.raise_up()
+        self.acquire()
+        if self.word is not None:
+            word, self.word = self.word, None
+            try:
+                word()
+            except BaseException:
+                self.__exit__()
+                raise
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+        if get_ident() == _shield.main:
+            _shield.depth -= 1
+            if _shield.noted and not _shield.depth:
+                _shield.take_down()
+
+    def leave(self) -> None:
+        """As `__exit__`, and gives the handlers their places back."""
+        self.release()
+        if get_ident() == _shield.main:
+            if _shield.depth > 1:
+                _shield.depth -= 1
+            else:
+                _shield.take_down()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """A signal waits for this thread to give back the lock."""
+        return bool(_shield.noted) and get_ident() == _shield.main and _shield.depth == 1
+
+    def give_up(self, rouse: Callable[[], object], word: Callable[[], None] | None = None) -> None:
+        """For a sleep, which `rouse` ends; look at `is_interrupted` before it."""
+        self.word = word
+        if get_ident() == _shield.main:
+            _shield.rouse = rouse
+        self.release()
+
+    def take_back(self) -> bool:
+        """True if the word that was left has not been run; it is taken back too."""
+        self.acquire()
+        if get_ident() == _shield.main:
+            _shield.rouse = None
+        alone, self.word = self.word is not None, None
+        return alone
 
 
 class _StandBy:
@@ -77,7 +272,7 @@ def _never() -> bool:
 
 class ThreadReactor:
     def __init__(self) -> None:
-        self.lock = EngineLock()
+        self.lock = ReactorLock()
         self._owned: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self._epoll = select.epoll()
         self._watched: dict[int, tuple[Callback, Callback | None]] = {}
@@ -123,7 +318,7 @@ class ThreadReactor:
         not wait for itself.
         """
         assert not self._owned(), "wait_told is for threads that do not hold the lock"
-        return self._teller.wait(deadline)
+        return not self._teller.used or self._teller.wait(deadline)
 
     def post(self, fn: Callback) -> None:
         with self.lock:
@@ -432,3 +627,15 @@ def _drain(fd: int) -> None:
         os.eventfd_read(fd)
     except BlockingIOError:
         return
+
+
+def _after_fork() -> None:
+    """The thread that forked is the main thread of the child."""
+    _shield.main = get_ident()
+    _shield.rouse = None
+    _shield.noted.clear()
+    if _shield.depth:
+        _shield.take_down()
+
+
+os.register_at_fork(after_in_child=_after_fork)
