@@ -6,12 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from headrace.cluster.config import text_of
 from headrace.errors import InvalidConfig, SettingError
-from headrace.settings.values import BROKER_BY_NAME, TOPIC_BY_NAME, load, log_settings
+from headrace.settings import names
+from headrace.settings.values import (
+    BROKER_BY_NAME,
+    BROKER_SETTINGS,
+    REGISTRY_BY_NAME,
+    TOPIC_BY_NAME,
+    load,
+    log_settings,
+)
 from proving import proves
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +32,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     file.write_text('"num.partitions" = 2\nrack = "r1"\n[log.segment]\nbytes = 4096\n')
     settings = load(str(file), {"HEADRACE_NUM_PARTITIONS": "3", "HEADRACE_RACK": "r2"}, {"num.partitions": "4"})
     names = ("num.partitions", "rack", "log.segment.bytes", "node.id")
-    assert [settings[name] for name in names] == [4, "r2", 4096, 1]
+    assert [settings.values[name] for name in names] == [4, "r2", 4096, 1]
     assert [settings.sources[name].split()[0] for name in names] == ["flag", "environment", "file", "default"]
 
 
@@ -84,3 +93,17 @@ def test_a_password_is_shown_nowhere() -> None:
     )
     assert "(hidden)" in printed.stdout
     assert "sesame" not in printed.stdout + printed.stderr
+
+
+def test_a_type_checker_knows_every_setting_of_a_server_by_its_type() -> None:
+    declared = {
+        names.Number: {"int"},
+        names.Fraction: {"float"},
+        names.Flag: {"bool"},
+        names.Text: {"str", "choice"},
+        names.TextList: {"list"},
+        names.Hidden: {"secret"},
+    }
+    servers = {setting.name: setting for setting in BROKER_SETTINGS} | REGISTRY_BY_NAME
+    for known, kinds in declared.items():
+        assert set(get_args(known)) == {name for name, setting in servers.items() if setting.kind in kinds}

@@ -364,8 +364,8 @@ def test_broker_settings_are_altered_for_one_or_for_all(tmp_path: Path) -> None:
             await one.configs.alter_broker(None, [ConfigChange("num.partitions", Operation.SET, "4")])
             await one.configs.replace_broker(1, {"log.retention.ms": "8"})
             mine, other = (effective(SETTINGS, one.view.image, broker) for broker in (1, 2))
-            assert (mine["log.retention.ms"], mine.sources["log.retention.ms"]) == (8, "broker")
-            assert (other["log.retention.ms"], other.sources["log.retention.ms"]) == (7, "cluster")
+            assert (mine.values["log.retention.ms"], mine.sources["log.retention.ms"]) == (8, "broker")
+            assert (other.values["log.retention.ms"], other.sources["log.retention.ms"]) == (7, "cluster")
             assert mine["num.partitions"] == 4
             with pytest.raises(InvalidConfig, match="restart"):
                 await one.configs.replace_broker(1, {"node.id": "8"})

@@ -108,7 +108,7 @@ def stand_ins(state: PartitionState) -> list[int]:
 def follower_reads(services: Services, topic: Topic) -> bool:
     """Whether followers serve the topic's readers while it has no leader."""
     given = topic.overrides.get(FOLLOWER_READS)
-    return given.lower() == "true" if given is not None else bool(services.effective()["log." + FOLLOWER_READS])
+    return given.lower() == "true" if given is not None else services.effective()["log.follower.reads"]
 
 
 def readable(services: Services, topic: str, index: int) -> Partition | None:

@@ -13,12 +13,15 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from headrace.errors import InvalidConfig, SettingError
 from headrace.settings.broker import BROKER_SETTINGS
 from headrace.settings.declared import FOREVER_MS, GROUP_SETTINGS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
 from headrace.settings.registry import REGISTRY_SETTINGS, USED_BY_REGISTRY
+
+if TYPE_CHECKING:
+    from headrace.settings.names import Flag, Fraction, Hidden, Number, Text, TextList
 
 __all__ = [
     "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "GROUP_BY_NAME",
@@ -48,7 +51,19 @@ class BrokerSettings:
     values: Mapping[str, Value]
     sources: Mapping[str, str]
 
-    def __getitem__(self, name: str) -> Any:
+    @overload
+    def __getitem__(self, name: Number) -> int: ...
+    @overload
+    def __getitem__(self, name: Fraction) -> float: ...
+    @overload
+    def __getitem__(self, name: Flag) -> bool: ...
+    @overload
+    def __getitem__(self, name: Text) -> str: ...
+    @overload
+    def __getitem__(self, name: TextList) -> tuple[str, ...]: ...
+    @overload
+    def __getitem__(self, name: Hidden) -> Secret: ...
+    def __getitem__(self, name: str) -> Value:
         return self.values[name]
 
     def topic_defaults(self) -> dict[str, Value]:

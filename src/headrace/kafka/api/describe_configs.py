@@ -72,7 +72,7 @@ def _topic(request: Request, name: str) -> Iterable[Row]:
             yield setting, topic.overrides[setting.name], SOURCE_TOPIC, False
         else:
             source = _SOURCES.get(current.sources["log." + setting.name], SOURCE_STATIC)
-            yield setting, text_of(current["log." + setting.name]), source, False
+            yield setting, text_of(current.values["log." + setting.name]), source, False
 
 
 def _broker(request: Request, name: str) -> Iterable[Row]:
@@ -83,11 +83,11 @@ def _broker(request: Request, name: str) -> Iterable[Row]:
     for setting in BROKER_BY_NAME.values():
         source = _SOURCES.get(current.sources[setting.name], SOURCE_STATIC)
         if name or source == SOURCE_CLUSTER:
-            yield setting, text_of(current[setting.name]), source, setting.name not in DYNAMIC
+            yield setting, text_of(current.values[setting.name]), source, setting.name not in DYNAMIC
     for setting, known in broker_names.aliased():
         source = _SOURCES.get(current.sources[known], SOURCE_STATIC)
         if name or source == SOURCE_CLUSTER:
-            yield setting, text_of(current[known]), source, known not in DYNAMIC
+            yield setting, text_of(current.values[known]), source, known not in DYNAMIC
     if name:
         for setting, value, known in broker_names.told(current, services.view.image, services.broker_id):
             source = _SOURCES.get(current.sources[known], SOURCE_STATIC) if known else SOURCE_DEFAULT
