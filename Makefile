@@ -19,7 +19,7 @@ CHECK := $(VENV)/.check
 TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo packages quick test check prove sim mutate bench reference house dist inventory format clean
+.PHONY: help serve demo packages quick test check prove sim mutate bench reference unasync house dist inventory format clean
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
@@ -33,6 +33,7 @@ help:
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
 	@echo 'make house      draw docs/house.svg, the rooms and their imports'
 	@echo 'make reference  write docs/API.md, docs/CLI.md and docs/SETTINGS.md from the code'
+	@echo 'make unasync    write the consumer of headrace.aio from the one for threads'
 	@echo 'make dist       an sdist and a compiled wheel, in dist/'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
 	@echo 'make format     let ruff format and mend what it can'
@@ -97,6 +98,9 @@ house: $(CHECK)
 
 reference: $(TESTS)
 	@$(BIN)/python tools/reference.py
+
+unasync: $(CHECK)
+	@$(BIN)/python tools/unasync.py
 
 dist: $(RUNTIME)
 	@$(BIN)/python tools/dist.py

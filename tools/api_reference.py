@@ -26,7 +26,7 @@ INTERNAL = frozenset(
         *("Cluster", "Consumer.at_exit", "Record.fields"),
         *(f"Delivery.{name}" for name in ("__init__", "batch", "move")),
         *(f"Topics.{name}" for name in ("__init__", "declare")),
-        *(f"Listening.{name}" for name in ("halt", "stop", "join", "positions", "drop", "when_idle", "ring")),
+        *(f"Listening.{name}" for name in ("halt", "stop", "join", "positions", "drop", "when_idle")),
     }
 )
 HEAD = """# Python API

@@ -58,7 +58,7 @@ def test_offsets_are_asked_for_once_at_a_time_while_the_leader_is_unknown(
 ) -> None:
     scripted, consumer = led_by_a_stranger
     found: dict[Place, int | HeadraceError] = {}
-    with consumer._reactor.lock:
+    with consumer._driver.reactor.lock:
         lookup = CountedListing(consumer._network, {PLACE: EARLIEST}, found.__setitem__, found.__setitem__)
     wait_for("it to be asked for again", lambda: lookup.asks >= 5)
     scripted.leader = 1
@@ -68,7 +68,7 @@ def test_offsets_are_asked_for_once_at_a_time_while_the_leader_is_unknown(
 
 def test_offsets_that_nobody_wants_any_more_are_not_asked_for(led_by_a_stranger: tuple[Scripted, Consumer]) -> None:
     _, consumer = led_by_a_stranger
-    with consumer._reactor.lock:
+    with consumer._driver.reactor.lock:
         turn = consumer._core.cursor(PLACE).turn
         lookup = CountedListing(
             consumer._network,

@@ -144,7 +144,7 @@ def test_a_cancelled_call_takes_nothing(broker: Broker, cluster: Cluster, topic:
             found = await take()
             for turns in range(4):
                 # As after a while without a call.
-                consumer._yielded_at = 0.0
+                consumer._driver._ceded_at = 0.0
                 task = asyncio.create_task(take())
                 for _ in range(turns):
                     await asyncio.sleep(0)

@@ -98,7 +98,7 @@ def test_partitions_that_a_topic_gains_are_read_from_their_first_record(
             wait_for("the partition", lambda partition=partition: len(cluster.topic(name).partitions) > partition)  # type: ignore[misc]
             send(cluster, name, range(100 * partition, 100 * partition + 20), partition)
         # What a refresh brings every half minute, now.
-        with consumer._reactor.lock:
+        with consumer._driver.reactor.lock:
             consumer._network.routes.stale(name)
         found = collect(consumer, 60)
         assert consumer.assignment == [(name, 0), (name, 1), (name, 2)]

@@ -140,14 +140,14 @@ def test_the_clock_does_not_undo_a_commit(broker: Broker, cluster: Cluster, topi
     with Consumer([target, elsewhere], bootstrap=broker.bootstrap, group=group) as consumer:
         wait_for("records", lambda: consumer.poll(200, max_records=4))
         consumer.commit()
-        with consumer._reactor.lock:
+        with consumer._driver.reactor.lock:
             consumer._core._save_by_clock()
         # Behind what the clock has sent, if it has: what is told then counts.
         consumer.commit({(elsewhere, 0): 1})
         assert groups.fetch_offsets(cluster, group) == {(target, 0): 4, (elsewhere, 0): 1}
         consumer.poll(200, max_records=4)
         consumer.commit({(target, 0): 6})
-        with consumer._reactor.lock:
+        with consumer._driver.reactor.lock:
             assert (target, 0) not in consumer._core.done_with()
 
 
@@ -248,7 +248,7 @@ def test_in_broadcast_mode_each_reads_what_a_topic_gains_and_goes_on_there_after
         write(broker, target, 30, partitions=3)
         for consumer in (first, second):
             # What a refresh brings every half minute, now.
-            with consumer._reactor.lock:
+            with consumer._driver.reactor.lock:
                 consumer._network.routes.stale(target)
             assert len(read(consumer, 30)) == 30
             assert consumer.assignment == [(target, partition) for partition in range(3)]

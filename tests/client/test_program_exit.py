@@ -399,14 +399,14 @@ def test_no_part_of_the_exit_waits_beyond_its_end(
     consumer = Consumer(name, bootstrap=broker.bootstrap, group=group, exit_timeout_ms=timeout_ms)
     consumer.listen(listener, threads=1)
     assert begun.wait(WITHIN_S)
-    deadlines, wait, here = list[float](), consumer._reactor.wait, threading.current_thread()
+    deadlines, wait, here = list[float](), consumer._driver.reactor.wait, threading.current_thread()
 
     def noting(done: Callable[[], bool], deadline: float) -> bool:
         if threading.current_thread() is here:
             deadlines.append(deadline)
         return wait(done, deadline)
 
-    monkeypatch.setattr(consumer._reactor, "wait", noting)
+    monkeypatch.setattr(consumer._driver.reactor, "wait", noting)
     since = monotonic()
     for _ in consumer.at_exit(since):
         pass

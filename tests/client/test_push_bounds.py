@@ -84,7 +84,7 @@ def test_records_that_wait_for_a_coroutine_are_bounded_in_bytes(
 
         consumer = aio.Consumer(name, bootstrap=broker.bootstrap, group=group, buffer_bytes=BUFFER_BYTES)
         async with consumer.listen(listener, tasks=2) as listening:
-            core = listening._core
+            core = listening._sources[0].core
             held = lambda: core.assigned and all(core.cursor(place).paused for place in core.assigned)  # noqa: E731
             await asyncio.to_thread(wait_for, "the partition to be held", held)
             assert listening._load.pending < COUNT
@@ -119,7 +119,7 @@ def test_a_small_record_says_nothing_of_the_size_of_those_behind_it(
         # The bound may be nearly reached, and then one more chunk is taken; each may pass it by a record.
         assert 0 < listening._load.progress_of((name, 0)).pending_bytes <= 2 * (BUFFER_BYTES + RECORD_BYTES)
         order = consumer._core.collector._order
-        with consumer._reactor.lock:
+        with consumer._driver.reactor.lock:
             assert order is None or bytes_in(order) <= BUFFER_BYTES + 2 * RECORD_BYTES
         go_on.set()
         wait_for("all records", lambda: len(seen) == COUNT + 1)

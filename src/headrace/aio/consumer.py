@@ -1,30 +1,31 @@
-"""The consumer for asyncio: the same heart as the one for threads, driven by the running loop.
+# Made by tools/unasync.py of src/headrace/client/consumer/consumer.py: change that one, then run `make unasync`.
+"""The consumer for asyncio: `poll`, `records`, `batches`, with the next fetches always under way.
 
     async with Consumer("orders", group="billing") as consumer:
-        async for record in consumer:
+        async for record in consumer.records():
             print(record.offset, record.value)
 
-Make it where its loop runs, and use it from one task at a time.
+Make it where its loop runs, and use it from one task at a time. Groups are kept up in the background
+while the caller works.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
-from headrace.aio.reactor import AsyncioReactor
+from headrace.aio.tasks import Listener, connect, end_with_program, opened
 from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.connection import exits
-from headrace.client.connection.connections import shared
 from headrace.client.connection.errors import EngineClosed
-from headrace.client.consumer.consumer import BATCH_ROWS, CHUNK_RECORDS, COLUMNS, TURN_S, check_most
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.consumer.options import ConsumerOptions, config_of
+from headrace.client.consumer.progress import Saved
 from headrace.client.consumer.redelivery import DELAYS_MS
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
@@ -32,37 +33,38 @@ from headrace.records.consumer_records import ReceivedRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.aio.listener import Listener, Listening
-
+    from headrace.aio.listener import Listening
 
 log = logging.getLogger(__name__)
 
+CHUNK_RECORDS: Final = 500
+BATCH_ROWS: Final = 10_000
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+
 
 class Consumer:
-    """As `headrace.Consumer`, with `await`."""
+    """Reads topics, alone or as a member of a group. The options are those of `ConsumerOptions`.
+
+    Errors that pass are waited out: a broker that is restarted, a leader that moves, a topic that grows. What a call
+    raises needs somebody to do something, and says what. A partition that cannot be read on (a damaged batch, a decoder
+    that fails) does not hold up the others: the error is raised when there is nothing else to give, until a `seek`.
+    """
 
     def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
         self._options = config_of(topics, options)
         self._closed = False
         self._listening: Listening | None = None
-        self._yielded_at = 0.0
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._reactor = AsyncioReactor.of_running_loop()
-        self._network = shared(
-            self._options.bootstrap,
-            client_id=self._options.client_id,
-            tls=self._options.tls,
-            reactor=self._reactor,
-        )
+        self._network, self._driver = connect(self._options)
         try:
-            self._core = ConsumerCore(self._network, self._options, self._wake)
-            self._core.start()
+            with self._driver.lock:
+                self._core = ConsumerCore(self._network, self._options, self._driver.changed)
+                self._core.start()
         except BaseException:
             self._network.release()
             raise
         self._collector = self._core.collector
         if self._options.group:
-            exits.opened(self)
+            opened(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,8 +99,8 @@ class Consumer:
     async def records(self, timeout_ms: int | None = None) -> AsyncIterator[ReceivedRecord]:
         """Record after record; ends when none came for `timeout_ms`, else never."""
         while await self._wait_to(lambda: self._collector.take_chunk(CHUNK_RECORDS), timeout_ms):
-            for record in self._collector.unread:
-                yield record
+            for each in self._collector.unread:
+                yield each
 
     async def batches(
         self,
@@ -107,19 +109,16 @@ class Consumer:
         batch_rows: int = BATCH_ROWS,
         timeout_ms: int | None = None,
     ) -> AsyncIterator[pa.RecordBatch]:
-        """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`."""
+        """Arrow batches of at most `batch_rows` rows of one partition each; ends when none came for `timeout_ms`.
+
+        Columns are those of `headrace.records.arrow.TYPES`. Values are not decoded and priorities not heeded: what was
+        handed out ahead of others by its priority comes again in its place.
+        """
         wanted = tuple(columns)
-        self._collector.forget_decoders()
-        found: list[pa.RecordBatch] = []
-
-        def take() -> bool:
-            rows = self._collector.take_rows(wanted, batch_rows)
-            if rows is not None:
-                found.append(rows)
-            return bool(found)
-
-        while await self._wait_to(take, timeout_ms):
-            yield found.pop()
+        with self._driver.lock:
+            self._collector.forget_decoders()
+        while (rows := await self._next_rows(wanted, batch_rows, timeout_ms)) is not None:
+            yield rows
 
     def listen(
         self,
@@ -131,11 +130,20 @@ class Consumer:
         delays_ms: Sequence[int] = DELAYS_MS,
         pause_ms: int = 1000,
     ) -> Listening:
-        """Call a coroutine function for every record, from several tasks; otherwise as `headrace.Consumer.listen`."""
+        """Call an async function for every record, from several tasks, until the `Listening` or the consumer is closed.
+
+        Concurrent: in any order. A record whose listener raises, or returns LATER, goes to the topic `<group>.retry`
+        and is tried again after growing delays, `max_tries` times (16), then to `<group>.dead`.
+        `ordered`: of each partition one at a time; one that fails is tried again in place, every `pause_ms`, until it
+        is done, or `max_tries` times and then goes to `<group>.dead`.
+        In broadcast mode, and without a group, a failure is only logged.
+        """
         from headrace.aio.listener import Listening
 
-        self._check_open()
+        with self._driver.lock:
+            self._check_open()
         self._listening = Listening(
+            self._driver,
             self._core,
             self.close,
             listener,
@@ -152,17 +160,22 @@ class Consumer:
     @property
     def assignment(self) -> list[Place]:
         """Topic and partition of all that is read now."""
-        return self._core.assignment
+        with self._driver.lock:
+            return self._core.assignment
 
     async def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that will be handed out."""
         place = await self._assigned(topic, partition)
         await self._wait_until(lambda: self._core.is_placed([place]), f"the first offset of {topic}-{partition}")
-        return self._core.position(place)
+        with self._driver.lock:
+            return self._core.position(place)
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at an offset."""
-        self._core.seek(await self._assigned(topic, partition), offset)
+        place = await self._assigned(topic, partition)
+        with self._driver.lock:
+            self._core.seek(place, offset)
+        self._driver.drive()
 
     async def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
         """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
@@ -178,11 +191,16 @@ class Consumer:
 
     async def pause(self, places: Iterable[Place] | None = None) -> None:
         """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
-        self._core.pause(await self._chosen(places))
+        wanted = await self._chosen(places)
+        with self._driver.lock:
+            self._core.pause(wanted)
 
     async def resume(self, places: Iterable[Place] | None = None) -> None:
         """Hand out records of these partitions, or of all, again."""
-        self._core.resume(await self._chosen(places))
+        wanted = await self._chosen(places)
+        with self._driver.lock:
+            self._core.resume(wanted)
+        self._driver.drive()
 
     async def lag(self) -> dict[Place, int]:
         """How many offsets there are between what was handed out and the end of each partition now."""
@@ -191,13 +209,15 @@ class Consumer:
 
         def found(place: Place, end: int | HeadraceError) -> None:
             ends[place] = end
-            self._wake()
+            self._driver.changed()
 
-        lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), found, found)
+        with self._driver.lock:
+            lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), found, found)
         try:
             await self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:
-            lookup.cancel()
+            with self._driver.lock:
+                lookup.cancel()
         lags: dict[Place, int] = {}
         for place in wanted:
             end = ends[place]
@@ -210,21 +230,23 @@ class Consumer:
 
     async def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
         """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
-        self._check_open()
-        wanted = self._core.handed_out() if offsets is None else dict(offsets)
-        await self._settled(lambda done: self._core.save(wanted, done), "the progress to be saved")
+
+        def save(done: Saved) -> None:
+            self._check_open()
+            self._core.save(self._core.handed_out() if offsets is None else dict(offsets), done)
+
+        await self._settle(save, "the progress to be saved")
 
     async def close(self) -> None:
         """Save what was handed out, leave the group, and let the connections go."""
         await self._close(handed_out=True)
 
     def at_exit(self, since: float) -> Iterator[None]:
-        log.warning(
-            "a consumer of group %s was not closed, and its loop has ended: others get its partitions when its session "
-            "is over, and what it did since it last saved progress comes again; `await consumer.close()`",
-            self._options.group,
-        )
-        yield from ()
+        """The program ends, and nobody has closed it."""
+        exits.closed(self)
+        if not self._closed:
+            leave = partial(self._begin_to_leave, handed_out=False)
+            yield from end_with_program(self._core, self._driver, self._listening, leave, since)
 
     async def _close(self, *, handed_out: bool) -> None:
         exits.closed(self)
@@ -232,111 +254,123 @@ class Consumer:
             return
         if self._listening is not None:
             await self._listening.halt()
-        self._closed = True
-        self._wake()
         try:
-            await self._settled(
-                lambda done: self._core.close(handed_out=handed_out, on_done=done),
+            await self._settle(
+                lambda done: self._begin_to_leave([self._core], done, handed_out=handed_out),
                 "the progress to be saved and the group to be left",
             )
         finally:
-            self._core.drop()
+            with self._driver.lock:
+                self._core.drop()
             self._network.release()
+
+    def _begin_to_leave(self, cores: Iterable[ConsumerCore], on_done: Saved, *, handed_out: bool) -> None:
+        with self._driver.lock:
+            self._closed = True
+            # Whoever waits for records hears of it.
+            self._driver.wake()
+            for core in cores:
+                core.close(handed_out=handed_out, on_done=on_done)
 
     # Waiting
 
-    async def _settled(self, begin: Callable[[Callable[[HeadraceError | None], None]], None], what: str) -> None:
+    async def _next_rows(
+        self, columns: tuple[str, ...], batch_rows: int, timeout_ms: int | None
+    ) -> pa.RecordBatch | None:
+        found: list[pa.RecordBatch] = []
+
+        def take() -> bool:
+            rows = self._collector.take_rows(columns, batch_rows)
+            if rows is not None:
+                found.append(rows)
+            return bool(found)
+
+        return found[0] if await self._wait_to(take, timeout_ms) else None
+
+    async def _settle(self, begin: Callable[[Saved], None], what: str) -> None:
+        """Begin it, and wait until it is done; raises what it ended with."""
         results: list[HeadraceError | None] = []
 
         def done(error: HeadraceError | None) -> None:
             results.append(error)
-            self._wake()
+            self._driver.changed()
 
-        begin(done)
+        with self._driver.lock:
+            begin(done)
         await self._wait_until(lambda: bool(results), what)
         if results[0] is not None:
             raise results[0]
 
     async def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
         """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
-        self._check_open()
-        core, reactor = self._core, self._reactor
-        core.begin()
-        try:
-            if reactor.now() - self._yielded_at >= TURN_S:
-                # Others on the loop, the fetches among them, have their turn even while there is always something here.
-                # Between taking and returning nothing is awaited: a task cancelled there would lose what was taken.
-                await asyncio.sleep(0)
-                self._yielded_at = reactor.now()
-                self._check_open()
+        driver, core = self._driver, self._core
+        await driver.cede()
+        with driver.lock:
+            self._check_open()
+            core.begin()
             if take():
-                return True
-            deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
-            if timeout_ms is not None and timeout_ms <= 0:
-                await asyncio.sleep(0)
-            while True:
-                came = await self._woken(lambda: core.ready or self._closed, deadline)
-                self._yielded_at = reactor.now()
+                core.end()
+                taken = True
+            else:
+                taken = False
+        if taken:
+            driver.drive()
+            return True
+        try:
+            return await self._wait_for(take, timeout_ms)
+        finally:
+            with driver.lock:
+                core.end()
+
+    async def _wait_for(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
+        driver, core = self._driver, self._core
+        deadline = None if timeout_ms is None else driver.now() + timeout_ms / 1000
+        if timeout_ms is not None and timeout_ms <= 0:
+            await driver.turn()
+        while True:
+            came = await driver.wait(lambda: core.ready or self._closed, deadline)
+            with driver.lock:
                 self._check_open()
                 if take():
                     return True
                 core.raise_failure()
-                if not came or (deadline is not None and self._yielded_at >= deadline):
-                    return False
-                # What was ready may be gone: whatever brings more has its turn.
-                await asyncio.sleep(0)
-        finally:
-            core.end()
+            if deadline is not None and (not came or driver.now() >= deadline):
+                return False
+            # What was ready may be gone: whatever brings more has its turn.
+            await driver.turn()
 
     async def _wait_until(self, done: Callable[[], bool], what: str) -> None:
         timeout_ms = self._options.timeout_ms
-        if not await self._woken(done, self._reactor.now() + timeout_ms / 1000):
+        if not await self._driver.wait(done, self._driver.now() + timeout_ms / 1000):
             raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
-
-    async def _woken(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        try:
-            async with asyncio.timeout_at(deadline):
-                while not done():
-                    woken = asyncio.get_running_loop().create_future()
-                    self._waiting.add(woken)
-                    try:
-                        await woken
-                    finally:
-                        self._waiting.discard(woken)
-            return True
-        except TimeoutError:
-            return done()
-
-    def _wake(self) -> None:
-        if self._listening is not None:
-            self._listening.ring()
-        for woken in self._waiting:
-            if not woken.done():
-                woken.set_result(None)
 
     async def _assigned(self, topic: str, partition: int) -> Place:
         """A place that is assigned, or will be within the timeout."""
         place = topic, partition
-        self._check_open()
-        if place not in self._core.assigned:
-            await self._wait_until(
-                lambda: place in self._core.assigned or self._core.error is not None,
-                f"{topic}-{partition} to be assigned to this consumer",
-            )
-            self._core.raise_error()
+        with self._driver.lock:
+            self._check_open()
+            here = place in self._core.assigned
+        if not here:
+            ready = lambda: place in self._core.assigned or self._core.error is not None  # noqa: E731
+            await self._wait_until(ready, f"{topic}-{partition} to be assigned to this consumer")
+            with self._driver.lock:
+                self._core.raise_error()
         return place
 
     async def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
         if places is not None:
             return [await self._assigned(*place) for place in places]
-        self._check_open()
+        with self._driver.lock:
+            self._check_open()
         await self._wait_until(lambda: bool(self._core.assigned) or self._core.error is not None, "an assignment")
-        self._core.raise_error()
-        return self._core.assignment
+        with self._driver.lock:
+            self._core.raise_error()
+            return self._core.assignment
 
     async def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
         wanted = await self._chosen(places)
-        self._core.seek_moment(wanted, moment)
+        with self._driver.lock:
+            self._core.seek_moment(wanted, moment)
         await self._wait_until(lambda: self._core.is_placed(wanted), "the offsets of that moment")
 
     def _check_open(self) -> None:
@@ -344,3 +378,8 @@ class Consumer:
             raise EngineClosed("this consumer is closed; make a new one")
         if self._listening is not None:
             raise InvalidRequest("this consumer's records go to its listener; make another one to poll")
+
+
+def check_most(max_records: int) -> None:
+    if max_records < 1:
+        raise InvalidRequest(f"max_records is {max_records}; ask for 1 or more")

@@ -1,28 +1,28 @@
-"""Push on asyncio: a coroutine function is called for every record, by several tasks; progress follows what is done.
+# Made by tools/unasync.py of src/headrace/client/consumer/listener.py: change that one, then run `make unasync`.
+"""Push on asyncio: an async function is called for every record, by several tasks; progress follows what is done.
 
-The same as `headrace.client.consumer.listener` has for threads, with tasks of the running loop: one feeds, another
-feeds from the retry topic where there is one, the others call the listener.
+One task polls: it reads ahead and takes part in the group. The others call the listener. A second consumer of the
+same group reads the retry topic, where there is one, with a task of its own; what is due there is done by the same
+tasks. A record is done when its listener has returned, or when the retry or dead-letter topic has acknowledged it.
+
+When the group rebalances, nothing new is begun, what is running is finished (for a while at most), and then partitions
+are given up with their exact progress.
+
+Locks: the reactor's first, then the workload's (`_changed`); nobody calls a listener or the network with the latter.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from time import monotonic
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from headrace.aio.producer import Producer
+from headrace.aio.tasks import POLL_WAIT_S, Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.failure_policy import (
-    LARGEST_BYTES,
-    LATER,
-    failure_policy,
-    make_topics,
-    retry_options,
-)
+from headrace.client.consumer.failure_policy import LARGEST_BYTES, failure_policy, make_topics, retry_options
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
 from headrace.client.consumer.redelivery import OutgoingRecord
@@ -30,15 +30,64 @@ from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 
-CHUNK: Final = 500
-FEED_WAIT_S: Final = 0.2
+CHUNK_RECORDS: Final = 500
 JOIN_S: Final = 30.0
 GRACE_S: Final = 30.0
 """How long a rebalance waits for what is being worked on, at most."""
 
-Listener = Callable[[ReceivedRecord], Awaitable[object]]
-
 log = logging.getLogger(__name__)
+
+
+class Source:
+    """Where records come from: a consumer, polled by one task."""
+
+    def __init__(self, driver: Driver, core: ConsumerCore) -> None:
+        self.core = core
+        self.held: frozenset[Place] = frozenset()
+        """Partitions of which nothing is taken now."""
+        self.share = Share(1, 1)
+        """What of each is taken in before it is held."""
+        self.failures: dict[Place, HeadraceError] = {}
+        self._driver = driver
+
+    async def take(
+        self, most: int, wait_s: float, put: Callable[[list[ReceivedRecord]], None], enough: Callable[[], bool]
+    ) -> None:
+        """Put up to `most` records, those that are there or the first that come, unless `enough` comes first."""
+        driver, core = self._driver, self.core
+
+        def taken() -> bool:
+            # In one go with putting, so that no partition can go in between.
+            records: list[ReceivedRecord] = []
+            core.collector.take(records, most, self.share.size_bytes)
+            if records:
+                put(records)
+                core.end()
+            return bool(records)
+
+        with driver.lock:
+            core.begin()
+            at_once = taken()
+        if at_once:
+            await driver.turn()
+            return
+        # A partition that failed is no reason to wake up: it stays so.
+        await driver.wait(lambda: core.collector.ready or core.error is not None or enough(), driver.now() + wait_s)
+        with driver.lock:
+            if not taken():
+                core.end()
+                core.raise_final_error()
+
+    async def step_aside(self) -> None:
+        with self._driver.lock:
+            self.core.step_aside()
+        await self._driver.turn()
+
+    def hold(self, is_held: Callable[[Place], bool]) -> None:
+        """Pause those partitions, and no others."""
+        with self._driver.lock:
+            self.held = self.core.hold(is_held)
+            self.failures = self.core.failures(self.failures)
 
 
 class Listening:
@@ -48,8 +97,9 @@ class Listening:
 
     def __init__(
         self,
+        driver: Driver,
         core: ConsumerCore,
-        close: Callable[[], Awaitable[None]],
+        close: Work,
         listener: Listener,
         *,
         tasks: int,
@@ -60,27 +110,46 @@ class Listening:
     ) -> None:
         if tasks < 1:
             raise SettingError(f"tasks is {tasks}, and has to be 1 or more")
-        self._core = core
+        self._driver = driver
         self._close_consumer = close
         self._listener = listener
         self._policy = failure_policy(
             core.options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
         )
         self._load = Workload(ordered=ordered)
+        self._changed = Condition()
         self._workers = tasks
-        self._waiting: set[asyncio.Future[None]] = set()
         self._stopping = False
-        self._ended = asyncio.Event()
-        self.error: BaseException | None = None
+        self._ended = Event()
+        self.error: Exception | None = None
         """What ended it, other than `close`."""
-        self._failures: dict[ConsumerCore, dict[Place, HeadraceError]] = {}
         self._producer: Producer | None = None
-        self._retries: ConsumerCore | None = None
-        core.track_by(self)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._run(self._begin())
-        for _ in range(tasks):
-            self._run(self._work())
+        self.retries: ConsumerCore | None = None
+        """Of the retry topic."""
+        self._sources = [Source(driver, core)]
+        self._crew = Crew()
+        self._crew.begin(self._open, self._run)
+
+    async def _open(self) -> None:
+        core, rules = self._sources[0].core, self._policy.rules
+        options = core.options
+        if rules is not None:
+            await blocking(make_topics, options, rules, retry=self._policy.retries_elsewhere)
+            self._producer = Producer(
+                options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
+            )
+        if rules is not None and self._policy.retries_elsewhere:
+            with self._driver.lock:
+                self.retries = ConsumerCore(core.network, retry_options(options, rules), self._driver.changed)
+                self.retries.start()
+            self._sources.append(Source(self._driver, self.retries))
+        with self._driver.lock:
+            for source in self._sources:
+                source.core.track_by(self)
+        for source in self._sources:
+            self._crew.start(partial(self._run, partial(self._poll, source)))
+        for _ in range(self._workers):
+            self._crew.start(partial(self._run, self._work))
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,16 +159,17 @@ class Listening:
     ) -> None:
         await self.close()
 
-    async def wait(self) -> None:
-        """Until it has ended. Raises what ended it."""
-        await self._ended.wait()
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended; False if it still goes on. Raises what ended it."""
+        ended = await self._ended.wait(timeout_s)
         if self.error is not None:
             raise self.error
+        return ended
 
     @property
     def failures(self) -> dict[Place, HeadraceError]:
         """Partitions that are assigned and cannot be read on, with the reason, which the log has too."""
-        return {place: failure for found in self._failures.values() for place, failure in found.items()}
+        return {place: failure for source in self._sources for place, failure in source.failures.items()}
 
     async def close(self) -> None:
         """Finish what is running, save progress, leave the group: closes the consumer. What was only read ahead comes
@@ -109,142 +179,134 @@ class Listening:
 
     async def halt(self) -> None:
         """All but the consumer itself, which is closed next."""
-        self._stop()
-        others = self._tasks - {asyncio.current_task()}
-        if others:
-            _, late = await asyncio.wait(others, timeout=JOIN_S)
-            for task in late:
-                task.cancel()
-        if self._retries is not None:
-            await self._leave(self._retries)
+        self.stop()
+        await self.join(self._driver.now() + JOIN_S)
+        if self.retries is not None:
+            await self._leave(self.retries, JOIN_S)
         if self._producer is not None:
             await self._producer.close()
         self._ended.set()
 
-    # What the consumers ask.
+    def stop(self) -> None:
+        """Begin nothing new."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._driver.wake()
+
+    async def join(self, deadline: float) -> None:
+        """After `stop`: until what is running has ended."""
+        await self._crew.join(deadline)
+
+    # What the consumers ask, under the reactor's lock.
 
     def positions(self) -> Offsets:
-        return self._load.positions()
+        with self._changed:
+            return self._load.positions()
 
     def drop(self, places: Iterable[Place]) -> None:
-        self._load.drop(places)
-        self.ring()
+        with self._changed:
+            self._load.drop(places)
+            self._changed.notify_all()
 
     def when_idle(self, fn: Callable[[], None]) -> None:
-        if not self._load.pending and not self._load.running:
-            fn()
+        with self._changed:
+            if not self._load.pending and not self._load.running:
+                fn()
 
-    def ring(self) -> None:
-        """Something has changed: whoever waits looks again."""
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+    # Polling.
 
-    # Feeding.
+    async def _run(self, work: Work) -> None:
+        try:
+            await work()
+        except Exception as error:
+            log.error("listening has ended: %s", error, exc_info=not isinstance(error, HeadraceError))
+            self.error = self.error or error
+            self.stop()
+            for source in self._sources:
+                # A member that reads nothing would keep its partitions from the others.
+                if source.core.options.mode == "cluster" and source.core.options.group:
+                    await self._leave(source.core, JOIN_S)
+            self._ended.set()
 
-    async def _begin(self) -> None:
-        options, rules = self._core.options, self._policy.rules
-        if rules is not None:
-            await asyncio.to_thread(make_topics, options, rules, retry=self._policy.retries_elsewhere)
-            self._producer = Producer(
-                options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
-            )
-        if rules is not None and self._policy.retries_elsewhere:
-            self._retries = ConsumerCore(self._core.network, retry_options(options, rules), self.ring)
-            self._retries.track_by(self)
-            self._retries.start()
-            self._run(self._feed(self._retries))
-        await self._feed(self._core)
+    async def _leave(self, core: ConsumerCore, within_s: float) -> None:
+        """Save what is done, and leave the group; again is harmless."""
+        results: list[HeadraceError | None] = []
 
-    async def _feed(self, core: ConsumerCore) -> None:
-        held: frozenset[Place] = frozenset()
-        share = Share(1, 1)
+        def done(error: HeadraceError | None) -> None:
+            results.append(error)
+            self._driver.changed()
 
-        def is_held(place: Place) -> bool:
-            return not self._load.has_room(place, share) if place in held else self._load.is_full(place, share)
+        with self._driver.lock:
+            core.close(handed_out=False, on_done=done)
+        if not await self._driver.wait(lambda: bool(results), self._driver.now() + within_s):
+            log.warning("the group could not be left in %g s; its members notice by themselves", within_s)
 
-        def has_room() -> bool:
-            return any(self._load.has_room(place, share) for place in held)
-
+    async def _poll(self, source: Source) -> None:
         while not self._stopping:
-            if core.wants_touch:
-                await self._step_aside(core)
+            if source.core.wants_touch:
+                await self._step_aside(source)
             else:
-                share = share_of(
-                    self._workers, len(core.assigned), core.options.buffer_bytes, retried=core is self._retries
+                core = source.core
+                source.share = share_of(
+                    self._workers, len(core.assigned), core.options.buffer_bytes, retried=core is self.retries
                 )
-                held = core.hold(is_held)
-                self._failures[core] = core.failures(self._failures.get(core, {}))
-                await self._take(core, has_room, share.size_bytes)
+                source.hold(partial(self._is_held, source))
+                await self._take(source)
 
-    async def _take(self, core: ConsumerCore, has_room: Callable[[], bool], most_bytes: int) -> None:
-        def taken() -> bool:
-            records: list[ReceivedRecord] = []
-            core.collector.take(records, CHUNK, most_bytes)
-            if records:
-                retried = core is self._retries
+    def _is_held(self, source: Source, place: Place) -> bool:
+        if place in source.held:
+            return not self._load.has_room(place, source.share)
+        return self._load.is_full(place, source.share)
+
+    async def _take(self, source: Source) -> None:
+        def put(records: list[ReceivedRecord]) -> None:
+            retried = source.core is self.retries
+            with self._changed:
                 if retried:
-                    self._load.put_retries(records, monotonic())
+                    self._load.put_retries(records, self._driver.now())
                 else:
                     self._load.put_records(records)
-                core.end()
-                self.ring()
-            return bool(records)
-
-        core.begin()
-        if taken():
-            await asyncio.sleep(0)
-            return
+                self._changed.notify_all()
 
         def enough() -> bool:
-            # A partition that failed is no reason to wake up: it stays so.
-            return core.collector.ready or core.error is not None or self._stopping or core.wants_touch or has_room()
+            has_room = any(self._load.has_room(place, source.share) for place in source.held)
+            return self._stopping or source.core.wants_touch or has_room
 
-        await self._until(enough, FEED_WAIT_S)
-        if not taken():
-            core.end()
-            core.raise_final_error()
+        await source.take(CHUNK_RECORDS, POLL_WAIT_S, put, enough)
 
-    async def _step_aside(self, core: ConsumerCore) -> None:
+    async def _step_aside(self, source: Source) -> None:
         """A rebalance waits: let what is running finish, then give up what is asked for."""
-        self._load.holds += 1
+        with self._changed:
+            self._load.holds += 1
         try:
-            await self._until(lambda: not self._load.running or self._stopping, GRACE_S)
-            core.step_aside()
+            with self._changed:
+                await self._changed.wait_for(lambda: not self._load.running or self._stopping, GRACE_S)
+            await source.step_aside()
         finally:
-            self._load.holds -= 1
-            self.ring()
+            with self._changed:
+                self._load.holds -= 1
+                self._changed.notify_all()
 
     # Working.
 
     async def _work(self) -> None:
         while (job := await self._next()) is not None:
-            await self._settle(job, await self._call(job) if job.outgoing is None else None)
+            error = None
+            if job.outgoing is None:
+                error = await call(self._listener, self._policy, job)
+            await self._settle(job, error)
 
     async def _next(self) -> Job | None:
-        while not self._stopping:
-            job = self._load.next(monotonic())
-            if job is not None:
-                return job
-            next_at = self._load.next_at()
-            await self._rung(None if next_at is None or self._load.holds else max(0.0, next_at - monotonic()))
+        with self._changed:
+            while not self._stopping:
+                now = self._driver.now()
+                job = self._load.next(now)
+                if job is not None:
+                    return job
+                next_at = self._load.next_at()
+                await self._changed.wait(None if next_at is None or self._load.holds else max(0.0, next_at - now))
         return None
-
-    async def _call(self, job: Job) -> str | None:
-        """None if it is done, else what is wrong."""
-        try:
-            result: object = self._listener(self._policy.shown(job))
-            if inspect.isawaitable(result):
-                result = await result
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return "what the listener waited for was cancelled"
-        except Exception as error:  # noqa: BLE001 - a listener may raise anything
-            return f"{type(error).__name__}: {error}"
-        return "the listener asked for it later" if result is LATER else None
 
     async def _settle(self, job: Job, error: str | None) -> None:
         after = None
@@ -252,11 +314,15 @@ class Listening:
             after = self._policy.after_failure(job, error)
         if job.outgoing is not None:
             after = await self._send(job, job.outgoing)
-        if after is None:
-            self._load.done(job)
-        else:
-            self._load.again(job, monotonic() + after)
-        self.ring()
+        with self._changed:
+            if after is None:
+                self._load.done(job)
+            else:
+                self._load.again(job, self._driver.now() + after)
+            self._changed.notify_all()
+        for source in self._sources:
+            if job.place in source.held and self._load.has_room(job.place, source.share):
+                self._driver.wake()
 
     async def _send(self, job: Job, outgoing: OutgoingRecord) -> float | None:
         """None once it is acknowledged; else how long to wait before it is sent again."""
@@ -268,56 +334,3 @@ class Listening:
         except HeadraceError as error:
             return self._policy.after_refusal(job, outgoing, error)
         return None
-
-    # Tasks.
-
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("listening has ended: %s", error, exc_info=None if isinstance(error, HeadraceError) else error)
-            is_first, self.error = self.error is None, self.error or error
-            self._stop()
-            if is_first:
-                self._run(self._end())
-
-    async def _end(self) -> None:
-        """After an error: a member that reads nothing would keep its partitions from the others."""
-        try:
-            for core in (self._core, self._retries):
-                if core is not None and core.options.mode == "cluster" and core.options.group:
-                    await self._leave(core)
-        finally:
-            self._ended.set()
-
-    async def _leave(self, core: ConsumerCore) -> None:
-        """Save what is done, and leave the group; again is harmless."""
-        left = asyncio.Event()
-        core.close(handed_out=False, on_done=lambda _: left.set())
-        try:
-            await asyncio.wait_for(left.wait(), JOIN_S)
-        except TimeoutError:
-            log.warning("the group could not be left in %g s; its members notice by themselves", JOIN_S)
-
-    def _stop(self) -> None:
-        self._stopping = True
-        self.ring()
-
-    async def _until(self, done: Callable[[], bool], timeout_s: float) -> None:
-        deadline = monotonic() + timeout_s
-        while not done() and (left_s := deadline - monotonic()) > 0:
-            await self._rung(left_s)
-
-    async def _rung(self, timeout_s: float | None) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            self._waiting.discard(future)

@@ -12,35 +12,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.connection import exits
-from headrace.client.connection.connections import shared
 from headrace.client.connection.errors import EngineClosed
-from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.consumer.options import ConsumerOptions, config_of
+from headrace.client.consumer.progress import Saved
 from headrace.client.consumer.redelivery import DELAYS_MS
+from headrace.client.consumer.threads import Listener, connect, end_with_program, opened
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.client.consumer.listener import Listener, Listening
+    from headrace.client.consumer.listener import Listening
 
 log = logging.getLogger(__name__)
 
 CHUNK_RECORDS: Final = 500
 BATCH_ROWS: Final = 10_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-IDLE_S: Final = 3600.0
-TURN_S: Final = 0.0005
-"""While records are there, the network is looked after no more often than this."""
 
 
 class Consumer:
@@ -55,21 +53,17 @@ class Consumer:
         self._options = config_of(topics, options)
         self._closed = False
         self._listening: Listening | None = None
-        self._turned_at = 0.0
-        self._network = shared(self._options.bootstrap, client_id=self._options.client_id, tls=self._options.tls)
-        reactor = self._network.reactor
-        assert isinstance(reactor, ThreadReactor)
-        self._reactor = reactor
+        self._network, self._driver = connect(self._options)
         try:
-            with reactor.lock:
-                self._core = ConsumerCore(self._network, self._options, lambda: None)
+            with self._driver.lock:
+                self._core = ConsumerCore(self._network, self._options, self._driver.changed)
                 self._core.start()
         except BaseException:
             self._network.release()
             raise
         self._collector = self._core.collector
         if self._options.group:
-            exits.consumer_opened(self)
+            opened(self)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +113,7 @@ class Consumer:
         handed out ahead of others by its priority comes again in its place.
         """
         wanted = tuple(columns)
-        with self._reactor.lock:
+        with self._driver.lock:
             self._collector.forget_decoders()
         while (rows := self._next_rows(wanted, batch_rows, timeout_ms)) is not None:
             yield rows
@@ -134,7 +128,7 @@ class Consumer:
         delays_ms: Sequence[int] = DELAYS_MS,
         pause_ms: int = 1000,
     ) -> Listening:
-        """Call a function for every record, from several threads, until the `Listening` or this consumer is closed.
+        """Call a function for every record, from several threads, until the `Listening` or the consumer is closed.
 
         Concurrent: in any order. A record whose listener raises, or returns LATER, goes to the topic `<group>.retry`
         and is tried again after growing delays, `max_tries` times (16), then to `<group>.dead`.
@@ -144,10 +138,10 @@ class Consumer:
         """
         from headrace.client.consumer.listener import Listening
 
-        with self._reactor.lock:
+        with self._driver.lock:
             self._check_open()
         self._listening = Listening(
-            self._reactor,
+            self._driver,
             self._core,
             self.close,
             listener,
@@ -164,22 +158,22 @@ class Consumer:
     @property
     def assignment(self) -> list[Place]:
         """Topic and partition of all that is read now."""
-        with self._reactor.lock:
+        with self._driver.lock:
             return self._core.assignment
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that will be handed out."""
         place = self._assigned(topic, partition)
         self._wait_until(lambda: self._core.is_placed([place]), f"the first offset of {topic}-{partition}")
-        with self._reactor.lock:
+        with self._driver.lock:
             return self._core.position(place)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at an offset."""
         place = self._assigned(topic, partition)
-        with self._reactor.lock:
+        with self._driver.lock:
             self._core.seek(place, offset)
-        self._look_after()
+        self._driver.drive()
 
     def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
         """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
@@ -196,83 +190,61 @@ class Consumer:
     def pause(self, places: Iterable[Place] | None = None) -> None:
         """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
         wanted = self._chosen(places)
-        with self._reactor.lock:
+        with self._driver.lock:
             self._core.pause(wanted)
 
     def resume(self, places: Iterable[Place] | None = None) -> None:
         """Hand out records of these partitions, or of all, again."""
         wanted = self._chosen(places)
-        with self._reactor.lock:
+        with self._driver.lock:
             self._core.resume(wanted)
-        self._look_after()
+        self._driver.drive()
 
     def lag(self) -> dict[Place, int]:
         """How many offsets there are between what was handed out and the end of each partition now."""
         ends: dict[Place, int | HeadraceError] = {}
         wanted = self._chosen(None)
-        with self._reactor.lock:
-            lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), ends.__setitem__, ends.__setitem__)
+
+        def found(place: Place, end: int | HeadraceError) -> None:
+            ends[place] = end
+            self._driver.changed()
+
+        with self._driver.lock:
+            lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), found, found)
         try:
             self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:
-            with self._reactor.lock:
+            with self._driver.lock:
                 lookup.cancel()
-        found: dict[Place, int] = {}
+        lags: dict[Place, int] = {}
         for place in wanted:
             end = ends[place]
             if isinstance(end, HeadraceError):
                 raise end
-            found[place] = max(0, end - self.position(*place))
-        return found
+            lags[place] = max(0, end - self.position(*place))
+        return lags
 
     # Progress
 
     def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
         """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
-        results: list[HeadraceError | None] = []
-        with self._reactor.lock:
+
+        def save(done: Saved) -> None:
             self._check_open()
-            wanted = self._core.handed_out() if offsets is None else dict(offsets)
-            self._core.save(wanted, results.append)
-        self._wait_until(lambda: bool(results), "the progress to be saved")
-        if results[0] is not None:
-            raise results[0]
+            self._core.save(self._core.handed_out() if offsets is None else dict(offsets), done)
+
+        self._settle(save, "the progress to be saved")
 
     def close(self) -> None:
         """Save what was handed out, leave the group, and let the connections go."""
         self._close(handed_out=True)
 
     def at_exit(self, since: float) -> Iterator[None]:
-        """The program ends without a close: as after an error in a `with` block, the last call's records come again.
-
-        Connections are not let go, as that may wait for callbacks: they end with the process.
-        """
+        """The program ends, and nobody has closed it."""
         exits.closed(self)
-        if self._closed:
-            return
-        within_s = self._options.exit_timeout_ms / 1000
-        listening, cores, results = self._listening, [self._core], list[HeadraceError | None]()
-        failure: BaseException | None
-        try:
-            if listening is None:
-                self._begin_to_leave(cores, results, handed_out=False)
-            else:
-                listening.stop()
-            yield
-            if listening is not None:
-                listening.join(since + exits.LISTENERS_PART * within_s)
-            yield
-            if listening is not None:
-                cores += [] if listening.retries is None else [listening.retries]
-                self._begin_to_leave(cores, results, handed_out=False)
-            yield
-            if not self._reactor.wait(lambda: len(results) == len(cores), since + within_s):
-                raise RequestTimedOut(f"not within {within_s * 1000:g} ms (exit_timeout_ms); close the consumer")
-            failure = next((result for result in results if result is not None), None)
-        except (HeadraceError, KeyboardInterrupt, SystemExit) as error:
-            failure = error
-        if failure is not None:
-            log.warning("group %s could not be left at the end of the program: %r", self._options.group, failure)
+        if not self._closed:
+            leave = partial(self._begin_to_leave, handed_out=False)
+            yield from end_with_program(self._core, self._driver, self._listening, leave, since)
 
     def _close(self, *, handed_out: bool) -> None:
         exits.closed(self)
@@ -280,26 +252,23 @@ class Consumer:
             return
         if self._listening is not None:
             self._listening.halt()
-        results: list[HeadraceError | None] = []
         try:
-            self._begin_to_leave([self._core], results, handed_out=handed_out)
-            self._wait_until(lambda: bool(results), "the progress to be saved and the group to be left")
+            self._settle(
+                lambda done: self._begin_to_leave([self._core], done, handed_out=handed_out),
+                "the progress to be saved and the group to be left",
+            )
         finally:
-            with self._reactor.lock:
+            with self._driver.lock:
                 self._core.drop()
             self._network.release()
-        if results[0] is not None:
-            raise results[0]
 
-    def _begin_to_leave(
-        self, cores: Iterable[ConsumerCore], results: list[HeadraceError | None], *, handed_out: bool
-    ) -> None:
-        with self._reactor.lock:
+    def _begin_to_leave(self, cores: Iterable[ConsumerCore], on_done: Saved, *, handed_out: bool) -> None:
+        with self._driver.lock:
             self._closed = True
-            # A thread that waits for records hears of it.
-            self._reactor.wake()
+            # Whoever waits for records hears of it.
+            self._driver.wake()
             for core in cores:
-                core.close(handed_out=handed_out, on_done=results.append)
+                core.close(handed_out=handed_out, on_done=on_done)
 
     # Waiting
 
@@ -314,10 +283,25 @@ class Consumer:
 
         return found[0] if self._wait_to(take, timeout_ms) else None
 
+    def _settle(self, begin: Callable[[Saved], None], what: str) -> None:
+        """Begin it, and wait until it is done; raises what it ended with."""
+        results: list[HeadraceError | None] = []
+
+        def done(error: HeadraceError | None) -> None:
+            results.append(error)
+            self._driver.changed()
+
+        with self._driver.lock:
+            begin(done)
+        self._wait_until(lambda: bool(results), what)
+        if results[0] is not None:
+            raise results[0]
+
     def _wait_to(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
         """One call: True if something was taken, False if nothing came in time. Raises what keeps it from coming."""
-        reactor, core = self._reactor, self._core
-        with reactor.lock:
+        driver, core = self._driver, self._core
+        driver.cede()
+        with driver.lock:
             self._check_open()
             core.begin()
             if take():
@@ -326,67 +310,62 @@ class Consumer:
             else:
                 taken = False
         if taken:
-            self._look_after()
+            driver.drive()
             return True
         try:
             return self._wait_for(take, timeout_ms)
         finally:
-            with reactor.lock:
+            with driver.lock:
                 core.end()
 
     def _wait_for(self, take: Callable[[], bool], timeout_ms: int | None) -> bool:
-        reactor, core = self._reactor, self._core
-        deadline = None if timeout_ms is None else reactor.now() + timeout_ms / 1000
+        driver, core = self._driver, self._core
+        deadline = None if timeout_ms is None else driver.now() + timeout_ms / 1000
         if timeout_ms is not None and timeout_ms <= 0:
-            reactor.turn()
+            driver.turn()
         while True:
-            until = reactor.now() + IDLE_S if deadline is None else deadline
-            came = reactor.wait(lambda: core.ready or self._closed, until)
-            with reactor.lock:
+            came = driver.wait(lambda: core.ready or self._closed, deadline)
+            with driver.lock:
                 self._check_open()
                 if take():
                     return True
                 core.raise_failure()
-            if deadline is not None and (not came or reactor.now() >= deadline):
+            if deadline is not None and (not came or driver.now() >= deadline):
                 return False
+            # What was ready may be gone: whatever brings more has its turn.
+            driver.turn()
 
     def _wait_until(self, done: Callable[[], bool], what: str) -> None:
-        timeout_s = self._options.timeout_ms / 1000
-        if not self._reactor.wait(done, self._reactor.now() + timeout_s):
-            raise RequestTimedOut(f"waited {timeout_s * 1000:.0f} ms for {what}; are the brokers reachable?")
-
-    def _look_after(self) -> None:
-        now = self._reactor.now()
-        if now - self._turned_at >= TURN_S:
-            self._turned_at = now
-            self._reactor.turn()
+        timeout_ms = self._options.timeout_ms
+        if not self._driver.wait(done, self._driver.now() + timeout_ms / 1000):
+            raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
 
     def _assigned(self, topic: str, partition: int) -> Place:
         """A place that is assigned, or will be within the timeout."""
         place = topic, partition
-        with self._reactor.lock:
+        with self._driver.lock:
             self._check_open()
             here = place in self._core.assigned
         if not here:
             ready = lambda: place in self._core.assigned or self._core.error is not None  # noqa: E731
             self._wait_until(ready, f"{topic}-{partition} to be assigned to this consumer")
-            with self._reactor.lock:
+            with self._driver.lock:
                 self._core.raise_error()
         return place
 
     def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
         if places is not None:
             return [self._assigned(*place) for place in places]
-        with self._reactor.lock:
+        with self._driver.lock:
             self._check_open()
         self._wait_until(lambda: bool(self._core.assigned) or self._core.error is not None, "an assignment")
-        with self._reactor.lock:
+        with self._driver.lock:
             self._core.raise_error()
             return self._core.assignment
 
     def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
         wanted = self._chosen(places)
-        with self._reactor.lock:
+        with self._driver.lock:
             self._core.seek_moment(wanted, moment)
         self._wait_until(lambda: self._core.is_placed(wanted), "the offsets of that moment")
 

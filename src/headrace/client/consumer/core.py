@@ -365,6 +365,7 @@ class ConsumerCore:
         self.collector.drop(wanted)
         if self._tracker is not None:
             self._tracker.drop(wanted)
+        self._on_ready()
 
     def _on_error(self, error: HeadraceError) -> None:
         if passes(error):

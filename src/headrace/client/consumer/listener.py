@@ -1,6 +1,6 @@
-"""Push on threads: a function is called for every record, by several threads, and progress follows what is done.
+"""Push on threads: a function is called for every record, by several threads; progress follows what is done.
 
-One thread feeds: it reads ahead and takes part in the group. The others call the listener. A second consumer of the
+One thread polls: it reads ahead and takes part in the group. The others call the listener. A second consumer of the
 same group reads the retry topic, where there is one, with a thread of its own; what is due there is done by the same
 threads. A record is done when its listener has returned, or when the retry or dead-letter topic has acknowledged it.
 
@@ -13,60 +13,47 @@ Locks: the reactor's first, then the workload's (`_changed`); nobody calls a lis
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from time import monotonic
 from types import TracebackType
 from typing import Final, Self
 
-from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.core import ConsumerCore, ProgressTracker
-from headrace.client.consumer.failure_policy import (
-    LARGEST_BYTES,
-    LATER,
-    failure_policy,
-    make_topics,
-    retry_options,
-)
+from headrace.client.consumer.core import ConsumerCore
+from headrace.client.consumer.failure_policy import LARGEST_BYTES, failure_policy, make_topics, retry_options
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
 from headrace.client.consumer.redelivery import OutgoingRecord
+from headrace.client.consumer.threads import POLL_WAIT_S, Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 
-CHUNK: Final = 500
-FEED_WAIT_S: Final = 1.0
+CHUNK_RECORDS: Final = 500
 JOIN_S: Final = 30.0
 GRACE_S: Final = 30.0
 """How long a rebalance waits for what is being worked on, at most."""
-
-Listener = Callable[[ReceivedRecord], object]
 
 log = logging.getLogger(__name__)
 
 
 class Source:
-    """Where records come from: the reading of a consumer, asked by one feeding thread."""
+    """Where records come from: a consumer, polled by one thread."""
 
-    def __init__(self, reactor: ThreadReactor, core: ConsumerCore, tracker: ProgressTracker) -> None:
+    def __init__(self, driver: Driver, core: ConsumerCore) -> None:
         self.core = core
         self.held: frozenset[Place] = frozenset()
         """Partitions of which nothing is taken now."""
         self.share = Share(1, 1)
         """What of each is taken in before it is held."""
         self.failures: dict[Place, HeadraceError] = {}
-        self._reactor = reactor
-        with reactor.lock:
-            core.track_by(tracker)
+        self._driver = driver
 
     def take(
         self, most: int, wait_s: float, put: Callable[[list[ReceivedRecord]], None], enough: Callable[[], bool]
     ) -> None:
         """Put up to `most` records, those that are there or the first that come, unless `enough` comes first."""
-        core = self.core
+        driver, core = self._driver, self.core
 
         def taken() -> bool:
             # In one go with putting, so that no partition can go in between.
@@ -77,27 +64,27 @@ class Source:
                 core.end()
             return bool(records)
 
-        with self._reactor.lock:
+        with driver.lock:
             core.begin()
             at_once = taken()
         if at_once:
-            self._reactor.turn()
+            driver.turn()
             return
         # A partition that failed is no reason to wake up: it stays so.
-        self._reactor.wait(lambda: core.collector.ready or core.error is not None or enough(), monotonic() + wait_s)
-        with self._reactor.lock:
+        driver.wait(lambda: core.collector.ready or core.error is not None or enough(), driver.now() + wait_s)
+        with driver.lock:
             if not taken():
                 core.end()
                 core.raise_final_error()
 
     def step_aside(self) -> None:
-        with self._reactor.lock:
+        with self._driver.lock:
             self.core.step_aside()
-        self._reactor.turn()
+        self._driver.turn()
 
     def hold(self, is_held: Callable[[Place], bool]) -> None:
         """Pause those partitions, and no others."""
-        with self._reactor.lock:
+        with self._driver.lock:
             self.held = self.core.hold(is_held)
             self.failures = self.core.failures(self.failures)
 
@@ -109,9 +96,9 @@ class Listening:
 
     def __init__(
         self,
-        reactor: ThreadReactor,
+        driver: Driver,
         core: ConsumerCore,
-        close: Callable[[], None],
+        close: Work,
         listener: Listener,
         *,
         threads: int,
@@ -122,39 +109,46 @@ class Listening:
     ) -> None:
         if threads < 1:
             raise SettingError(f"threads is {threads}, and has to be 1 or more")
-        options = core.options
-        self._reactor = reactor
+        self._driver = driver
         self._close_consumer = close
         self._listener = listener
         self._policy = failure_policy(
-            options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
+            core.options, ordered=ordered, max_tries=max_tries, delays_ms=delays_ms, pause_ms=pause_ms
         )
         self._load = Workload(ordered=ordered)
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._workers = threads
         self._stopping = False
-        self._ended = threading.Event()
+        self._ended = Event()
         self.error: Exception | None = None
         """What ended it, other than `close`."""
         self._producer: Producer | None = None
         self.retries: ConsumerCore | None = None
         """Of the retry topic."""
-        rules = self._policy.rules
+        self._sources = [Source(driver, core)]
+        self._crew = Crew()
+        self._crew.begin(self._open, self._run)
+
+    def _open(self) -> None:
+        core, rules = self._sources[0].core, self._policy.rules
+        options = core.options
         if rules is not None:
-            make_topics(options, rules, retry=self._policy.retries_elsewhere)
+            blocking(make_topics, options, rules, retry=self._policy.retries_elsewhere)
             self._producer = Producer(
                 options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
             )
-        self._sources = [Source(reactor, core, self)]
         if rules is not None and self._policy.retries_elsewhere:
-            with reactor.lock:
-                self.retries = ConsumerCore(core.network, retry_options(options, rules), lambda: None)
+            with self._driver.lock:
+                self.retries = ConsumerCore(core.network, retry_options(options, rules), self._driver.changed)
                 self.retries.start()
-            self._sources.append(Source(reactor, self.retries, self))
-        work = [*(partial(self._feed, source) for source in self._sources), *(self._work for _ in range(threads))]
-        self._threads = [threading.Thread(target=self._run, args=(part,), daemon=True) for part in work]
-        for thread in self._threads:
-            thread.start()
+            self._sources.append(Source(self._driver, self.retries))
+        with self._driver.lock:
+            for source in self._sources:
+                source.core.track_by(self)
+        for source in self._sources:
+            self._crew.start(partial(self._run, partial(self._poll, source)))
+        for _ in range(self._workers):
+            self._crew.start(partial(self._run, self._work))
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +179,7 @@ class Listening:
     def halt(self) -> None:
         """All but the consumer itself, which is closed next."""
         self.stop()
-        self.join(monotonic() + JOIN_S)
+        self.join(self._driver.now() + JOIN_S)
         if self.retries is not None:
             self._leave(self.retries, JOIN_S)
         if self._producer is not None:
@@ -197,13 +191,11 @@ class Listening:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._reactor.wake()
+        self._driver.wake()
 
     def join(self, deadline: float) -> None:
         """After `stop`: until what is running has ended."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - monotonic()))
+        self._crew.join(deadline)
 
     # What the consumers ask, under the reactor's lock.
 
@@ -221,9 +213,9 @@ class Listening:
             if not self._load.pending and not self._load.running:
                 fn()
 
-    # Feeding.
+    # Polling.
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Work) -> None:
         try:
             work()
         except Exception as error:
@@ -239,11 +231,17 @@ class Listening:
     def _leave(self, core: ConsumerCore, within_s: float) -> None:
         """Save what is done, and leave the group; again is harmless."""
         results: list[HeadraceError | None] = []
-        with self._reactor.lock:
-            core.close(handed_out=False, on_done=results.append)
-        self._reactor.wait(lambda: bool(results), monotonic() + within_s)
 
-    def _feed(self, source: Source) -> None:
+        def done(error: HeadraceError | None) -> None:
+            results.append(error)
+            self._driver.changed()
+
+        with self._driver.lock:
+            core.close(handed_out=False, on_done=done)
+        if not self._driver.wait(lambda: bool(results), self._driver.now() + within_s):
+            log.warning("the group could not be left in %g s; its members notice by themselves", within_s)
+
+    def _poll(self, source: Source) -> None:
         while not self._stopping:
             if source.core.wants_touch:
                 self._step_aside(source)
@@ -265,7 +263,7 @@ class Listening:
             retried = source.core is self.retries
             with self._changed:
                 if retried:
-                    self._load.put_retries(records, monotonic())
+                    self._load.put_retries(records, self._driver.now())
                 else:
                     self._load.put_records(records)
                 self._changed.notify_all()
@@ -274,14 +272,15 @@ class Listening:
             has_room = any(self._load.has_room(place, source.share) for place in source.held)
             return self._stopping or source.core.wants_touch or has_room
 
-        source.take(CHUNK, FEED_WAIT_S, put, enough)
+        source.take(CHUNK_RECORDS, POLL_WAIT_S, put, enough)
 
     def _step_aside(self, source: Source) -> None:
         """A rebalance waits: let what is running finish, then give up what is asked for."""
         with self._changed:
             self._load.holds += 1
-            self._changed.wait_for(lambda: not self._load.running or self._stopping, GRACE_S)
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._load.running or self._stopping, GRACE_S)
             source.step_aside()
         finally:
             with self._changed:
@@ -292,25 +291,21 @@ class Listening:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            self._settle(job, self._call(job) if job.outgoing is None else None)
+            error = None
+            if job.outgoing is None:
+                error = call(self._listener, self._policy, job)
+            self._settle(job, error)
 
     def _next(self) -> Job | None:
         with self._changed:
             while not self._stopping:
-                job = self._load.next(monotonic())
+                now = self._driver.now()
+                job = self._load.next(now)
                 if job is not None:
                     return job
                 next_at = self._load.next_at()
-                self._changed.wait(None if next_at is None or self._load.holds else max(0.0, next_at - monotonic()))
+                self._changed.wait(None if next_at is None or self._load.holds else max(0.0, next_at - now))
         return None
-
-    def _call(self, job: Job) -> str | None:
-        """None if it is done, else what is wrong."""
-        try:
-            result = self._listener(self._policy.shown(job))
-        except BaseException as error:  # noqa: BLE001 - a listener may raise anything; SystemExit ends no process here
-            return f"{type(error).__name__}: {error}"
-        return "the listener asked for it later" if result is LATER else None
 
     def _settle(self, job: Job, error: str | None) -> None:
         after = None
@@ -322,11 +317,11 @@ class Listening:
             if after is None:
                 self._load.done(job)
             else:
-                self._load.again(job, monotonic() + after)
+                self._load.again(job, self._driver.now() + after)
             self._changed.notify_all()
         for source in self._sources:
             if job.place in source.held and self._load.has_room(job.place, source.share):
-                self._reactor.wake()
+                self._driver.wake()
 
     def _send(self, job: Job, outgoing: OutgoingRecord) -> float | None:
         """None once it is acknowledged; else how long to wait before it is sent again."""

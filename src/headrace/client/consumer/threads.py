@@ -1,0 +1,153 @@
+"""What the consumer and its listeners need of threads. `headrace.aio.tasks` has the same names for asyncio, with
+coroutines where these block: `tools/unasync.py` makes the asynchronous consumer of the one that uses this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+from headrace.client.connection import exits
+from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.consumer.core import ConsumerCore
+from headrace.client.consumer.failure_policy import LATER, FailurePolicy
+from headrace.client.consumer.options import ConsumerConfig
+from headrace.client.consumer.workload import Job
+from headrace.errors import HeadraceError, RequestTimedOut
+from headrace.records.consumer_records import ReceivedRecord
+
+if TYPE_CHECKING:
+    from headrace.client.consumer.listener import Listening
+
+IDLE_S: Final = 3600.0
+TURN_S: Final = 0.0005
+"""While records are there, the network is looked after no more often than this."""
+POLL_WAIT_S: Final = 1.0
+"""How long a listener's consumer waits for records before it looks at its partitions again."""
+
+Condition = threading.Condition
+Event = threading.Event
+Work = Callable[[], None]
+Listener = Callable[[ReceivedRecord], object]
+"""What `listen` calls for every record."""
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+
+class Driver:
+    """How one consumer waits: whoever waits drives the reactor meanwhile, so that no thread hands over to another."""
+
+    def __init__(self, reactor: ThreadReactor) -> None:
+        self.reactor = reactor
+        self.lock = reactor.lock
+        self.now = reactor.now
+        self.wake = reactor.wake
+        self.turn = reactor.turn
+        self._turned_at = 0.0
+
+    def wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Until `done()`, which is asked under the lock after every turn; False at the deadline, or now and then."""
+        return self.reactor.wait(done, self.now() + IDLE_S if deadline is None else deadline)
+
+    def changed(self) -> None:
+        """What somebody waits for may have come: the reactor asks them by itself."""
+
+    def cede(self) -> None:
+        """Let others run before records are taken: threads do by themselves."""
+
+    def drive(self) -> None:
+        """Look after the network, no more often than every TURN_S."""
+        now = self.now()
+        if now - self._turned_at >= TURN_S:
+            self._turned_at = now
+            self.turn()
+
+
+class Crew:
+    """The threads of a listener."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, opening: Work, run: Callable[[Work], None]) -> None:
+        """What comes before all other work is done here and now, and raises here."""
+        opening()
+
+    def start(self, work: Work) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, deadline: float) -> None:
+        """Until the others have ended."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - monotonic()))
+
+
+def connect(options: ConsumerConfig) -> tuple[Network, Driver]:
+    network = shared(options.bootstrap, client_id=options.client_id, tls=options.tls)
+    assert isinstance(network.reactor, ThreadReactor)
+    return network, Driver(network.reactor)
+
+
+def opened(consumer: exits.Leaver) -> None:
+    """It is held until it is closed: who forgets it is still a member of its group."""
+    exits.consumer_opened(consumer)
+
+
+def blocking(fn: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
+    """Call what blocks."""
+    return fn(*args, **options)
+
+
+def call(listener: Listener, policy: FailurePolicy, job: Job) -> str | None:
+    """None if the record is done, else what is wrong."""
+    try:
+        result = listener(policy.shown(job))
+    except BaseException as error:  # noqa: BLE001 - a listener may raise anything; SystemExit ends no process here
+        return f"{type(error).__name__}: {error}"
+    return "the listener asked for it later" if result is LATER else None
+
+
+def end_with_program(
+    core: ConsumerCore,
+    driver: Driver,
+    listening: Listening | None,
+    leave: Callable[[list[ConsumerCore], Callable[[HeadraceError | None], None]], None],
+    since: float,
+) -> Iterator[None]:
+    """A consumer that was not closed ends: as after an error in a `with` block, the last call's records come again.
+
+    Connections are not let go, as that may wait for callbacks: they end with the process.
+    """
+    options, cores, results = core.options, [core], list[HeadraceError | None]()
+    within_s = options.exit_timeout_ms / 1000
+    failure: BaseException | None
+    try:
+        if listening is None:
+            leave(cores, results.append)
+        else:
+            listening.stop()
+        yield
+        if listening is not None:
+            listening.join(since + exits.LISTENERS_PART * within_s)
+        yield
+        if listening is not None:
+            cores += [] if listening.retries is None else [listening.retries]
+            leave(cores, results.append)
+        yield
+        if not driver.wait(lambda: len(results) == len(cores), since + within_s):
+            raise RequestTimedOut(f"not within {within_s * 1000:g} ms (exit_timeout_ms); close the consumer")
+        failure = next((result for result in results if result is not None), None)
+    except (HeadraceError, KeyboardInterrupt, SystemExit) as error:
+        failure = error
+    if failure is not None:
+        log.warning("group %s could not be left at the end of the program: %r", options.group, failure)

@@ -1,0 +1,152 @@
+"""The asynchronous consumer, made of the one for threads: `tools/unasync.py` writes it, `--check` compares.
+
+Both faces are one text. What differs between threads and asyncio stands in a pair of modules with the same names,
+`headrace.client.consumer.threads` and `headrace.aio.tasks`; the rest follows from a rule: a method that waits is a
+coroutine function, and who calls one awaits it. What waits is named in WAITS; methods that call it are found, and those
+that call them. As httpcore's script of that name, the other way round: threads are what most programs use, so their
+text is the one that is written, and read, by hand.
+
+What is made is committed, so that an install, a wheel, mypy and ruff need to know nothing of this; a test compares it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SOURCE: Final = ROOT / "src" / "headrace"
+HEAD: Final = "# Made by tools/unasync.py of src/headrace/{source}: change that one, then run `make unasync`.\n"
+WAITS: Final = frozenset(
+    {
+        *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("wait", "turn", "cede")),
+        *("self._changed.wait", "self._changed.wait_for", "self._ended.wait", "self._crew.join"),
+        *("self._producer.send", "self._producer.close", "self._listening.halt", "self._close_consumer"),
+        *("source.take", "source.step_aside", "blocking", "call", "work"),
+    }
+)
+"""Besides the methods that are found to wait: calls as they are written."""
+ALWAYS: Final = frozenset({"__enter__", "__exit__"})
+WORDS: Final = (
+    (r"\bheadrace\.client\.consumer\.(consumer|listener)\b", r"headrace.aio.\1"),
+    (r"\bheadrace\.client\.consumer\.threads\b", "headrace.aio.tasks"),
+    (r"\bheadrace\.client\.producer\.producer\b", "headrace.aio.producer"),
+    (r"\b__(enter|exit|iter)__\b", r"__a\1__"),
+    (r"\bthreads\b", "tasks"),
+    (r"\bthread\b", "task"),
+    (r"(?m)^    with Consumer", "    async with Consumer"),
+    (r"(?m)^        for record in consumer", "        async for record in consumer"),
+    (r"for tasks: `poll`", "for asyncio: `poll`"),
+    (r"Push on tasks: a function", "Push on asyncio: an async function"),
+    (r"Call a function for every record", "Call an async function for every record"),
+    (
+        r"Use one consumer from one task at a time; only `close` may come from another",
+        "Make it where its loop runs, and use it from one task at a time",
+    ),
+    (r"(?m)^from collections\.abc import ", "from collections.abc import AsyncIterator, "),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    source: str
+    target: str
+
+
+MODULES: Final = (
+    Module("client/consumer/consumer.py", "aio/consumer.py"),
+    Module("client/consumer/listener.py", "aio/listener.py"),
+)
+Edit = tuple[int, int, int, int, str]
+"""From line and column to line and column, lines from 1: what stands there instead."""
+
+
+def made(module: Module) -> str:
+    """The text of the asynchronous module."""
+    text = (SOURCE / module.source).read_text()
+    edits = [edit for node in ast.parse(text).body if isinstance(node, ast.ClassDef) for edit in edits_of(node)]
+    lines = text.splitlines(keepends=True)
+    for line, column, end_line, end_column, new in sorted(edits, reverse=True):
+        last = lines[end_line - 1][end_column:]
+        lines[line - 1 : end_line] = [lines[line - 1][:column] + new + last]
+    text = "".join(lines)
+    for pattern, word in WORDS:
+        text = re.sub(pattern, word, text)
+    return formatted(HEAD.format(source=module.source) + text, SOURCE / module.target)
+
+
+def edits_of(found: ast.ClassDef) -> Iterator[Edit]:
+    methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+    waiting = waiting_of(methods)
+    generators = {name for name in waiting if is_generator(methods[name])}
+    awaited = {f"self.{name}" for name in waiting - generators} | WAITS
+    for name, method in methods.items():
+        if name in waiting:
+            yield method.lineno, method.col_offset, method.lineno, method.col_offset, "async "
+        if (name in generators or name == "__iter__") and method.returns is not None:
+            returns = method.returns
+            yield returns.lineno, returns.col_offset, returns.lineno, returns.col_offset, "Async"
+        for node in own(method):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in awaited:
+                yield node.lineno, node.col_offset, node.lineno, node.col_offset, "await "
+            if isinstance(node, ast.YieldFrom) and name in generators:
+                each = f"for each in {ast.unparse(node.value)}:\n{' ' * node.col_offset}    yield each"
+                yield node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0, each
+
+
+def waiting_of(methods: dict[str, ast.FunctionDef]) -> set[str]:
+    """The methods that wait: those that call what does, and those that call them."""
+    calls = {
+        name: {ast.unparse(node.func) for node in own(method) if isinstance(node, ast.Call)}
+        for name, method in methods.items()
+    }
+    waiting = set(ALWAYS & methods.keys())
+    while more := {
+        name
+        for name in methods.keys() - waiting
+        if calls[name] & (WAITS | {f"self.{each}" for each in waiting if not is_generator(methods[each])})
+    }:
+        waiting |= more
+    return waiting
+
+
+def is_generator(method: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own(method))
+
+
+def own(node: ast.AST) -> Iterator[ast.AST]:
+    """What a method does itself, without what functions in it do when they are called."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield child
+            yield from own(child)
+
+
+def formatted(text: str, path: Path) -> str:
+    for command in (["check", "--quiet", "--fix-only", "--select", "I,F401"], ["format"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(path), "-"]
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for module in MODULES:
+        target, text = SOURCE / module.target, made(module)
+        if arguments == ["--check"]:
+            stale += [module.target] if target.read_text() != text else []
+        else:
+            target.write_text(text)
+    if stale:
+        print(f"not what tools/unasync.py makes: {', '.join(stale)}; run `make unasync`", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
