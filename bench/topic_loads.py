@@ -117,7 +117,7 @@ def create(
                 for topic in names[first : first + TOPICS_A_REQUEST]
             ]
             request = Message(topics=wanted, timeout_ms=CREATE_TIMEOUT_MS)
-            answer = cluster.controller().call(apis.CREATE_TOPICS, request, CREATE_TIMEOUT_MS)
+            answer = cluster.call(cluster.controller(), apis.CREATE_TOPICS, request, CREATE_TIMEOUT_MS)
             for created in answer.topics:
                 check(created.error_code, f"create topic {created.name}", created.error_message)
     _await_known(broker, names)

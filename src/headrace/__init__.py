@@ -11,13 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client.admin.cluster import UnknownTopic
     from headrace.client.connection.errors import EngineClosed, ForkedEngine
     from headrace.client.consumer.consumer import Consumer
     from headrace.client.consumer.failure_policy import LATER
     from headrace.client.consumer.progress import NotHeld
     from headrace.client.consumer.read import read
-    from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
+    from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, UnknownTopic
     from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
     from headrace.client.producer.producer import Producer
     from headrace.errors import HeadraceError
@@ -67,7 +66,7 @@ _HOMES = {
     "Record": "records.consumer_records",
     "Refusal": "client.errors",
     "Report": "records.builder",
-    "UnknownTopic": "client.admin.cluster",
+    "UnknownTopic": "client.errors",
     "read": "client.consumer.read",
 }
 _NAMES_AT_HOME = {"Record": "ReceivedRecord"}

@@ -15,8 +15,8 @@ from arrow.topics import NOW_MS, consumed, make_topic, send
 from brokers import Broker
 from headrace.client.admin import operations
 from headrace.client.admin.bulk import TopicReplaced
-from headrace.client.admin.cluster import Cluster, UnknownTopic
-from headrace.client.errors import NoBroker
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import NoBroker, UnknownTopic
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import DEFAULT_COLUMNS
 from proving import proves

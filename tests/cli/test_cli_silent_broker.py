@@ -81,7 +81,5 @@ def test_plans_and_orders_do_not_wait_for_a_silent_broker(wounded: BrokerCluster
     assert all(1 not in move["to"] for move in moves)
     run_command("partition", "move", "t", "0", "--to", "3,1,2", *QUICK, bootstrap=wounded.bootstrap)
     with Cluster(wounded.brokers[2].bootstrap) as client:
-        (moving,) = (
-            client.any_connection().call(apis.LIST_PARTITION_REASSIGNMENTS, Message(timeout_ms=0, topics=None)).topics
-        )
+        (moving,) = client.ask(apis.LIST_PARTITION_REASSIGNMENTS, Message(timeout_ms=0, topics=None)).topics
     assert set(moving.partitions[0].replicas) == {1, 2, 3}

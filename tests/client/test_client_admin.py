@@ -10,11 +10,11 @@ import pytest
 from brokers import Broker
 from client.conftest import MakeTopic
 from headrace.client.admin import groups, offsets, operations
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import read
 from headrace.client.admin.member import Member
 from headrace.client.admin.produce import Outgoing, produce
-from headrace.client.errors import Refusal
+from headrace.client.errors import Refusal, UnknownTopic
 from headrace.errors import Code
 from headrace.records import kernel
 from proving import proves

@@ -11,10 +11,11 @@ import pytest
 from brokers import Broker, wait_for
 from headrace.client.admin import bulk, operations
 from headrace.client.admin.bulk import Span, TopicReplaced, record_sets
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Fetched, FetchLimits, Position, fetch
 from headrace.client.admin.offsets import LATEST, list_offsets
 from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.errors import UnknownTopic
 from headrace.errors import CorruptBatch, OffsetOutOfRange
 from headrace.records import kernel
 from headrace.records.arrow import Decoder

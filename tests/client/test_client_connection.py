@@ -18,12 +18,12 @@ from brokers import Broker, free_port
 from certificates import self_signed
 from client.conftest import MakeTopic
 from headrace.client.admin import operations
-from headrace.client.admin.cluster import Cluster, parse_address, parse_bootstrap
-from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
 from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.connection.connections import parse_address, parse_bootstrap
 from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
-from headrace.errors import HeadraceError, ProtocolError, SettingError
+from headrace.errors import SettingError
 from headrace.ports.network import Address
 from headrace.records import kernel
 from headrace.wire import api as apis
@@ -61,25 +61,31 @@ def test_a_refused_connection_says_where_and_how_to_start_a_broker() -> None:
         Cluster(f"127.0.0.1:{port}").topology()
 
 
+def first_contact(address: Address, timeout_ms: int = 30_000) -> None:
+    with Cluster(str(address), timeout_ms=timeout_ms) as cluster:
+        cluster.topology([])
+
+
 def test_a_peer_that_closes_is_told_as_such() -> None:
-    with peer(b"") as address, pytest.raises(BrokerUnreachable, match="closed the connection"):
-        Connection(address)
+    with peer(b"") as address, pytest.raises(NoBroker, match="closed the connection"):
+        first_contact(address)
 
 
 def test_a_peer_that_is_silent_runs_into_the_timeout() -> None:
-    with peer(None, closes=False) as address, pytest.raises(BrokerUnreachable, match="within the timeout"):
-        Connection(address, timeout_ms=50)
+    silent = r"waiting for an answer from 127\.0\.0\.1:\d+: no answer within the timeout"
+    with peer(None, closes=False) as address, pytest.raises(NoBroker, match=silent):
+        first_contact(address, timeout_ms=50)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack(">i", -1), struct.pack(">i", 2)])
 def test_a_peer_that_is_no_broker_is_refused_before_anything_is_allocated(answer: bytes) -> None:
-    with peer(answer, closes=False) as address, pytest.raises(ProtocolError, match="does not answer as a Kafka broker"):
-        Connection(address)
+    with peer(answer, closes=False) as address, pytest.raises(NoBroker, match="does not answer as a Kafka broker"):
+        first_contact(address)
 
 
-def test_an_answer_to_another_request_closes_the_connection() -> None:
-    with peer(struct.pack(">iihi", 10, 77, 0, 0)) as address, pytest.raises(ProtocolError):
-        Connection(address)
+def test_an_answer_to_another_request_is_none() -> None:
+    with peer(struct.pack(">iihi", 10, 77, 0, 0)) as address, pytest.raises(NoBroker, match="as a Kafka broker"):
+        first_contact(address)
 
 
 @pytest.mark.parametrize(
@@ -119,39 +125,36 @@ def test_error_codes_have_words_a_remedy_and_say_whether_to_try_again() -> None:
 
 
 @proves("G4")
-def test_the_highest_common_version_is_agreed(broker: Broker) -> None:
-    connection = Connection(parse_address(broker.bootstrap))
+def test_the_highest_common_version_is_agreed(cluster: Cluster) -> None:
+    link = cluster.controller()
+    cluster.call(link, apis.METADATA, Message(topics=[]))
     for api_key in (apis.PRODUCE, apis.FETCH, apis.METADATA, apis.JOIN_GROUP):
-        assert apis.API[api_key].serves(connection.version(api_key))
-    connection.close()
-    assert not connection.is_open
+        assert apis.API[api_key].serves(link.version(api_key))
 
 
 @proves("G4")
-def test_pipelined_requests_are_answered_in_their_order(broker: Broker) -> None:
-    connection = Connection(parse_address(broker.bootstrap))
+def test_pipelined_requests_are_answered_in_their_order(cluster: Cluster) -> None:
     kinds = [apis.METADATA, apis.LIST_GROUPS, apis.DESCRIBE_CLUSTER, apis.METADATA] * 10
-    connection.submit(*(Request(kind, Message(topics=[])) for kind in kinds))
-    assert connection.awaited_count == len(kinds)
-    answers = [type(connection.receive()).__name__ for _ in kinds]
-    assert answers == [
+    link = cluster.controller()
+    answers = cluster.exchange([(link, Request(kind, Message(topics=[]))) for kind in kinds])
+    assert [type(answer).__name__ for answer in answers] == [
         {apis.METADATA: "MetadataResponse", apis.LIST_GROUPS: "ListGroupsResponse"}.get(kind, "DescribeClusterResponse")
         for kind in kinds
     ]
-    connection.close()
 
 
-def test_a_broken_connection_fails_its_own_requests_and_no_others(broker: Broker) -> None:
-    whole, broken = (Connection(parse_address(broker.bootstrap)) for _ in range(2))
-    broken._socket.shutdown(socket.SHUT_RDWR)
+def test_a_broken_connection_fails_its_own_requests_and_no_others(cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    whole, broken = cluster.controller(), cluster.leader(name, 0, "another")
     request = Request(apis.METADATA, Message(topics=[]))
-    first, second, third = exchange([(broken, request), (whole, request), (broken, request)])
-    assert isinstance(first, HeadraceError)
+    with peer(b"") as elsewhere:
+        broken.address = elsewhere
+        first, second, third = cluster.exchange([(broken, request), (whole, request), (broken, request)])
+    assert isinstance(first, BrokerUnreachable)
     assert isinstance(second, Message)
-    assert isinstance(third, HeadraceError)
+    assert isinstance(third, BrokerUnreachable)
     assert whole.is_open
     assert not broken.is_open
-    whole.close()
 
 
 def test_ctrl_c_while_waiting_leaves_no_answer_behind(cluster: Cluster, topic: MakeTopic) -> None:
@@ -172,7 +175,7 @@ def test_ctrl_c_while_waiting_leaves_no_answer_behind(cluster: Cluster, topic: M
             fetch_until_interrupted()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert cluster.leader(name, 0).awaited_count == 0
+    assert cluster.leader(name, 0).in_flight == 0
     assert name in cluster.topology([name]).topics
 
 

@@ -19,12 +19,12 @@ import pytest
 from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from headrace.client.admin import offsets
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
 from headrace.client.admin.partitioner import partition_for_key
 from headrace.client.admin.produce import Outgoing, Produced, encode_parts, init_producer_id, produce
 from headrace.client.admin.producer import Producer
-from headrace.client.errors import Refusal
+from headrace.client.errors import Refusal, UnknownTopic
 from headrace.records import kernel
 from headrace.records.batch import CONTROL
 from headrace.records.codecs import Codec
@@ -279,7 +279,7 @@ def test_many_requests_leave_in_one_vectored_write(broker: Broker, topic: MakeTo
     trace = tmp_path / "trace"
     command = [sys.executable, "-c", script, broker.bootstrap, topic(partitions=2)]
     traced = subprocess.run(
-        ["strace", "-qq", "-e", "trace=sendmsg", "-o", trace, *command],
+        ["strace", "-f", "-qq", "-e", "trace=sendmsg", "-o", trace, *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -11,8 +11,9 @@ import pytest
 from brokers import Broker
 from client.test_consumer_pull import NOW_MS, send, values
 from headrace.aio.consumer import Consumer
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.errors import EngineClosed
+from headrace.client.errors import UnknownTopic
 from headrace.errors import InvalidRequest
 from proving import proves
 

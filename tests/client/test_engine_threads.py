@@ -14,9 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.client.admin.cluster import parse_address
 from headrace.client.connection.broker_connection import Link
-from headrace.client.connection.connections import shared
+from headrace.client.connection.connections import parse_address, shared
 from headrace.client.connection.errors import EngineClosed, ForkedEngine
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.errors import HeadraceError

@@ -16,7 +16,8 @@ from client.conftest import MakeTopic
 from client.reading_back import read_partition, read_topic
 from headrace.aio import Delivery, NotDelivered, Producer, QueueFull
 from headrace.client.admin import operations
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import UnknownTopic
 from headrace.client.producer.errors import ProducerClosed
 from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
 from proving import proves

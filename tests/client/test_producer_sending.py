@@ -16,10 +16,10 @@ from client.conftest import MakeTopic
 from client.reading_back import read_partition, read_topic
 from clients.cutting import CuttingProxy
 from headrace.client.admin import operations
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import FetchLimits, Position, fetch
 from headrace.client.connection import connections
-from headrace.client.errors import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable, UnknownTopic
 from headrace.client.producer.accumulator import ProducerBatch
 from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
 from headrace.client.producer.producer import Producer

@@ -18,10 +18,12 @@ import click
 
 from headrace.cli.options import with_connect
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import Connection
+from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.topology import Broker
+from headrace.client.connection.versions import question
 from headrace.client.errors import BrokerUnreachable, NoBroker
 from headrace.errors import HeadraceError, Mapping
+from headrace.wire import api as apis
 
 ANSWER_MS: Final = 3000
 ASKED_AT_ONCE_MAX: Final = 32
@@ -44,15 +46,15 @@ class ReachedCluster(Cluster):
     def answering(self) -> list[int]:
         return sorted(self.retry(lambda: self.topology([])).brokers.keys() - self.silent.keys())
 
-    def connection(self, broker_id: int) -> Connection:
+    def broker(self, broker_id: int) -> Link:
         if broker_id in self.silent:
             raise SilentBroker(f"broker {broker_id} does not answer: {self.silent[broker_id]}")
-        return super().connection(broker_id)
+        return super().broker(broker_id)
 
-    def controller(self) -> Connection:
+    def controller(self) -> Link:
         found = self.topology([])
-        reachable = found.controller_id in found.brokers.keys() - self.silent.keys()
-        return self.connection(found.controller_id) if reachable else self.any_connection()
+        answering = found.brokers.keys() - self.silent.keys()
+        return self.broker(found.controller_id if found.controller_id in answering else min(answering, default=-1))
 
 
 def with_reached(command: F) -> F:
@@ -81,7 +83,8 @@ def _signs_of_life(connect: Callable[..., Any]) -> tuple[dict[int, Broker], dict
     """The brokers, and of each that is silent why. While all are, they are asked again, with more time to answer, until
     --timeout; what is refused at once, such as a wrong address, is told at once.
     """
-    deadline = time.monotonic() + connect().timeout_ms / 1000
+    with connect() as patient:
+        deadline = time.monotonic() + patient.timeout_ms / 1000
     answer_ms = ANSWER_MS
     while True:
         began = time.monotonic()
@@ -109,7 +112,7 @@ def _silent(connect: Callable[..., Any], brokers: dict[int, Broker], answer_ms: 
     def trouble(broker_id: int) -> str | None:
         try:
             with connect(str(brokers[broker_id].address), answer_ms) as alone:
-                alone.any_connection()
+                alone.ask(apis.API_VERSIONS, question())
         except HeadraceError as error:
             return str(error)
         return None

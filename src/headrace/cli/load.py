@@ -17,7 +17,8 @@ import click
 from headrace.cli.options import json_option, with_connect
 from headrace.cli.output import format_bytes, show_json
 from headrace.client.admin import operations
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import UnknownTopic
 from headrace.errors import HeadraceError, OperatorError
 from headrace.records.codecs import Codec
 

@@ -69,6 +69,18 @@ class Refusal(HeadraceError):
         self.mapping = Mapping(code, 502, is_retriable(code))
 
 
+class UnknownTopic(HeadraceError):
+    """A topic or partition that the cluster does not have, and that asking again will not bring."""
+
+    mapping = Mapping(Code.UNKNOWN_TOPIC_OR_PARTITION, 404, False)
+
+    def __init__(self, topic: str, partition: int | None = None, partition_count: int = 0) -> None:
+        if partition is None:
+            super().__init__(f"there is no topic {topic!r}; `headrace topic create {topic}` makes it")
+        else:
+            super().__init__(f"topic {topic!r} has no partition {partition}, only 0 to {partition_count - 1}")
+
+
 def check(code: int, about: str, message: str | None = None) -> None:
     """Raise a Refusal unless the code is 0. `about` says what was asked, `message` is the broker's own."""
     if code != Code.NONE:

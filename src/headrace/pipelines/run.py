@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.types import StructType
 
 from headrace.client.admin import operations
-from headrace.client.admin.cluster import Cluster, UnknownTopic
+from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import UnknownTopic
 from headrace.errors import DataFolderError, OperatorError
 from headrace.pipelines import durable, job, query_watch
 from headrace.pipelines.job import Output, Topics

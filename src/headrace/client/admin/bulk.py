@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import RESPONSE_MAX_BYTES, Connection
+from headrace.client.admin.cluster import Cluster, Pending
 from headrace.client.admin.fetch import (
     ANSWER_MARGIN_MS,
     Fetched,
@@ -24,6 +23,7 @@ from headrace.client.admin.fetch import (
     read_answer,
 )
 from headrace.client.admin.offsets import EARLIEST, LATEST, list_offsets
+from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.record_sets import extent
 from headrace.errors import Code, CorruptBatch, HeadraceError, Mapping, OffsetOutOfRange
 
@@ -126,19 +126,20 @@ class _Reader:
     def __init__(self, cluster: Cluster, span: Span) -> None:
         self._cluster = cluster
         self._span = span
-        self._connection: Connection | None = None
+        self._lane = f"bulk {id(self)}"
         self._asked: tuple[int, int] | None = None
+        self._pending: Pending | None = None
 
     def ask(self, at: int, size: int) -> None:
         """Send for a record set; if that cannot be done now, `fetch` will."""
         assert self._asked is None
         span = self._span
         try:
-            if self._connection is None:
-                self._connection = self._cluster.open_leader(span.topic, span.partition)
+            leader = self._cluster.leader(span.topic, span.partition, self._lane)
             position = Position(span.topic, span.partition, at)
-            self._connection.submit(fetch_request(self._cluster, [position], _limits(size)))
+            self._pending = self._cluster.submit(leader, fetch_request(self._cluster, [position], _limits(size)))
             self._asked = (at, size)
+            self._cluster.flush()
         except HeadraceError:
             self.close()
 
@@ -158,19 +159,22 @@ class _Reader:
             raise
 
     def close(self) -> None:
-        self._asked = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._asked = self._pending = None
+        self._cluster.close_lane(self._lane)
 
     def _receive(self, position: Position, size: int) -> Fetched | None:
         """What was sent for, or None if it was something else or does not come."""
-        if self._asked != (position.offset, size) or self._connection is None:
+        asked, pending = self._asked, self._pending
+        self._asked = self._pending = None
+        if pending is None:
+            return None
+        if asked != (position.offset, size):
             self.close()
             return None
-        self._asked = None
         try:
-            answer = self._connection.receive(_limits(size).max_wait_ms + ANSWER_MARGIN_MS)
+            answer = self._cluster.receive([pending], _limits(size).max_wait_ms + ANSWER_MARGIN_MS)[0]
+            if isinstance(answer, HeadraceError):
+                raise answer
             return read_answer(self._cluster, [position], answer)[0]
         except HeadraceError as error:
             self.close()

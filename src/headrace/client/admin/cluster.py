@@ -1,12 +1,18 @@
-"""A cluster as a client sees it: found from any address, asked at the right broker, asked again where that helps.
+"""A cluster as a blocking caller sees it: found from any address, asked at the right broker, asked again where that
+helps. What the command line, Spark, Arrow and pipelines ask is on top of it.
 
-One connection per broker, opened when first needed. Leaders and coordinators are remembered and looked up again after
-every retriable error. Retries are bounded by time, with a growing pause; only the first contact is not retried, so that
-a wrong address is told at once.
+The connections are those of `client.connection`, of this cluster alone; the caller's thread drives them while it waits.
+What brokers say of topics is asked when it is needed, and asked anew after every retriable error: an operator wants to
+know how things are now. Retries are bounded by time, with a growing pause; only the first contact is not retried, so
+that a wrong address is told at once.
+
+A connection whose answer does not come in time, or is not waited for after ctrl-C, is closed: the next question opens
+it again.
 """
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +21,22 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.admin.connection import Connection
+from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.connections import Network, parse_bootstrap
+from headrace.client.connection.coordinators import GROUP_KEY_TYPE
+from headrace.client.connection.errors import NeverSent
+from headrace.client.connection.frames import Body
+from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
-from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, check
-from headrace.errors import Code, HeadraceError, Mapping, SettingError
+from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, UnknownTopic, check
+from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
-DEFAULT_PORT: Final = 9092
 APPEAR_WITHIN_MS: Final = 5_000
-GROUP_KEY_TYPE: Final = 0
+ADMIN: Final = "admin"
+"""The lane of all questions but those of a BulkReader."""
 
 T = TypeVar("T")
 
@@ -37,6 +48,15 @@ class Retry:
     within_ms: int = 30_000
     pause_ms: int = 20
     pause_max_ms: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message, or what gives the parts of the body for the version agreed."""
+
+    api_key: int
+    body: Body
+    answered: bool = True
 
 
 class Cluster:
@@ -51,13 +71,15 @@ class Cluster:
         retry: Retry | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.timeout_ms = timeout_ms
+        """How long one answer is waited for."""
         self._bootstrap = parse_bootstrap(bootstrap)
-        self._client_id = client_id
-        self._timeout_ms = timeout_ms
         self._retry = retry or Retry()
-        self._tls = tls
-        self._connections: dict[Address, Connection] = {}
-        self._brokers: dict[int, Broker] = {}
+        self._reactor = ThreadReactor()
+        # Here is decided how long a connection may take to open, and when it is tried again.
+        self._network = Network(
+            self._bootstrap, client_id=client_id, tls=tls, reactor=self._reactor, setup_timeout_s=math.inf, pause_s=0.0
+        )
         self._topics: dict[str, Topic] = {}
         self._coordinators: dict[str, int] = {}
 
@@ -69,15 +91,9 @@ class Cluster:
     ) -> None:
         self.close()
 
-    @property
-    def timeout_ms(self) -> int:
-        """How long one answer is waited for."""
-        return self._timeout_ms
-
     def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        self._network.release()
+        self._reactor.close()
 
     def reach(self) -> None:
         """Wait for the first answer, as after any error that may pass: where the address is known to be right."""
@@ -94,8 +110,8 @@ class Cluster:
         """Ask anew: brokers and all topics, or those named. `create` lets the broker make topics that are missing."""
         asked = None if topics is None else [Message(name=name) for name in topics]
         request = Message(topics=asked, allow_auto_topic_creation=create)
-        answer = read_topology(self.any_connection().call(apis.METADATA, request))
-        self._brokers = answer.brokers
+        answer = read_topology(self.ask(apis.METADATA, request))
+        self._network.routes.learn(answer)
         self._topics.update(answer.topics)
         for name in answer.refused:
             self._topics.pop(name, None)
@@ -136,53 +152,84 @@ class Cluster:
                 return topic.name
         raise Refusal(Code.UNKNOWN_TOPIC_ID, f"topic id {topic_id.hex()}")
 
-    def any_connection(self) -> Connection:
-        """A connection that is open, else to any broker known, else to the first bootstrap address that answers."""
-        for connection in self._connections.values():
-            if connection.is_open and not connection.awaited_count:
-                return connection
-        failures = []
-        for address in (*(broker.address for broker in self._brokers.values()), *self._bootstrap):
-            try:
-                return self._connect(address)
-            except HeadraceError as error:
-                failures.append(str(error))
-        reached_before = bool(self._brokers)
-        raise (BrokerUnreachable if reached_before else NoBroker)("; ".join(dict.fromkeys(failures)))
+    def broker(self, broker_id: int) -> Link:
+        return self._link(broker_id, ADMIN)
 
-    def connection(self, broker_id: int) -> Connection:
-        broker = self._brokers.get(broker_id)
-        if broker is None:
-            self.topology([])
-            broker = self._brokers.get(broker_id)
-        if broker is None:
-            raise BrokerUnreachable(f"broker {broker_id} is not in the cluster now")
-        return self._connect(broker.address)
-
-    def leader(self, topic: str, partition: int) -> Connection:
+    def leader(self, topic: str, partition: int, lane: str = ADMIN) -> Link:
         leader_id = self.partition(topic, partition).leader_id
         if leader_id == NO_LEADER:
             raise Refusal(5, f"partition {topic}-{partition}")
-        return self.connection(leader_id)
+        return self._link(leader_id, lane)
 
-    def open_leader(self, topic: str, partition: int) -> Connection:
-        """A connection to a partition's leader that is the caller's own, to be closed by it."""
-        shared = self.leader(topic, partition)
-        return Connection(shared.address, client_id=self._client_id, timeout_ms=self._timeout_ms, tls=self._tls)
+    def controller(self) -> Link:
+        return self.broker(self.topology([]).controller_id)
 
-    def controller(self) -> Connection:
-        return self.connection(self.topology([]).controller_id)
-
-    def coordinator(self, group_id: str) -> Connection:
+    def coordinator(self, group_id: str) -> Link:
         """The broker that looks after a group."""
         if group_id not in self._coordinators:
             request = Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group_id])
-            (found,) = self.any_connection().call(apis.FIND_COORDINATOR, request).coordinators
+            (found,) = self.ask(apis.FIND_COORDINATOR, request).coordinators
             check(found.error_code, f"coordinator of group {group_id!r}", found.error_message)
-            address = Address(found.host, found.port)
-            self._brokers.setdefault(found.node_id, Broker(found.node_id, address, ""))
+            self._network.routes.add_broker(Broker(found.node_id, Address(found.host, found.port), ""))
             self._coordinators[group_id] = found.node_id
-        return self.connection(self._coordinators[group_id])
+        return self.broker(self._coordinators[group_id])
+
+    def ask(self, api_key: int, message: Message) -> Message:
+        """Ask a broker that is connected and has nothing else to answer, else any that is known, else the first
+        bootstrap address that answers. A request that has left goes to no second one."""
+        failures = []
+        for link in self._candidates():
+            try:
+                return self.call(link, api_key, message)
+            except HeadraceError as error:
+                if link.opened_count and not isinstance(error, NeverSent):
+                    raise
+                failures.append(str(error))
+        reached_before = bool(self._network.routes.brokers)
+        raise (BrokerUnreachable if reached_before else NoBroker)("; ".join(dict.fromkeys(failures)))
+
+    def call(self, link: Link, api_key: int, message: Message, timeout_ms: int | None = None) -> Message:
+        """One request to one broker, and its answer."""
+        (answer,) = self.exchange([(link, Request(api_key, message))], timeout_ms)
+        if isinstance(answer, HeadraceError):
+            raise answer
+        return answer
+
+    def exchange(
+        self, asked: Sequence[tuple[Link, Request]], timeout_ms: int | None = None
+    ) -> list[Message | HeadraceError]:
+        """Send to all brokers before waiting for any; answers, or what went wrong, in the order asked.
+
+        Requests to one broker leave in one write, and those that want no answer get an empty message.
+        """
+        with self._reactor.lock:
+            pending = [self.submit(link, request) for link, request in asked]
+        return self.receive(pending, timeout_ms)
+
+    def submit(self, link: Link, request: Request) -> Pending:
+        """Send a request; `receive` gives its answer."""
+        pending = Pending(link)
+        link.ask(request.api_key, request.body, pending.hear, timeout_s=math.inf, answered=request.answered)
+        return pending
+
+    def receive(self, pending: Sequence[Pending], timeout_ms: int | None = None) -> list[Message | HeadraceError]:
+        """The answers to requests; whatever is not answered at the end of the time is not waited for any more."""
+        timeout_s = (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        try:
+            self._reactor.wait(lambda: all(each.answer is not None for each in pending), time.monotonic() + timeout_s)
+        finally:
+            for each in pending:
+                if each.answer is None:
+                    doing = "waiting for an answer from" if each.link.is_connected else "cannot connect to"
+                    each.link.close(BrokerUnreachable(f"{doing} {each.link.address}: no answer within the timeout"))
+        return [each.answer for each in pending if each.answer is not None]
+
+    def flush(self) -> None:
+        """Let what was submitted leave now, not when it is waited for."""
+        self._reactor.turn()
+
+    def close_lane(self, lane: str) -> None:
+        self._network.close_lane(lane)
 
     def retry(self, operation: Callable[[], T], *, within_ms: int | None = None) -> T:
         """Run until it succeeds, fails for good, or time is up; what was known of leaders is looked up anew between."""
@@ -203,45 +250,26 @@ class Cluster:
         self._topics.clear()
         self._coordinators.clear()
 
-    def _connect(self, address: Address) -> Connection:
-        connection = self._connections.get(address)
-        if connection is None or not connection.is_open:
-            connection = Connection(address, client_id=self._client_id, timeout_ms=self._timeout_ms, tls=self._tls)
-            self._connections[address] = connection
-        return connection
+    def _link(self, broker_id: int, lane: str) -> Link:
+        if broker_id not in self._network.routes.brokers:
+            self.topology([])
+        return self._network.broker(broker_id, lane)
+
+    def _candidates(self) -> list[Link]:
+        """Whom to ask what any broker knows, best first."""
+        known = (broker.address for broker in self._network.routes.brokers.values())
+        links = [self._network.link(address, ADMIN) for address in dict.fromkeys((*known, *self._bootstrap))]
+        return sorted(links, key=lambda link: not link.is_open or link.in_flight > 0)
 
 
-class UnknownTopic(HeadraceError):
-    """A topic or partition that the cluster does not have, and that asking again will not bring."""
+class Pending:
+    """A request that was submitted, and its answer when it has come."""
 
-    mapping = Mapping(Code.UNKNOWN_TOPIC_OR_PARTITION, 404, False)
+    __slots__ = ("answer", "link")
 
-    def __init__(self, topic: str, partition: int | None = None, partition_count: int = 0) -> None:
-        if partition is None:
-            super().__init__(f"there is no topic {topic!r}; `headrace topic create {topic}` makes it")
-        else:
-            super().__init__(f"topic {topic!r} has no partition {partition}, only 0 to {partition_count - 1}")
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.answer: Message | HeadraceError | None = None
 
-
-def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
-    """Addresses from `host:port,host:port` or a list of such; the port may be left out."""
-    given = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-    addresses = tuple(parse_address(item.strip()) for item in given if item.strip())
-    if not addresses:
-        raise SettingError("no bootstrap address was given; write host:port, such as 127.0.0.1:9092")
-    return addresses
-
-
-def parse_address(text: str) -> Address:
-    """`host`, `host:port`, `[v6]` or `[v6]:port`."""
-    if text.startswith("["):
-        host, closed, rest = text[1:].partition("]")
-        port = rest.removeprefix(":") if rest else str(DEFAULT_PORT)
-        valid = bool(closed) and (not rest or rest.startswith(":"))
-    else:
-        host, colon, port = text.partition(":")
-        port = port if colon else str(DEFAULT_PORT)
-        valid = True
-    if not (valid and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise SettingError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9092 or [::1]:9092")
-    return Address(host, int(port))
+    def hear(self, answer: Message | HeadraceError) -> None:
+        self.answer = answer

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.admin.cluster import Cluster, Request
+from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import Refusal, check
 from headrace.errors import Code, HeadraceError, Mapping
 from headrace.records.batch import BatchHeader, batches
@@ -80,12 +80,12 @@ def fetch(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits |
 
 
 def _fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> list[Fetched]:
-    by_leader: dict[Connection, list[Position]] = {}
+    by_leader: dict[Link, list[Position]] = {}
     for position in positions:
         by_leader.setdefault(cluster.leader(position.topic, position.partition), []).append(position)
     asked = [(leader, fetch_request(cluster, wanted, limits)) for leader, wanted in by_leader.items()]
     fetched: list[Fetched] = []
-    for answer in exchange(asked, limits.max_wait_ms + ANSWER_MARGIN_MS):
+    for answer in cluster.exchange(asked, limits.max_wait_ms + ANSWER_MARGIN_MS):
         if isinstance(answer, HeadraceError):
             raise answer
         fetched += read_answer(cluster, positions, answer)

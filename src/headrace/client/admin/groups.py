@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import Request, exchange
+from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.consumer.group_protocol import PROTOCOL_TYPE, Assignment, decode_assignment
 from headrace.client.errors import Refusal, check
 from headrace.errors import Code, HeadraceError
@@ -58,9 +57,9 @@ def list_groups(cluster: Cluster) -> list[GroupListing]:
 
     def ask() -> list[GroupListing]:
         brokers = cluster.topology([]).brokers
-        asked = [(cluster.connection(broker_id), Request(apis.LIST_GROUPS, Message())) for broker_id in brokers]
+        asked = [(cluster.broker(broker_id), Request(apis.LIST_GROUPS, Message())) for broker_id in brokers]
         groups: list[GroupListing] = []
-        for answer in exchange(asked):
+        for answer in cluster.exchange(asked):
             if isinstance(answer, HeadraceError):
                 raise answer
             check(answer.error_code, "list groups")
@@ -74,7 +73,7 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
     """A group that is not there is a Refusal with GROUP_ID_NOT_FOUND, whatever version the broker speaks."""
 
     def ask() -> GroupDescription:
-        (group,) = cluster.coordinator(group_id).call(apis.DESCRIBE_GROUPS, Message(groups=[group_id])).groups
+        (group,) = cluster.call(cluster.coordinator(group_id), apis.DESCRIBE_GROUPS, Message(groups=[group_id])).groups
         check(
             group.error_code,
             f"group {group_id!r}",
@@ -95,7 +94,9 @@ def _member(member: Message, protocol_type: str) -> GroupMember:
 
 def delete_group(cluster: Cluster, group_id: str) -> None:
     def ask() -> None:
-        (result,) = cluster.coordinator(group_id).call(apis.DELETE_GROUPS, Message(groups_names=[group_id])).results
+        (result,) = cluster.call(
+            cluster.coordinator(group_id), apis.DELETE_GROUPS, Message(groups_names=[group_id])
+        ).results
         check(result.error_code, f"delete group {group_id!r}")
 
     cluster.retry(ask)
@@ -115,7 +116,7 @@ def fetch_commits(
 
     def ask() -> dict[tuple[str, int], Commit]:
         request = Message(groups=[Message(group_id=group_id, topics=asked)], require_stable=True)
-        (group,) = cluster.coordinator(group_id).call(apis.OFFSET_FETCH, request).groups
+        (group,) = cluster.call(cluster.coordinator(group_id), apis.OFFSET_FETCH, request).groups
         check(group.error_code, f"offsets of group {group_id!r}")
         committed: dict[tuple[str, int], Commit] = {}
         for topic in group.topics:
@@ -153,7 +154,7 @@ def commit_offsets(
     )
 
     def ask() -> None:
-        for topic in cluster.coordinator(group_id).call(apis.OFFSET_COMMIT, request).topics:
+        for topic in cluster.call(cluster.coordinator(group_id), apis.OFFSET_COMMIT, request).topics:
             for partition in topic.partitions:
                 check(partition.error_code, f"commit of group {group_id!r} in {topic.name}-{partition.partition_index}")
 
@@ -165,7 +166,7 @@ def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[tuple[s
     request = Message(group_id=group_id, topics=[Message(name=t, partitions=numbers) for t, numbers in topics.items()])
 
     def ask() -> None:
-        answer = cluster.coordinator(group_id).call(apis.OFFSET_DELETE, request)
+        answer = cluster.call(cluster.coordinator(group_id), apis.OFFSET_DELETE, request)
         check(answer.error_code, f"delete offsets of group {group_id!r}")
         for topic in answer.topics:
             for partition in topic.partitions:

@@ -80,7 +80,7 @@ class Member:
         )
 
         def beat() -> None:
-            answer = self._cluster.coordinator(self.group_id).call(apis.HEARTBEAT, request)
+            answer = self._cluster.call(self._cluster.coordinator(self.group_id), apis.HEARTBEAT, request)
             check(answer.error_code, f"heartbeat in group {self.group_id!r}")
 
         try:
@@ -122,7 +122,7 @@ class Member:
             return
         member = Message(member_id=self.member_id, reason="the consumer was closed")
         request = Message(group_id=self.group_id, members=[member])
-        self._cluster.coordinator(self.group_id).call(apis.LEAVE_GROUP, request)
+        self._cluster.call(self._cluster.coordinator(self.group_id), apis.LEAVE_GROUP, request)
         self.member_id, self.generation, self.assignment = "", NO_GENERATION, {}
 
     def _join_and_sync(self) -> Assignment:
@@ -137,7 +137,7 @@ class Member:
             protocol_name=joined.protocol_name,
             assignments=assignments,
         )
-        answer = self._cluster.coordinator(self.group_id).call(apis.SYNC_GROUP, request, self._wait_ms())
+        answer = self._cluster.call(self._cluster.coordinator(self.group_id), apis.SYNC_GROUP, request, self._wait_ms())
         check(answer.error_code, f"sync of group {self.group_id!r}")
         return decode_assignment(answer.assignment)
 
@@ -151,7 +151,7 @@ class Member:
             protocol_type=PROTOCOL_TYPE,
             protocols=[Message(name=RANGE, metadata=encode_subscription(self._topics))],
         )
-        answer = self._cluster.coordinator(self.group_id).call(apis.JOIN_GROUP, request, self._wait_ms())
+        answer = self._cluster.call(self._cluster.coordinator(self.group_id), apis.JOIN_GROUP, request, self._wait_ms())
         if answer.error_code == Code.MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
             return self._join()

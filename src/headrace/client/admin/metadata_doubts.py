@@ -38,7 +38,7 @@ def metadata_doubts(cluster: Cluster, *, accept: bool = False) -> list[MetadataD
     """By broker; empty if nobody doubts the metadata. With `accept` it holds from now on as it is."""
 
     def ask() -> list[MetadataDoubt]:
-        answer = cluster.any_connection().call(apis.ACCEPT_METADATA, Message(dry_run=not accept))
+        answer = cluster.ask(apis.ACCEPT_METADATA, Message(dry_run=not accept))
         check(answer.error_code, "accept the metadata", answer.error_message)
         return [
             MetadataDoubt(

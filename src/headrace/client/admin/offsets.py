@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.admin.cluster import Cluster, Request
+from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import check
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
@@ -35,7 +35,7 @@ def list_offsets(
     """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms."""
 
     def ask() -> dict[int, TimedOffset]:
-        by_leader: dict[Connection, list[Message]] = {}
+        by_leader: dict[Link, list[Message]] = {}
         for partition, time_ms in times.items():
             wanted = Message(partition_index=partition, timestamp=time_ms)
             by_leader.setdefault(cluster.leader(topic, partition), []).append(wanted)
@@ -44,7 +44,7 @@ def list_offsets(
             for leader, wanted in by_leader.items()
         ]
         found: dict[int, TimedOffset] = {}
-        for answer in exchange(asked):
+        for answer in cluster.exchange(asked):
             if isinstance(answer, HeadraceError):
                 raise answer
             for partition in answer.topics[0].partitions:

@@ -81,7 +81,7 @@ def create_topic(
 
     def create() -> None:
         request = Message(topics=[topic], timeout_ms=timeout_ms)
-        (result,) = cluster.controller().call(apis.CREATE_TOPICS, request, timeout_ms + _MARGIN_MS).topics
+        (result,) = cluster.call(cluster.controller(), apis.CREATE_TOPICS, request, timeout_ms + _MARGIN_MS).topics
         check(result.error_code, f"create topic {name!r}", result.error_message)
 
     cluster.retry(create)
@@ -94,7 +94,7 @@ def delete_topic(cluster: Cluster, name: str, *, timeout_ms: int = 30_000) -> No
 
     def delete() -> None:
         request = Message(topics=[Message(name=name)], timeout_ms=timeout_ms)
-        (result,) = cluster.controller().call(apis.DELETE_TOPICS, request, timeout_ms + _MARGIN_MS).responses
+        (result,) = cluster.call(cluster.controller(), apis.DELETE_TOPICS, request, timeout_ms + _MARGIN_MS).responses
         check(result.error_code, f"delete topic {name!r}", result.error_message)
 
     cluster.retry(delete)
@@ -107,7 +107,7 @@ def create_partitions(cluster: Cluster, name: str, count: int, *, timeout_ms: in
 
     def create() -> None:
         request = Message(topics=[Message(name=name, count=count, assignments=None)], timeout_ms=timeout_ms)
-        (result,) = cluster.controller().call(apis.CREATE_PARTITIONS, request, timeout_ms + _MARGIN_MS).results
+        (result,) = cluster.call(cluster.controller(), apis.CREATE_PARTITIONS, request, timeout_ms + _MARGIN_MS).results
         check(result.error_code, f"add partitions to topic {name!r}", result.error_message)
 
     cluster.retry(create)
@@ -121,9 +121,12 @@ def describe_configs(cluster: Cluster, kind: ResourceKind, name: str) -> list[Co
         cluster.topic(name)
 
     def describe() -> list[Config]:
-        connection = cluster.connection(int(name)) if kind == "broker" else cluster.any_connection()
         request = Message(resources=[resource], include_documentation=True)
-        (result,) = connection.call(apis.DESCRIBE_CONFIGS, request).results
+        if kind == "broker":
+            answer = cluster.call(cluster.broker(int(name)), apis.DESCRIBE_CONFIGS, request)
+        else:
+            answer = cluster.ask(apis.DESCRIBE_CONFIGS, request)
+        (result,) = answer.results
         check(result.error_code, f"settings of {kind} {name!r}", result.error_message)
         return [
             Config(
@@ -156,8 +159,8 @@ def alter_configs(
         cluster.topic(name)
 
     def alter() -> None:
-        connection = cluster.connection(int(name)) if kind == "broker" else cluster.controller()
-        (result,) = connection.call(apis.INCREMENTAL_ALTER_CONFIGS, Message(resources=[resource])).responses
+        whom = cluster.broker(int(name)) if kind == "broker" else cluster.controller()
+        (result,) = cluster.call(whom, apis.INCREMENTAL_ALTER_CONFIGS, Message(resources=[resource])).responses
         check(result.error_code, f"settings of {kind} {name!r}", result.error_message)
 
     cluster.retry(alter)
@@ -173,7 +176,9 @@ def delete_records(
         request = Message(topics=[asked], timeout_ms=timeout_ms)
 
         def delete(partition: int = partition, request: Message = request) -> int:
-            answer = cluster.leader(topic, partition).call(apis.DELETE_RECORDS, request, timeout_ms + _MARGIN_MS)
+            answer = cluster.call(
+                cluster.leader(topic, partition), apis.DELETE_RECORDS, request, timeout_ms + _MARGIN_MS
+            )
             result = answer.topics[0].partitions[0]
             check(result.error_code, f"delete records of {topic}-{partition}")
             return int(result.low_watermark)
@@ -184,7 +189,7 @@ def delete_records(
 
 def describe_cluster(cluster: Cluster) -> ClusterDescription:
     def describe() -> ClusterDescription:
-        answer = cluster.any_connection().call(apis.DESCRIBE_CLUSTER, Message())
+        answer = cluster.ask(apis.DESCRIBE_CLUSTER, Message())
         check(answer.error_code, "describe cluster", answer.error_message)
         brokers = tuple(
             Broker(broker.broker_id, Address(broker.host, broker.port), broker.rack or "")
@@ -205,7 +210,7 @@ def describe_log_folders(
         asked = [Message(topic=name, partitions=list(range(count))) for name, count in counts.items()]
 
     def describe(broker_id: int) -> list[LogSize]:
-        answer = cluster.connection(broker_id).call(apis.DESCRIBE_LOG_DIRS, Message(topics=asked))
+        answer = cluster.call(cluster.broker(broker_id), apis.DESCRIBE_LOG_DIRS, Message(topics=asked))
         check(answer.error_code, f"log folders of broker {broker_id}")
         sizes = []
         for folder in answer.results:

@@ -85,7 +85,7 @@ def positions(cluster: Cluster) -> Positions:
     lost: dict[Where, Lost] = {}
     for broker_id in sorted(cluster.retry(lambda: cluster.topology([])).brokers):
         try:
-            answer = cluster.connection(broker_id).call(apis.REPLICA_POSITIONS, Message())
+            answer = cluster.call(cluster.broker(broker_id), apis.REPLICA_POSITIONS, Message())
         except BrokerUnreachable:
             continue
         for row in answer.replicas:
@@ -114,7 +114,7 @@ def plan_placement(cluster: Cluster, action: Action, broker: int = -1, *, dry_ru
 
     def ask() -> PlacementPlan:
         request = Message(action=action, broker_id=broker, dry_run=dry_run)
-        answer = cluster.any_connection().call(apis.PLAN_PLACEMENT, request)
+        answer = cluster.ask(apis.PLAN_PLACEMENT, request)
         check(answer.error_code, f"{action} broker {broker}" if broker >= 0 else action, answer.error_message)
         moves = (
             PlannedMove(row.topic, row.partition_index, tuple(row.before), tuple(row.after)) for row in answer.moves
@@ -134,7 +134,9 @@ def order_moves(cluster: Cluster, targets: Mapping[Where, Sequence[int] | None],
     def order() -> None:
         rows = [Message(name=name, partitions=partitions) for name, partitions in topics.items()]
         request = Message(timeout_ms=timeout_ms, allow_replication_factor_change=True, topics=rows)
-        answer = cluster.controller().call(apis.ALTER_PARTITION_REASSIGNMENTS, request, timeout_ms + _MARGIN_MS)
+        answer = cluster.call(
+            cluster.controller(), apis.ALTER_PARTITION_REASSIGNMENTS, request, timeout_ms + _MARGIN_MS
+        )
         check(answer.error_code, "moving partitions", answer.error_message)
         for topic in answer.responses:
             for row in topic.partitions:
@@ -147,7 +149,7 @@ def order_moves(cluster: Cluster, targets: Mapping[Where, Sequence[int] | None],
 def moves_under_way(cluster: Cluster, *, timeout_ms: int = 60_000) -> list[MoveUnderWay]:
     def ask() -> list[MoveUnderWay]:
         request = Message(timeout_ms=timeout_ms, topics=None)
-        answer = cluster.controller().call(apis.LIST_PARTITION_REASSIGNMENTS, request)
+        answer = cluster.call(cluster.controller(), apis.LIST_PARTITION_REASSIGNMENTS, request)
         check(answer.error_code, "moves under way", answer.error_message)
         return [
             MoveUnderWay(
@@ -175,7 +177,7 @@ def elect_leaders(
 
     def elect() -> dict[Where, Refusal | None]:
         request = Message(election_type=_ELECTIONS[kind], topic_partitions=named, timeout_ms=timeout_ms)
-        answer = cluster.controller().call(apis.ELECT_LEADERS, request, timeout_ms + _MARGIN_MS)
+        answer = cluster.call(cluster.controller(), apis.ELECT_LEADERS, request, timeout_ms + _MARGIN_MS)
         check(answer.error_code, "electing leaders")
         return {
             (topic.topic, row.partition_id): None

@@ -13,10 +13,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.admin.cluster import Cluster, Request
+from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import Refusal, check
 from headrace.errors import Code, HeadraceError
 from headrace.ports.disk import Buffer
@@ -64,7 +65,7 @@ def init_producer_id(cluster: Cluster) -> ProducerId:
 
     def ask() -> ProducerId:
         request = Message(transactional_id=None, transaction_timeout_ms=60_000)
-        answer = cluster.any_connection().call(apis.INIT_PRODUCER_ID, request)
+        answer = cluster.ask(apis.INIT_PRODUCER_ID, request)
         check(answer.error_code, "producer id")
         return ProducerId(answer.producer_id, answer.producer_epoch)
 
@@ -141,9 +142,9 @@ def _send_round(
     for leader, request in rounds:
         chosen = [outgoing[nth] for nth in request]
         topic_ids = {each.topic: cluster.topic(each.topic).topic_id for each in chosen}
-        parts = encode_parts(leader.version(apis.PRODUCE), chosen, topic_ids, acks=acks, timeout_ms=timeout_ms)
-        asked.append((leader, Request(apis.PRODUCE, parts, answered=acks != ACKS_NONE)))
-    for (_, request), answer in zip(rounds, exchange(asked, timeout_ms + ANSWER_MARGIN_MS), strict=True):
+        body = partial(encode_parts, outgoing=chosen, topic_ids=topic_ids, acks=acks, timeout_ms=timeout_ms)
+        asked.append((leader, Request(apis.PRODUCE, body, answered=acks != ACKS_NONE)))
+    for (_, request), answer in zip(rounds, cluster.exchange(asked, timeout_ms + ANSWER_MARGIN_MS), strict=True):
         answered = _answers(cluster, answer) if acks != ACKS_NONE and isinstance(answer, Message) else {}
         for nth in request:
             target = (outgoing[nth].topic, outgoing[nth].partition)
@@ -163,9 +164,9 @@ def _plan(
     results: list[Produced | HeadraceError],
     held: set[tuple[str, int]],
     again: list[int],
-) -> list[tuple[Connection, list[int]]]:
+) -> list[tuple[Link, list[int]]]:
     """Requests with their leaders: one batch per partition in each, a partition's batches in order."""
-    rounds: dict[tuple[Connection, int], list[int]] = {}
+    rounds: dict[tuple[Link, int], list[int]] = {}
     depth: dict[tuple[str, int], int] = {}
     for nth in places:
         target = (outgoing[nth].topic, outgoing[nth].partition)

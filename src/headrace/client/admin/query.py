@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.admin import fetch, offsets
-from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.connection import Connection, Request, exchange
+from headrace.client.admin.cluster import Cluster, Request
+from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.topology import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
 from headrace.errors import Code, HeadraceError
@@ -167,7 +167,7 @@ def _ask(
     """One request to each leader; partition to answer."""
 
     def ask() -> dict[int, Message]:
-        by_leader: dict[Connection, list[Message]] = {}
+        by_leader: dict[Link, list[Message]] = {}
         for number, (first, end) in asked.items():
             part = Message(partition_index=number, first_offset=first, next_offset=end)
             by_leader.setdefault(cluster.leader(wanted.topic, number), []).append(part)
@@ -176,7 +176,7 @@ def _ask(
             for leader, parts in by_leader.items()
         ]
         found: dict[int, Message] = {}
-        for answer in exchange(requests, QUERY_TIMEOUT_MS):
+        for answer in cluster.exchange(requests, QUERY_TIMEOUT_MS):
             if isinstance(answer, HeadraceError):
                 raise answer
             for partition in answer.partitions:

@@ -74,6 +74,8 @@ class Link:
         on_opened: Callable[[Link], None] | None = None,
         on_failed: Callable[[Link, HeadraceError], None] | None = None,
         pool: BufferPool | None = None,
+        setup_timeout_s: float | None = None,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self.address = address
         self.opened_count = 0
@@ -83,6 +85,8 @@ class Link:
         self._on_opened = on_opened
         self._on_failed = on_failed
         self._pool = pool or BufferPool(POOL_BYTES)
+        self._setup_timeout_s = SETUP_TIMEOUT_S if setup_timeout_s is None else setup_timeout_s
+        self._pause_s = pause_s
         self._state = _State.IDLE
         self._waiting: deque[Asked] = deque()
         self._in_flight: deque[Asked] = deque()
@@ -103,6 +107,11 @@ class Link:
     @property
     def is_open(self) -> bool:
         return self._state is _State.OPEN
+
+    @property
+    def is_connected(self) -> bool:
+        """There is a socket, whether or not versions are agreed."""
+        return self._socket is not None
 
     @property
     def is_idle(self) -> bool:
@@ -220,7 +229,7 @@ class Link:
 
     def _begin(self) -> None:
         """Open now, or when the pause after the last failure is over."""
-        pause_s = min(PAUSE_S * 2 ** min(self._failures - 1, 10), PAUSE_MAX_S) if self._failures else 0.0
+        pause_s = min(self._pause_s * 2 ** min(self._failures - 1, 10), PAUSE_MAX_S) if self._failures else 0.0
         opens_at = self._failed_at + pause_s
         if opens_at > self._reactor.now():
             self._state = _State.PAUSED
@@ -233,7 +242,7 @@ class Link:
             self._state = _State.IDLE
             return
         self._state = _State.OPENING
-        self._setup = self._reactor.call_at(self._reactor.now() + SETUP_TIMEOUT_S, self._setup_over)
+        self._setup = self._reactor.call_at(self._reactor.now() + self._setup_timeout_s, self._setup_over)
         self._opening = Opening(
             self._reactor, self.address, self._tls, self._connected, lambda error: self._lose(error, failed=True)
         )
@@ -241,7 +250,7 @@ class Link:
 
     def _setup_over(self) -> None:
         what = "no connection to" if self._state is _State.OPENING else "no answer as a Kafka broker from"
-        self._lose(BrokerUnreachable(f"{what} {self.address} within {SETUP_TIMEOUT_S:g} s"), failed=True)
+        self._lose(BrokerUnreachable(f"{what} {self.address} within {self._setup_timeout_s:g} s"), failed=True)
 
     def _connected(self, sock: socket.socket) -> None:
         self._opening = None
@@ -251,7 +260,7 @@ class Link:
         self._writes_blocked, self._held_until = False, 0.0
         self._state = _State.AGREEING
         self._reactor.watch(sock, self.catch_up, None)
-        asked = Asked(apis.API_VERSIONS, question(), self._agree, math.inf, SETUP_TIMEOUT_S, True)
+        asked = Asked(apis.API_VERSIONS, question(), self._agree, math.inf, self._setup_timeout_s, True)
         self._send([asked])
 
     def _agree(self, answer: Message | HeadraceError) -> None:

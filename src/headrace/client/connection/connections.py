@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.admin.cluster import parse_bootstrap
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.broker_connection import PAUSE_S, Link
 from headrace.client.connection.coordinators import Coordinators
 from headrace.client.connection.errors import EngineClosed
 from headrace.client.connection.frames import Body, OnAnswer
@@ -26,13 +25,14 @@ from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
 from headrace.client.connection.thread_reactor import JOIN_S, ThreadReactor
 from headrace.client.errors import BrokerUnreachable, NoBroker
-from headrace.errors import HeadraceError, ProtocolError
+from headrace.errors import HeadraceError, ProtocolError, SettingError
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.wire.message import Message
 
 SEND: Final = "send"
 CONTROL: Final = "control"
+DEFAULT_PORT: Final = 9092
 AVOID_S: Final = 5.0
 CONTROL_TRY_S: Final = 5.0
 IMPATIENT_S: Final = 1.0
@@ -41,7 +41,7 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 
 class Network:
-    """Made by `shared`; every maker calls `release`."""
+    """Every maker calls `release`. Producers and consumers have it from `shared`."""
 
     reactor: Reactor
 
@@ -53,6 +53,8 @@ class Network:
         tls: ssl.SSLContext | None = None,
         reactor: Reactor | None = None,
         refresh_ms: int = REFRESH_MS,
+        setup_timeout_s: float | None = None,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self.client_id = client_id
         self.reactor = ThreadReactor() if reactor is None else reactor
@@ -60,6 +62,8 @@ class Network:
         self._owns_reactor = reactor is None
         self._bootstrap = bootstrap
         self._tls = tls
+        self._setup_timeout_s = setup_timeout_s
+        self._pause_s = pause_s
         self._pool = BufferPool(POOL_BYTES)
         self._links: dict[tuple[str, Address], Link] = {}
         self._control: Address | None = None
@@ -98,6 +102,8 @@ class Network:
                 on_opened=self._opened,
                 on_failed=self._failed,
                 pool=self._pool,
+                setup_timeout_s=self._setup_timeout_s,
+                pause_s=self._pause_s,
             )
             return self._links.setdefault((lane, address), made)
 
@@ -299,6 +305,30 @@ def shared(
         network._key = key
         _registry[key] = network
         return network
+
+
+def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
+    """Addresses from `host:port,host:port` or a list of such; the port may be left out."""
+    given = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    addresses = tuple(parse_address(item.strip()) for item in given if item.strip())
+    if not addresses:
+        raise SettingError("no bootstrap address was given; write host:port, such as 127.0.0.1:9092")
+    return addresses
+
+
+def parse_address(text: str) -> Address:
+    """`host`, `host:port`, `[v6]` or `[v6]:port`."""
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        port = rest.removeprefix(":") if rest else str(DEFAULT_PORT)
+        valid = bool(closed) and (not rest or rest.startswith(":"))
+    else:
+        host, colon, port = text.partition(":")
+        port = port if colon else str(DEFAULT_PORT)
+        valid = True
+    if not (valid and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise SettingError(f"{text!r} is not an address; write host:port, such as 127.0.0.1:9092 or [::1]:9092")
+    return Address(host, int(port))
 
 
 def _after_fork() -> None:

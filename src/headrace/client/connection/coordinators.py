@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from headrace.client.admin.cluster import GROUP_KEY_TYPE
 from headrace.client.connection.frames import Body, OnAnswer
 from headrace.client.connection.topology import Broker
 from headrace.client.errors import BrokerUnreachable, Refusal
@@ -16,6 +15,8 @@ from headrace.wire.message import Message
 
 if TYPE_CHECKING:
     from headrace.client.connection.connections import Network
+
+GROUP_KEY_TYPE: Final = 0
 
 _ELSEWHERE: Final = frozenset((Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE))
 

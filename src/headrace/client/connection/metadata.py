@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from headrace.client.admin.cluster import UnknownTopic
 from headrace.client.connection.frames import Body, OnAnswer
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
-from headrace.client.errors import Refusal
+from headrace.client.errors import Refusal, UnknownTopic
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis
@@ -146,6 +145,11 @@ class Routes:
             partitions = (*known.partitions[:partition], changed, *known.partitions[partition + 1 :])
             topics = {**self.image.topics, topic: replace(known, partitions=partitions)}
             self._replace(replace(self.image, topics=topics, brokers={**self.image.brokers, **named}))
+
+    def learn(self, topology: Topology) -> None:
+        """What a question of another has brought of the brokers; of topics only who asks here learns."""
+        with self._reactor.lock:
+            self.image = replace(self.image, controller_id=topology.controller_id, brokers=topology.brokers)
 
     def add_broker(self, broker: Broker) -> None:
         """One that another answer named, such as a group's coordinator."""

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from headrace.client.admin.connection import PARTS_PER_WRITE, RESPONSE_MAX_BYTES
 from headrace.errors import ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 
+RESPONSE_MAX_BYTES: Final = 1 << 30
+PARTS_PER_WRITE: Final = 1024  # IOV_MAX of Linux
 RECEIVE_BYTES: Final = 32 << 10
 # Above this a frame's buffer is memory that the kernel gives only as it is filled: a peer may announce what it likes.
 TRUSTED_BYTES: Final = 16 << 20

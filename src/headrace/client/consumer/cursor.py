@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.admin.connection import RESPONSE_MAX_BYTES
+from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.consumer.group_protocol import Place
 from headrace.errors import CorruptBatch, HeadraceError
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from headrace.client.admin.cluster import UnknownTopic
 from headrace.client.connection.connections import Network
 from headrace.client.connection.topology import Topic
 from headrace.client.consumer.cursor import PAUSE_MOST_S
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets, Progress, Saved
+from headrace.client.errors import UnknownTopic
 from headrace.errors import HeadraceError, SettingError
 
 NO_PROGRESS: Final = "progress is kept under the name of a group: Consumer(topic, group='...')"

@@ -23,9 +23,9 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from headrace.client.admin.cluster import UnknownTopic
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.topology import Topic
+from headrace.client.errors import UnknownTopic
 from headrace.client.producer.errors import QueueFull
 from headrace.client.producer.lane import Lane, LaneBatch
 from headrace.client.producer.options import check_acks

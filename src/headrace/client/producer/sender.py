@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
-from headrace.client.admin.cluster import UnknownTopic
 from headrace.client.connection import exits
 from headrace.client.connection.connections import Network
 from headrace.client.connection.errors import ForkedEngine, NeverSent
@@ -25,7 +24,7 @@ from headrace.client.connection.reactor import Timer
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import Topic
 from headrace.client.connection.weak_set import Remembered
-from headrace.client.errors import BrokerUnreachable, Refusal
+from headrace.client.errors import BrokerUnreachable, Refusal, UnknownTopic
 from headrace.client.producer.accumulator import (
     Accumulator,
     BufferMemory,
