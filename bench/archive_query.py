@@ -137,12 +137,12 @@ def main() -> None:
         folder, copy = Path(scratch) / "archive", Path(scratch) / "copy"
         make_archive(folder, count)
         spark = session.start("headrace bench", given.master, {"spark.log.level": "ERROR"})
-        seconds, summary = timed(lambda: index.run(spark, index.Options(folder), Progress()))
+        seconds, summary = timed(lambda: index.run(spark, index.IndexOptions(folder), Progress()))
         size = summary.facts["index_bytes"]
         told("index", build_s=seconds, rows=summary.facts["index_rows"], bytes_per_record=size / count)
         told("archived", files=len(Archive(folder).files()), **look(folder))
         shutil.copytree(folder, copy)
-        seconds, _ = timed(lambda: compact.run(spark, compact.Options(folder), Progress()))
+        seconds, _ = timed(lambda: compact.run(spark, compact.CompactOptions(folder), Progress()))
         spark.stop()
         told("compacted", compact_s=seconds, files=len(Archive(folder).files()), **look(folder))
         seconds, _ = timed(DeltaTable(str(copy / "records")).optimize.compact)

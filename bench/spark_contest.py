@@ -155,7 +155,7 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> dict[str, Contest
     def to_archive(rows: dict[str, Any]) -> None:
         shutil.rmtree(table, ignore_errors=True)
         group = f"bench-{time.time_ns()}"
-        archive.run(spark, archive.Options(to=table, bootstrap=headrace, topics=(rows["topic"],), group=group))
+        archive.run(spark, archive.ArchiveOptions(to=table, bootstrap=headrace, topics=(rows["topic"],), group=group))
 
     found = {
         "parquet scan": Contestant(lambda rows: to_noop(scan(rows)), quick=True),

@@ -47,8 +47,8 @@ def topic(broker: Broker) -> str:
     return create_topic(broker, f"t{uuid.uuid4().hex[:8]}", 3, retention_ms=-1)
 
 
-def options(broker: Broker, to: Path, *topics: str, **more: object) -> archive.Options:
-    return archive.Options(to, broker.bootstrap, topics, **more)  # type: ignore[arg-type]
+def options(broker: Broker, to: Path, *topics: str, **more: object) -> archive.ArchiveOptions:
+    return archive.ArchiveOptions(to, broker.bootstrap, topics, **more)  # type: ignore[arg-type]
 
 
 @proves("S4")
@@ -291,7 +291,7 @@ def test_what_cannot_be_archived_is_said_before_anything_starts(broker: Broker, 
     with pytest.raises(HeadraceError, match=r"there is no topic 'nowhere'"):
         archive.check(options(broker, tmp_path / "a", "nowhere"))
     with pytest.raises(HeadraceError, match=r"127\.0\.0\.1"):
-        archive.check(archive.Options(tmp_path / "a", f"127.0.0.1:{free_port()}", (topic,)))
+        archive.check(archive.ArchiveOptions(tmp_path / "a", f"127.0.0.1:{free_port()}", (topic,)))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters").touch()
     with pytest.raises(OperatorError, match="holds something else"):

@@ -148,7 +148,7 @@ def test_a_driver_killed_around_its_commit_loses_and_repeats_nothing(
         assert driver.wait() == -signal.SIGKILL, driver.told()
         assert scene.is_as_left_at(point)
         assert scene.check() >= 1000 * int(point[-1])
-    options = archive.Options(
+    options = archive.ArchiveOptions(
         scene.to, scene.broker.bootstrap, (TOPIC,), decode="json", schema=SCHEMA, max_offsets_per_trigger=1000
     )
     assert archive.run(spark, options).ok

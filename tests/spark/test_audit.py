@@ -32,7 +32,7 @@ from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.produce import Outgoing, Produced, produce
 from headrace.errors import OperatorError
-from headrace.pipelines.audit import Options, run
+from headrace.pipelines.audit import AuditOptions, run
 from headrace.pipelines.stores import archive as archive_store
 from headrace.pipelines.summary import Progress, Summary
 from headrace.records import kernel
@@ -91,7 +91,7 @@ class Scene:
 
 
 def audit(spark: SparkSession, **options: Any) -> Summary:
-    return run(spark, Options(**options), Progress())
+    return run(spark, AuditOptions(**options), Progress())
 
 
 def found_in(summary: Summary, store: str) -> set[Finding]:

@@ -48,7 +48,7 @@ class Scene:
         kept = self._spark.createDataFrame([("t", *copy[:2], AT, 0, copy[2]) for copy in copies], STORE_TYPE)
         self._monkeypatch.setattr(audit, "_stores", lambda *_: [Store("store", kept, lambda: bounds)])
         self._monkeypatch.setattr(audit, "COLLECTED_MAX", most)
-        return audit.run(self._spark, audit.Options((str(self._ledger),)), Progress())
+        return audit.run(self._spark, audit.AuditOptions((str(self._ledger),)), Progress())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from deltalake.schema import PrimitiveType
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
 from headrace.arrow.archive import Bounds, File, list_files
 from headrace.pipelines import compact, delta, durable, faults, latest
-from headrace.pipelines.compact import Options
+from headrace.pipelines.compact import CompactOptions
 from headrace.pipelines.summary import Progress
 from proving import proves
 
@@ -36,7 +36,7 @@ def test_same_records_in_fewer_files_by_one_version(tmp_path: Path, spark: Spark
     for mixed in (False, False, False, True):
         append(tmp_path, traffic.rows(40), mixed)
     before, files_before, version = rows_of(tmp_path), list_files(records(tmp_path)), records(tmp_path).version()
-    summary = compact.run(spark, Options(tmp_path, vacuum_hours=0), Progress())
+    summary = compact.run(spark, CompactOptions(tmp_path, vacuum_hours=0), Progress())
     files = list_files(records(tmp_path))
     assert rows_of(tmp_path) == before
     assert len(files) < len(files_before) * 0.7
@@ -51,7 +51,7 @@ def test_same_records_in_fewer_files_by_one_version(tmp_path: Path, spark: Spark
     for file in files:
         if file.path in merged:
             check_file(tmp_path / "records" / file.path, file)
-    compact.run(spark, Options(tmp_path), Progress())
+    compact.run(spark, CompactOptions(tmp_path), Progress())
     assert list_files(records(tmp_path)) == files
 
 
@@ -84,13 +84,13 @@ def test_others_may_write_and_compact_meanwhile(
         if meanwhile.pop(0) == "append":
             append(tmp_path, traffic.rows(50))
         else:
-            compact.run(spark, Options(tmp_path), Progress())
+            compact.run(spark, CompactOptions(tmp_path), Progress())
 
     monkeypatch.setattr(faults, "reached", reached)
-    compact.run(spark, Options(tmp_path), Progress())
+    compact.run(spark, CompactOptions(tmp_path), Progress())
     assert [row.offset for row in rows_of(tmp_path)] == list(range(150))
     append(tmp_path, traffic.rows(50))
-    compact.run(spark, Options(tmp_path), Progress())
+    compact.run(spark, CompactOptions(tmp_path), Progress())
     assert meanwhile == []
     assert [row.offset for row in rows_of(tmp_path)] == list(range(200))
 
@@ -100,7 +100,7 @@ def a_file(name: str, size: int, partition: int = 0, offset: int = 0, topic: str
 
 
 def planned(files: list[File], **options: object) -> list[list[str]]:
-    bins = compact.plan(files, Options(Path(), target_bytes=100, **options))  # type: ignore[arg-type]
+    bins = compact.plan(files, CompactOptions(Path(), target_bytes=100, **options))  # type: ignore[arg-type]
     return [[file.path for file in files] for files in bins]
 
 
@@ -145,7 +145,7 @@ def test_latest_record_of_each_key(tmp_path: Path, spark: SparkSession, seed: in
 
 
 def latest_rows(archive: Path, spark: SparkSession, **options: object) -> dict[tuple[str, bytes], tuple[object, ...]]:
-    latest.run(spark, latest.Options(archive, **options), Progress())  # type: ignore[arg-type]
+    latest.run(spark, latest.LatestOptions(archive, **options), Progress())  # type: ignore[arg-type]
     rows = delta.read(spark, archive / "latest").collect()
     assert len({(row["topic"], bytes(row["key"])) for row in rows}) == len(rows)
     return {(row["topic"], bytes(row["key"])): (row["partition"], row["offset"], bytes(row["value"])) for row in rows}

@@ -29,7 +29,7 @@ def example(spark: SparkSession, fresh_broker: Callable[..., Broker], tmp_path: 
         for topic, values in topics.items():
             create(broker.bootstrap, topic, 2)
             fill(broker.bootstrap, topic, values)
-        done = run.run(spark, run.Options(EXAMPLES / name, broker.bootstrap, tmp_path / "checkpoint", settings))
+        done = run.run(spark, run.JobOptions(EXAMPLES / name, broker.bootstrap, tmp_path / "checkpoint", settings))
         assert done.ok
         return broker
 

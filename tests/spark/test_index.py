@@ -37,7 +37,7 @@ Build = Callable[..., dict[str, int]]
 @pytest.fixture
 def build(spark: SparkSession) -> Build:
     def run(archive: Path, rebuild: bool = False) -> dict[str, int]:
-        return dict(index.run(spark, index.Options(archive, rebuild), Progress()).facts)
+        return dict(index.run(spark, index.IndexOptions(archive, rebuild), Progress()).facts)
 
     return run
 
@@ -77,7 +77,7 @@ def test_answers_equal_a_full_scan(tmp_path: Path, spark: SparkSession, build: B
     traffic = Traffic(seed)
 
     def merge() -> None:
-        compact.run(spark, compact.Options(folder), Progress())
+        compact.run(spark, compact.CompactOptions(folder), Progress())
 
     append(folder, traffic.rows(120))
     append(folder, traffic.rows(120), mixed=True)
@@ -149,12 +149,12 @@ def test_finds_what_the_broker_has_deleted(
     sent = 0
     for seed in range(2):
         sent += produce(broker.bootstrap, topic, values(100, seed))
-        archive.run(spark, archive.Options(tmp_path, broker.bootstrap, (topic,)))
+        archive.run(spark, archive.ArchiveOptions(tmp_path, broker.bootstrap, (topic,)))
     assert build(tmp_path)["records_indexed"] == sent
     wait_for("retention of the first record", lambda: first_offset(broker.bootstrap, topic) > 100)
-    compact.run(spark, compact.Options(tmp_path), Progress())
+    compact.run(spark, compact.CompactOptions(tmp_path), Progress())
     sent += produce(broker.bootstrap, topic, values(100, 3))
-    archive.run(spark, archive.Options(tmp_path, broker.bootstrap, (topic,)))
+    archive.run(spark, archive.ArchiveOptions(tmp_path, broker.bootstrap, (topic,)))
     everything = rows_of(tmp_path)
     assert [row.offset for row in everything] == list(range(sent))
     work = Work()
@@ -170,7 +170,7 @@ def test_columns_and_dead_letters_are_no_hindrance(
 ) -> None:
     """Records are found by their key as they came, merged or not; what did not decode is in a table of its own."""
     topic = create_topic(broker, new_name("decoded"), retention_ms=-1)
-    options = archive.Options(
+    options = archive.ArchiveOptions(
         tmp_path, broker.bootstrap, (topic,), decode="json", schema="n int, name string", group=topic
     )
     for first in (0, 20):
@@ -180,7 +180,7 @@ def test_columns_and_dead_letters_are_no_hindrance(
     assert build(tmp_path)["records_indexed"] == 32
     before = found(tmp_path, Wanted(topic, b"even"))
     assert [row.offset for row in before] == [n for n in range(40) if n % 2 == 0 and n % 5]
-    assert compact.run(spark, compact.Options(tmp_path), Progress()).facts["files_merged"] == 2
+    assert compact.run(spark, compact.CompactOptions(tmp_path), Progress()).facts["files_merged"] == 2
     work = Work()
     assert found(tmp_path, Wanted(topic, b"even"), work) == before
     assert work.files_not_indexed == 0

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.arrow.traces import SCHEMA, open_traces
 from headrace.errors import OperatorError
-from headrace.pipelines.report import Options, run
+from headrace.pipelines.report import ReportOptions, run
 from headrace.pipelines.summary import Progress
 from proving import proves
 
@@ -69,7 +69,7 @@ def test_the_figures_are_those_of_numpy_and_the_plots_are_pictures(
         traces.add(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
     (tmp_path / "traces" / "killed-000000.parquet.tmp").write_bytes(b"not whole")
     out = tmp_path / "out"
-    summary = run(spark, Options((str(tmp_path / "traces"),), str(out), bucket_s=1.0), Progress())
+    summary = run(spark, ReportOptions((str(tmp_path / "traces"),), str(out), bucket_s=1.0), Progress())
 
     total, topics, producers = summary.tables
     assert dict(total.rows[0]) == pytest.approx(expected(columns, np.full(BATCHES, True)), abs=0.002)
@@ -107,4 +107,4 @@ def check_pages(out: Path) -> None:
 
 def test_a_folder_without_traces_is_told(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="has no traces"):
-        run(spark, Options((str(tmp_path),), str(tmp_path / "out")), Progress())
+        run(spark, ReportOptions((str(tmp_path),), str(tmp_path / "out")), Progress())

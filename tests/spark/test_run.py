@@ -40,8 +40,8 @@ class Job:
         self.path = self.folder / name
         self.path.write_text(text)
 
-    def options(self, **how: Any) -> run.Options:
-        return run.Options(self.path, self.broker.bootstrap, self.folder / "checkpoint", **how)
+    def options(self, **how: Any) -> run.JobOptions:
+        return run.JobOptions(self.path, self.broker.bootstrap, self.folder / "checkpoint", **how)
 
     def run(self, **how: Any) -> Summary:
         return run.run(self.spark, self.options(**how))
@@ -236,11 +236,11 @@ def test_a_job_has_its_checkpoint_beside_its_file(tmp_path: Path, monkeypatch: p
     (tmp_path / "linked.sql").symlink_to(tmp_path / "jobs" / "daily.sql")
     beside = tmp_path / "jobs" / ".headrace" / "checkpoints" / "daily"
     monkeypatch.chdir(tmp_path)
-    assert run.Options(Path("jobs/daily.sql"), "").folder == beside
-    assert run.Options(Path("linked.sql"), "").folder == beside
+    assert run.JobOptions(Path("jobs/daily.sql"), "").folder == beside
+    assert run.JobOptions(Path("linked.sql"), "").folder == beside
     monkeypatch.chdir(tmp_path / "jobs")
-    assert run.Options(Path("daily.sql"), "").folder == beside
-    assert run.Options(Path("daily.sql"), "", Path("mine")).folder == tmp_path / "jobs" / "mine"
+    assert run.JobOptions(Path("daily.sql"), "").folder == beside
+    assert run.JobOptions(Path("daily.sql"), "", Path("mine")).folder == tmp_path / "jobs" / "mine"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.spark import loss, plan
 from headrace.spark.loss import DataLoss
 from headrace.spark.options import Topics
-from headrace.spark.plan import Found, Place
+from headrace.spark.plan import Place, TopicsFound
 from headrace.spark.progress import Position, default_group_id
 from headrace.spark.screen import Quiet
 from headrace.spark.stream import share
@@ -19,7 +19,7 @@ from proving import proves
 
 NOBODY = Cluster("127.0.0.1:1")
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
-FOUND = Found({"a": "1a", "b": "1b"}, (A0, A1, B0))
+FOUND = TopicsFound({"a": "1a", "b": "1b"}, (A0, A1, B0))
 
 
 @proves("S2")
@@ -154,10 +154,10 @@ def test_what_goes_between_planning_and_reading_is_told_too(caplog: pytest.LogCa
     assert loss.spans(before, after, FOUND, {A0: 4}, fail=False) == {A0: (4, 10)}
     with pytest.raises(DataLoss, match="a-0: offsets 0 to 9 were deleted before they were read; the log begins at 40"):
         loss.spans(before, after, FOUND, {A0: 40}, fail=True)
-    made_anew = Found({"a": "2a"}, (A0,))
+    made_anew = TopicsFound({"a": "2a"}, (A0,))
     with pytest.raises(DataLoss, match="a-0: offsets 0 to 9 are gone; topic 'a' was created again"):
         loss.spans(before, after, made_anew, {A0: 0}, fail=True)
-    assert loss.spans(before, after, Found({}, ()), {}, fail=False) == {}
+    assert loss.spans(before, after, TopicsFound({}, ()), {}, fail=False) == {}
     assert "a-0: offsets 0 to 9 are gone; topic 'a' was deleted" in caplog.text
 
 

@@ -241,10 +241,10 @@ def test_a_task_says_where_the_log_begins_and_ends(
     send(broker, topic, numbered(10))
     with Cluster(broker.bootstrap) as cluster:
         topic_id = cluster.topic(topic).topic_id.hex()
-    how = split_reader.How(broker.bootstrap, 30_000, ("offset",), fail_on_data_loss=False)
+    reading = split_reader.ReadOptions(broker.bootstrap, 30_000, ("offset",), fail_on_data_loss=False)
 
     def read(next_offset: int) -> list[int]:
-        rows = split_reader.read(how, Split(topic, 0, 0, next_offset, topic_id))
+        rows = split_reader.read(reading, Split(topic, 0, 0, next_offset, topic_id))
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     assert read(20) == list(range(10))

@@ -249,7 +249,7 @@ def test_the_command_answers_lines_for_scripts_and_one_message_for_people(
     create(broker.bootstrap, topic)
     fill(broker.bootstrap, topic, [{"n": 1}, {"n": 2, "_key": 7}, b"no JSON"])
     schema = {"decode": "json", "schema": "n bigint, _key int", "drop_value": True}
-    archive.run(spark, archive.Options(folder, broker.bootstrap, (topic,), group=topic, **schema))  # type: ignore[arg-type]
+    archive.run(spark, archive.ArchiveOptions(folder, broker.bootstrap, (topic,), group=topic, **schema))  # type: ignore[arg-type]
     query = tmp_path / "q.sql"
     query.write_text(
         f"create temporary view twice as select 2 * n as n from `{topic}`;\nselect sum(n) as s from twice;\n"

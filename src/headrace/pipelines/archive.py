@@ -30,7 +30,7 @@ from headrace.pipelines.archive_state import CHECKPOINT, Origin, Query
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
 from headrace.pipelines.query_watch import Batches
 from headrace.pipelines.summary import Progress, Summary, Table, rate
-from headrace.spark import formats, plan
+from headrace.spark import plan, session
 from headrace.spark.options import Topics
 from headrace.spark.progress import Position
 from headrace.spark.source import HeadraceSource
@@ -50,7 +50,7 @@ BROKER_TIMEOUT_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ArchiveOptions:
     """Topics by name or by pattern, and the folder. `schema` is DDL for `decode="json"`, else sampled."""
 
     to: Path
@@ -77,7 +77,7 @@ class Options:
         return self.to.resolve()
 
 
-def check(options: Options) -> plan.Found:
+def check(options: ArchiveOptions) -> plan.TopicsFound:
     """Fail early, before Spark starts: the broker answers, the topics are there, the folder can be used."""
     if bool(options.topics) == bool(options.pattern):
         raise OperatorError("either topics or a pattern has to be given")
@@ -91,7 +91,7 @@ def check(options: Options) -> plan.Found:
             return found
 
 
-def run(spark: SparkSession, options: Options, progress: Progress | None = None) -> Summary:
+def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None = None) -> Summary:
     """Archive what the topics have now, or with `follow` until a signal comes."""
     progress = progress or Progress()
     check(options)
@@ -125,11 +125,11 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
         return _summary(options, query, archive_contents.describe(options.folder, added), followed, interrupted)
 
 
-def _cluster(options: Options) -> Cluster:
+def _cluster(options: ArchiveOptions) -> Cluster:
     return Cluster(options.bootstrap, retry=Retry(within_ms=BROKER_TIMEOUT_MS))
 
 
-def _schema(spark: SparkSession, options: Options) -> StructType | None:
+def _schema(spark: SparkSession, options: ArchiveOptions) -> StructType | None:
     """The schema of JSON values: given, else as the archive had it for these topics, else sampled."""
     if options.decode is None:
         return None
@@ -142,7 +142,7 @@ def _schema(spark: SparkSession, options: Options) -> StructType | None:
         return json_columns.sampled_schema(spark, cluster, plan.find(cluster, options.subject).ids)
 
 
-def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
+def _identity(options: ArchiveOptions, schema: StructType | None) -> dict[str, Any]:
     return {
         "topics": list(options.subject.names),
         "pattern": options.pattern,
@@ -152,7 +152,9 @@ def _identity(options: Options, schema: StructType | None) -> dict[str, Any]:
     }
 
 
-def _starts(options: Options, archived: Offsets, origin: Origin, *, is_new: bool) -> tuple[dict[str, str], Offsets]:
+def _starts(
+    options: ArchiveOptions, archived: Offsets, origin: Origin, *, is_new: bool
+) -> tuple[dict[str, str], Offsets]:
     """Topic ids, and where a query without a checkpoint begins: after what the tables have, else as it was told."""
     with _cluster(options) as cluster:
         found = plan.find(cluster, options.subject)
@@ -179,8 +181,8 @@ def _starts(options: Options, archived: Offsets, origin: Origin, *, is_new: bool
     return found.ids, {place: archived.get(place, begins[place]) for place in found.places}
 
 
-def _rows(spark: SparkSession, options: Options, schema: StructType | None, starts: Offsets) -> DataFrame:
-    formats.register(spark, HeadraceSource)
+def _rows(spark: SparkSession, options: ArchiveOptions, schema: StructType | None, starts: Offsets) -> DataFrame:
+    session.register(spark, HeadraceSource)
     subscribed = {"subscribePattern": options.pattern} if options.pattern else {"subscribe": ",".join(options.topics)}
     rows = (
         spark.readStream.format("headrace")
@@ -207,9 +209,9 @@ def _as_json(offsets: Mapping[tuple[str, int], int]) -> str:
     return json.dumps(found)
 
 
-def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
+def _start(rows: DataFrame, options: ArchiveOptions, query: Query) -> StreamingQuery:
     if options.format == "delta":
-        formats.register(rows.sparkSession, ArchiveSink)
+        session.register(rows.sparkSession, ArchiveSink)
         writer = rows.writeStream.format(FORMAT).option("path", str(options.folder)).option("query", query.name)
     else:
         dated = rows.withColumn("date", F.to_date("timestamp"))
@@ -224,7 +226,7 @@ def _start(rows: DataFrame, options: Options, query: Query) -> StreamingQuery:
 class _Followed:
     """How far the query is, told to the group and to who looks on."""
 
-    def __init__(self, options: Options, progress: Progress, reached: Position, origin: Origin) -> None:
+    def __init__(self, options: ArchiveOptions, progress: Progress, reached: Position, origin: Origin) -> None:
         self._options = options
         self._progress = progress
         self._origin = origin
@@ -298,7 +300,7 @@ def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: thr
 
 
 def _summary(
-    options: Options, query: Query, rows: list[dict[str, Any]], followed: _Followed, interrupted: bool
+    options: ArchiveOptions, query: Query, rows: list[dict[str, Any]], followed: _Followed, interrupted: bool
 ) -> Summary:
     facts = {
         "archive": str(options.folder),

@@ -15,7 +15,7 @@ from typing import Final
 from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
 from headrace.errors import OperatorError
-from headrace.spark.plan import Found, Place
+from headrace.spark.plan import Place, TopicsFound
 from headrace.spark.progress import Position
 
 MARK: Final = "headrace archive "
@@ -49,7 +49,7 @@ def refuse_passing_over(group: str, committed: Mapping[Place, int], starts: Mapp
             )
 
 
-def tell(cluster: Cluster, group: str, archive_id: str, reached: Position, found: Found) -> dict[Place, int]:
+def tell(cluster: Cluster, group: str, archive_id: str, reached: Position, found: TopicsFound) -> dict[Place, int]:
     """Commit what the archive has, of topics that are still those it was read from. What was committed."""
     offsets = {
         place: at

@@ -44,7 +44,7 @@ _FINDING_COLUMNS: Final = ("store", *VERDICT)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AuditOptions:
     ledgers: tuple[str, ...]
     bootstrap: str | None = None
     """Topics are looked into when a broker is given, and it says how far the archive has come."""
@@ -83,7 +83,7 @@ class _Account:
         self.findings = faulty.sort_values(["producer", "sequence", "topic", "partition", "offset"])
 
 
-def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(spark: SparkSession, options: AuditOptions, progress: Progress) -> Summary:
     ledger = read_ledgers(spark, options.ledgers)
     if options.topics:
         ledger = ledger.where(F.col("topic").isin(*options.topics))
@@ -115,7 +115,7 @@ def read_ledgers(spark: SparkSession, folders: Sequence[str]) -> DataFrame:
     return spark.read.option("pathGlobFilter", "*.parquet").parquet(*once).select(*accounting.LEDGER_COLUMNS)
 
 
-def _stores(spark: SparkSession, options: Options, topics: Sequence[str]) -> Iterator[stores.Store]:
+def _stores(spark: SparkSession, options: AuditOptions, topics: Sequence[str]) -> Iterator[stores.Store]:
     if options.bootstrap:
         yield stores.topics_at_broker(spark, options.bootstrap, topics)
     for folder in dict.fromkeys(options.data):
@@ -237,7 +237,7 @@ def _write_findings(path: str, findings: pd.DataFrame) -> None:
 
 
 def _summary(
-    acknowledged: Mapping[str, int], accounts: Sequence[_Account], options: Options, elapsed_s: float
+    acknowledged: Mapping[str, int], accounts: Sequence[_Account], options: AuditOptions, elapsed_s: float
 ) -> Summary:
     by_producer = [
         _producer_row(account, producer, count)

@@ -46,7 +46,7 @@ LAYOUT: Final = table_files.Layout(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CompactOptions:
     archive: Path
     topics: tuple[str, ...] = ()
     """None means all."""
@@ -57,7 +57,7 @@ class Options:
     """Remove files that no version of so many hours needs."""
 
 
-def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(spark: SparkSession, options: CompactOptions, progress: Progress) -> Summary:
     table = open_records(options.archive)
     before = list_files(table)
     bins: list[list[File]] = []
@@ -81,7 +81,7 @@ def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
     return _summary(before, bins, written, table, removed)
 
 
-def plan(files: Iterable[File], options: Options) -> list[list[File]]:
+def plan(files: Iterable[File], options: CompactOptions) -> list[list[File]]:
     """Bins of two small files or more, which have topic, date and partition in common, in the order of offsets."""
     small = [
         file

@@ -37,7 +37,7 @@ LAYOUT: Final = table_files.Layout(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class IndexOptions:
     archive: Path
     rebuild: bool = False
 
@@ -49,7 +49,7 @@ class Generation:
     paths: tuple[str, ...]
 
 
-def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(spark: SparkSession, options: IndexOptions, progress: Progress) -> Summary:
     records = open_records(options.archive)
     keys = _open_keys(options.archive)
     application = key_index.application(records)

@@ -42,13 +42,13 @@ LAYOUT: Final = table_files.Layout(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LatestOptions:
     archive: Path
     topics: tuple[str, ...] = ()
     """None means all; others stay as they are in the table."""
 
 
-def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(spark: SparkSession, options: LatestOptions, progress: Progress) -> Summary:
     records = open_records(options.archive)
     latest = _open_latest(options.archive, records)
     chosen = [file for file in list_files(records) if not options.topics or file.topic in options.topics]

@@ -40,7 +40,7 @@ FIGURES: Final = ("records", "seconds", "tps", "mb_per_s", "mean_ms", "tp50_ms",
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReportOptions:
     traces: tuple[str, ...]
     out: str = "report"
     bucket_s: float | None = None
@@ -60,7 +60,7 @@ class Figures:
     """Percentile (0 to 1) and latency in ms."""
 
 
-def run(spark: SparkSession, options: Options, progress: Progress) -> Summary:
+def run(spark: SparkSession, options: ReportOptions, progress: Progress) -> Summary:
     progress.say("reading traces")
     figures = measure(read_traces(spark, options.traces), options.bucket_s)
     progress.say("drawing")

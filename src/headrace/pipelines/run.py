@@ -45,7 +45,7 @@ START_WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class JobOptions:
     """`settings` are those of --set; `accept_change` lets a changed job go on with the checkpoint of the former one,
     and a job that begins add to tables that have rows."""
 
@@ -95,7 +95,7 @@ class Running:
         }
 
 
-def run(spark: SparkSession, options: Options, progress: Progress | None = None) -> Summary:
+def run(spark: SparkSession, options: JobOptions, progress: Progress | None = None) -> Summary:
     """Run a job over all that its topics have now, or with `follow` until a signal comes."""
     progress = progress or Progress()
     print_of_job = job.fingerprint(options.path, options.settings)
@@ -128,7 +128,7 @@ def run(spark: SparkSession, options: Options, progress: Progress | None = None)
     return Summary("run", facts, (table,), ok=options.follow or not interrupted)
 
 
-def _begin(options: Options, print_of_job: str) -> State:
+def _begin(options: JobOptions, print_of_job: str) -> State:
     former = _load(options.folder)
     if former is None:
         return State(secrets.token_hex(6), print_of_job, {})
@@ -169,7 +169,7 @@ def _make_topics(bootstrap: str, outputs: Sequence[Output]) -> list[str]:
     return made
 
 
-def _start_all(spark: SparkSession, outputs: Sequence[Output], options: Options, state: State) -> list[Running]:
+def _start_all(spark: SparkSession, outputs: Sequence[Output], options: JobOptions, state: State) -> list[Running]:
     running: list[Running] = []
     try:
         for output in outputs:
@@ -190,7 +190,7 @@ def _wait_until_reading(query: StreamingQuery) -> None:
             return
 
 
-def _start(spark: SparkSession, output: Output, options: Options, state: State) -> StreamingQuery:
+def _start(spark: SparkSession, output: Output, options: JobOptions, state: State) -> StreamingQuery:
     sent = {"kafka.bootstrap.servers": options.bootstrap, "topic": output.target, **output.options}
     if output.kind == "table":
         sink = TableSink(Path(output.target), f"{state.id}-{output.name}", output.partition_by)

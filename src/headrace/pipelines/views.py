@@ -37,7 +37,7 @@ from headrace.errors import OffsetOutOfRange, OperatorError
 from headrace.pipelines.archive_tables import RECORDS_SCHEMA
 from headrace.pipelines.statements import Statement
 from headrace.records.arrow import Decoder
-from headrace.spark import formats
+from headrace.spark import session
 from headrace.spark.source import HeadraceSource
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Views:
         archived: Archived | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        formats.register(spark, HeadraceSource)
+        session.register(spark, HeadraceSource)
         self.spark = spark
         self.bootstrap = bootstrap
         self.declared = dict(declared or {})

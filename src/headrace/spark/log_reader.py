@@ -46,10 +46,10 @@ from headrace.system.disk import SystemDisk, SystemFile
 PIECE_BYTES: Final = 8 << 20
 OPEN_TRIES_MAX: Final = 20
 
-Found: TypeAlias = pa.RecordBatch | LogProblem
+RowsOrProblem: TypeAlias = pa.RecordBatch | LogProblem
 
 
-def read_split(split: Split, columns: Sequence[str], *, thorough: bool = False) -> Iterator[Found]:
+def read_split(split: Split, columns: Sequence[str], *, thorough: bool = False) -> Iterator[RowsOrProblem]:
     """Rows with those columns, and problems; `thorough` looks at index and sum too, which no row depends on."""
     if not os.path.isdir(split.path) and not os.path.isdir(split.folder):
         raise DataFolderError(f"there is no folder {split.folder} on {os.uname().nodename}; every worker has to see it")
@@ -177,7 +177,7 @@ class _Reading:
         self._segment: SegmentFile | None = None
         self._newest = False
 
-    def run(self) -> Iterator[Found]:
+    def run(self) -> Iterator[RowsOrProblem]:
         split = self._split
         opened = self._open()
         if opened is None:
@@ -251,13 +251,13 @@ class _Reading:
             pass
         return 0, segment.base_offset
 
-    def _add(self, checked: _Checked, found: Whole) -> Iterator[Found]:
+    def _add(self, checked: _Checked, found: Whole) -> Iterator[RowsOrProblem]:
         """Rows, if the batch is in another piece than those before it."""
         if not checked.add(found):
             yield from self._rows(checked)
             checked.add(found)
 
-    def _rows(self, checked: _Checked) -> Iterator[Found]:
+    def _rows(self, checked: _Checked) -> Iterator[RowsOrProblem]:
         """The rows of whole batches; a batch that does not unpack is a problem, and those around it are rows."""
         split, told = self._split, 0
         at, piece = checked.take()
@@ -270,7 +270,7 @@ class _Reading:
         except (CorruptBatch, InvalidRecord):
             yield from self._batch_by_batch(piece, at, told)
 
-    def _batch_by_batch(self, piece: memoryview, at: int, told: int) -> Iterator[Found]:
+    def _batch_by_batch(self, piece: memoryview, at: int, told: int) -> Iterator[RowsOrProblem]:
         """The same rows without the first `told` of them, and a problem for each batch that does not unpack."""
         split = self._split
         for header, batch in batches(piece):
@@ -372,7 +372,7 @@ class _SharedReading(_Reading):
         super().__init__(split, columns, thorough=False)
         self._shared = split
 
-    def run(self) -> Iterator[Found]:
+    def run(self) -> Iterator[RowsOrProblem]:
         yield from self._shared.problems
         entries, wrong = read_entries(self._disk, f"{self._split.path}/{EPOCHS_FILE}")
         epoch_at = EpochHistory(self._disk, self._split.path).epoch_at if entries and not wrong else None
@@ -393,7 +393,7 @@ class _SharedReading(_Reading):
         except FileNotFoundError:
             return self._disk.open(path + DELETED)  # for a while
 
-    def _read_run(self, file: _Pieces, run: PlannedRun, chain: Chain) -> Iterator[Found]:
+    def _read_run(self, file: _Pieces, run: PlannedRun, chain: Chain) -> Iterator[RowsOrProblem]:
         """Offsets are dense between the places that the queue has, so each base offset is told by it."""
         checked, epoch = _Checked(file), -1
         begins = [(run.position, run.first_offset), *run.joints, (run.position + run.size, run.next_offset)]

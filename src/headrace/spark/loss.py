@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from headrace.errors import HeadraceError
-from headrace.spark.plan import Found, Place
+from headrace.spark.plan import Place, TopicsFound
 from headrace.spark.progress import Position
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def deleted(place: Place, first: int, end: int, log_start: int) -> str:
 
 
 def settle(
-    before: Position, found: Found, log_starts: Mapping[Place, int], ends: Mapping[Place, int], *, fail: bool
+    before: Position, found: TopicsFound, log_starts: Mapping[Place, int], ends: Mapping[Place, int], *, fail: bool
 ) -> Position:
     """Where the next batch begins in every partition of `log_starts`, with what is lost reported and counted.
 
@@ -85,7 +85,7 @@ def moved(before: Position, after: Position) -> list[Place]:
 
 
 def spans(
-    before: Position, after: Position, found: Found, log_starts: Mapping[Place, int], *, fail: bool
+    before: Position, after: Position, found: TopicsFound, log_starts: Mapping[Place, int], *, fail: bool
 ) -> dict[Place, tuple[int, int]]:
     """What a batch reads of every partition. What was lost when it was planned is in its offsets and not told again."""
     told = []

@@ -44,14 +44,14 @@ class Split(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TopicsFound:
     """Topics that are read: their ids in hex, and the partitions in order."""
 
     ids: dict[str, str]
     places: tuple[Place, ...]
 
 
-def find(cluster: Cluster, topics: Topics, *, missing_ok: bool = False) -> Found:
+def find(cluster: Cluster, topics: Topics, *, missing_ok: bool = False) -> TopicsFound:
     """The topics and partitions that there are now. A topic that was named and is missing is an error, or left out."""
     names = topics.names or tuple(dict.fromkeys(topic for topic, _ in topics.assigned))
     topology = cluster.retry(lambda: cluster.topology(names or None))
@@ -69,7 +69,7 @@ def find(cluster: Cluster, topics: Topics, *, missing_ok: bool = False) -> Found
             if name in chosen and (name, number) not in places:
                 raise UnknownTopic(name, number, len(chosen[name].partitions))
         places = [place for place in places if place in topics.assigned]
-    return Found({name: topic.topic_id.hex() for name, topic in sorted(chosen.items())}, tuple(sorted(places)))
+    return TopicsFound({name: topic.topic_id.hex() for name, topic in sorted(chosen.items())}, tuple(sorted(places)))
 
 
 def ends_of(cluster: Cluster, places: Iterable[Place], which: int) -> dict[Place, int]:

@@ -30,6 +30,7 @@ from headrace.spark.screen import without_noise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 log = logging.getLogger(__name__)
 
@@ -138,16 +139,22 @@ def _with_formats(session: SparkSession) -> SparkSession:
     """Spark finds formats by itself where this package is installed, and that costs a process: not before it has to."""
     if Path(__file__).is_file():
         return session
-    from pyspark.errors import AnalysisException
-
     from headrace.spark.log_source import LogDataSource
     from headrace.spark.source import HeadraceSource
 
-    for source in (HeadraceSource, LogDataSource):
-        # It may have been found all the same.
-        with suppress(AnalysisException):
-            session.dataSource.register(source)
+    register(session, HeadraceSource)
+    register(session, LogDataSource)
     return session
+
+
+def register(spark: SparkSession, source: type[DataSource]) -> None:
+    """Tell the session of a format by its class: then Spark need not search the path for its name, which costs a
+    process."""
+    from pyspark.errors import AnalysisException
+
+    # It may have been found already, and then it cannot be told again.
+    with suppress(AnalysisException):
+        spark.dataSource.register(source)
 
 
 def hint(session: SparkSession) -> str | None:

@@ -116,7 +116,7 @@ def _columns(asked: StructType) -> tuple[str, ...]:
 class BatchReader(DataSourceReader):
     def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
-        self._how = split_reader.How.of(chosen)
+        self._reading = split_reader.ReadOptions.of(chosen)
         self._pushed = filters.Pushed()
 
     def partitions(self) -> list[Split]:
@@ -163,7 +163,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Split)
-        return split_reader.read(self._how, partition)
+        return split_reader.read(self._reading, partition)
 
 
 class FilteringReader(BatchReader):

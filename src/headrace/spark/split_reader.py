@@ -24,7 +24,7 @@ _GONE: Final = (Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ReadOptions:
     """What a task has to know beside its split."""
 
     bootstrap: str
@@ -33,15 +33,15 @@ class How:
     fail_on_data_loss: bool
 
     @classmethod
-    def of(cls, options: SourceOptions) -> How:
+    def of(cls, options: SourceOptions) -> ReadOptions:
         return cls(options.bootstrap, options.timeout_ms, options.columns, options.fail_on_data_loss)
 
 
-def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
+def read(reading: ReadOptions, split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
     # The address was right when the query was planned.
-    with cluster_at(how.bootstrap, how.timeout_ms, patient=True) as cluster:
-        decoder = Decoder(split.topic, split.partition, how.columns, batch_bytes=PASSED_ON_BYTES)
+    with cluster_at(reading.bootstrap, reading.timeout_ms, patient=True) as cluster:
+        decoder = Decoder(split.topic, split.partition, reading.columns, batch_bytes=PASSED_ON_BYTES)
         at, end = split.first_offset, split.next_offset
         while at < end:
             last: memoryview | None = None
@@ -56,7 +56,7 @@ def read(how: How, split: Split) -> Iterator[pa.RecordBatch]:
                 if error.kafka_code not in _GONE:
                     raise
                 at = at if last is None else _end_of(last)
-                left = _left(cluster, how, _span(split, at, end))
+                left = _left(cluster, reading, _span(split, at, end))
                 if left == (at, end):
                     raise
                 at, end = left
@@ -73,7 +73,7 @@ def _end_of(records: memoryview) -> int:
     return end
 
 
-def _left(cluster: Cluster, how: How, span: Span) -> tuple[int, int]:
+def _left(cluster: Cluster, reading: ReadOptions, span: Span) -> tuple[int, int]:
     """What is left to read after the log was found not to have all of a span; all of it, if the log has it now."""
     place = (span.topic, span.partition)
     at, end = span.first_offset, span.next_offset
@@ -92,7 +92,7 @@ def _left(cluster: Cluster, how: How, span: Span) -> tuple[int, int]:
             end = max(at, log_end)
         else:
             return at, end
-    loss.report([told], fail=how.fail_on_data_loss)
+    loss.report([told], fail=reading.fail_on_data_loss)
     return at, end
 
 

@@ -26,14 +26,14 @@ from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.spark import loss, plan, progress, split_reader
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
-from headrace.spark.plan import Found, Place, Split
+from headrace.spark.plan import Place, Split, TopicsFound
 from headrace.spark.progress import Position, StreamOffset
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
-        self._how = split_reader.How.of(chosen)
+        self._reading = split_reader.ReadOptions.of(chosen)
         self._group_id = chosen.group_id or progress.default_group_id(chosen.topics, chosen.group_prefix)
         self._committed: dict[Place, int] = {}
         self._target: dict[Place, int] | None = None
@@ -96,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Split)
-        return split_reader.read(self._how, partition)
+        return split_reader.read(self._reading, partition)
 
     def commit(self, end: StreamOffset) -> None:
         with self._cluster() as cluster:
@@ -109,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield cluster
         self._reached = True
 
-    def _commit(self, cluster: Cluster, done: Position, found: Found) -> None:
+    def _commit(self, cluster: Cluster, done: Position, found: TopicsFound) -> None:
         known = {
             place: at
             for place, at in done.offsets.items()

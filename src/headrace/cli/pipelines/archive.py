@@ -73,7 +73,7 @@ def archive(
         raise click.UsageError("--decode needs --format delta, which has a table for dead letters")
     from headrace.pipelines import archive as pipeline
 
-    options = pipeline.Options(
+    options = pipeline.ArchiveOptions(
         to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,
         trigger, starting, accept_loss,
     )  # fmt: skip

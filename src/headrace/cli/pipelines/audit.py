@@ -56,9 +56,9 @@ def audit(
     if bootstrap is None and not data and archive is None:
         bootstrap = DEFAULT_BOOTSTRAP
     with spark_session("audit", master, spark_conf) as spark:
-        from headrace.pipelines.audit import Options, run
+        from headrace.pipelines.audit import AuditOptions, run
 
-        options = Options(
+        options = AuditOptions(
             ledgers=ledgers,
             bootstrap=bootstrap,
             topics=tuple(dict.fromkeys(name.strip() for name in (topics or "").split(",") if name.strip())),

@@ -50,10 +50,10 @@ def compact(
         if latest:
             from headrace.pipelines import latest as latest_program
 
-            summary = latest_program.run(spark, latest_program.Options(archive, topics), progress())
+            summary = latest_program.run(spark, latest_program.LatestOptions(archive, topics), progress())
         else:
             from headrace.pipelines import compact as program
 
-            options = program.Options(archive, topics, target_mb << 20, older_than_ms, vacuum_hours)
+            options = program.CompactOptions(archive, topics, target_mb << 20, older_than_ms, vacuum_hours)
             summary = program.run(spark, options, progress())
     show(summary, as_json)

@@ -24,5 +24,5 @@ def index(archive: Path, rebuild: bool, master: str, spark_conf: tuple[str, ...]
     with spark_session("index", master, spark_conf) as spark:
         from headrace.pipelines import index as program
 
-        summary = program.run(spark, program.Options(archive, rebuild), progress())
+        summary = program.run(spark, program.IndexOptions(archive, rebuild), progress())
     show(summary, as_json)

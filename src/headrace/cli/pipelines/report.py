@@ -17,7 +17,7 @@ def report(
 ) -> None:
     """Rates, latencies (mean, TP50, TP99, TP999) and plots, in total and per topic and producer."""
     with spark_session("report", master, spark_conf) as spark:
-        from headrace.pipelines.report import Options, run
+        from headrace.pipelines.report import ReportOptions, run
 
-        summary = run(spark, Options(traces, out, bucket), progress())
+        summary = run(spark, ReportOptions(traces, out, bucket), progress())
     show(summary, as_json)

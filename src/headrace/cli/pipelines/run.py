@@ -76,7 +76,7 @@ def run(
     """
     from headrace.pipelines import run as pipeline
 
-    options = pipeline.Options(
+    options = pipeline.JobOptions(
         job, bootstrap, checkpoint, pairs(settings, "--set"), follow, trigger, accept_change
     )  # fmt: skip
     local = (f"spark.sql.shuffle.partitions={os.cpu_count() or 1}",) if master.startswith("local") else ()
