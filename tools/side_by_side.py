@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from needs import needs_of, tests_of
+from needs import TESTS, needs_of, tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
@@ -61,12 +61,21 @@ TWICE_TESTED = (
     *(f"tests/frontend/test_{name}.py" for name in ("produce_and_fetch", "cold_reads", "retention_archived")),
 )
 """Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
-QUICK_TESTS = {
-    "storage": ("tests/storage",),
-    "cluster": ("tests/cluster", "tests/groups", "tests/partitions", "tests/replication"),
-    "wire": ("tests/wire", "tests/records"),
-    "broker": ("tests/frontend/test_produce_and_fetch.py", "tests/test_tidy.py"),
-}
+WITH_PROCESSES = (
+    "arrow",
+    "cli",
+    "client",
+    "clients",
+    "faults",
+    "frontend",
+    "http",
+    "old_data",
+    "registry",
+    "sim",
+    "spark",
+    "system",
+)
+"""Tests that start brokers, clients or whole simulated clusters, or use real sockets and disks: not quick."""
 # A JVM of the tests lives for minutes at most: its optimising compiler takes more time than it gives.
 ENVIRONMENT = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 OUTCOMES = ("passed", "skipped", "failed")
@@ -151,13 +160,28 @@ def run(proven: Path, arguments: list[str]) -> int:
     return outcome(lanes)
 
 
+def quick_tests() -> dict[str, list[str]]:
+    """By part. A new folder is quick unless it is said to have processes."""
+    folders = [folder for folder in sorted(TESTS.iterdir()) if folder.name not in WITH_PROCESSES]
+    rooms = {folder.name: f"tests/{folder.name}" for folder in folders if any(folder.glob("test_*.py"))}
+    return {
+        "storage": [rooms.pop("storage")],
+        "wire": [rooms.pop("wire"), rooms.pop("records")],
+        "rooms": list(rooms.values()),
+        "broker": [
+            "tests/frontend/test_produce_and_fetch.py",
+            *(f"tests/test_{name}.py" for name in ("settings", "tidy", "unasync")),
+        ],
+    }
+
+
 def run_quick(arguments: list[str]) -> int:
     began = time.monotonic()
     WORK.mkdir(exist_ok=True)
     pytest = [sys.executable, "-m", "pytest", "-m", "not long and not thorough", *arguments]
     parts = {
         name: [*pytest, *(str(test.relative_to(ROOT)) for test in tests_of(chosen) if not needs_of(test))]
-        for name, chosen in QUICK_TESTS.items()
+        for name, chosen in quick_tests().items()
     }
     lanes = Lanes({"checks": [sys.executable, "tools/check.py", "--changed"], **parts}, "checks", QUICK_LANES)
     lanes.run()
