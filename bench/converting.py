@@ -22,7 +22,7 @@ from headrace.records.batch import read_header
 from headrace.records.record import NewRecord
 from headrace.settings.values import log_settings
 from headrace.storage.log import TopicPartition
-from headrace.storage.offline.convert import Options, convert
+from headrace.storage.offline.convert import ConversionOptions, convert
 from headrace.storage.segments.store import PartitionedStore
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
@@ -76,7 +76,7 @@ def rows_for(folder: Path, batch_bytes: int, total_bytes: int) -> list[list[str]
     for layout in ("shared", "partitioned"):
         copy_s = copied_s(data)
         cpu_s = time.process_time()
-        done = convert(disk, clock, data, Options(layout), lambda *_: None)
+        done = convert(disk, clock, data, ConversionOptions(layout), lambda *_: None)
         cpu_s = time.process_time() - cpu_s
         megabytes = done.size_bytes / 1e6
         rows.append(

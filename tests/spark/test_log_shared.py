@@ -19,7 +19,7 @@ from headrace.spark import log_options, log_plan, log_reader
 from headrace.spark.log_plan import LogProblem, SharedSplit
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
-from headrace.storage.offline.convert import Options, convert
+from headrace.storage.offline.convert import ConversionOptions, convert
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from proving import proves
@@ -203,7 +203,7 @@ def test_spark_reads_either_layout_alike(
 ) -> None:
     other = Path(shutil.copytree(data, tmp_path / "other"))
     loop = asyncio.new_event_loop()
-    options = Options("partitioned", settings=lambda _: log_settings({}, {"segment.bytes": "2000"}))
+    options = ConversionOptions("partitioned", settings=lambda _: log_settings({}, {"segment.bytes": "2000"}))
     convert(SystemDisk(), LoopClock(loop), str(other), options)
     loop.close()
     columns = "topic,partition,offset,value"

@@ -28,7 +28,7 @@ from headrace.records.record import NewRecord
 from headrace.spark import log_options, log_plan, log_reader
 from headrace.spark.log_plan import LogProblem, SharedSplit, Split
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.offline.convert import Options, convert
+from headrace.storage.offline.convert import ConversionOptions, convert
 from headrace.storage.segments.index import OffsetIndex
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
@@ -204,7 +204,7 @@ def test_compaction_leaves_gaps_and_deleted_records_are_no_rows(left: Left) -> N
 def test_an_audit_knows_what_compaction_and_deletion_have_removed(spark: SparkSession, data: Path, layout: str) -> None:
     if layout == SHARED:
         loop = asyncio.new_event_loop()
-        convert(SystemDisk(), LoopClock(loop), str(data), Options(SHARED))
+        convert(SystemDisk(), LoopClock(loop), str(data), ConversionOptions(SHARED))
         loop.close()
     store = data_folder(spark, str(data), ["states", "shortened"])
     kept = {(bound.topic, bound.first_offset, bound.compacted) for bound in store.bounds()}

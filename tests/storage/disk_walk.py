@@ -20,7 +20,7 @@ from headrace.records.record import NewRecord
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import PARTITIONED, SHARED, layout_of
 from headrace.storage.log import Log, Phase, TopicPartition
-from headrace.storage.offline.convert import FOLDER, Options, convert
+from headrace.storage.offline.convert import FOLDER, ConversionOptions, convert
 from headrace.storage.page_cache import are_warm
 from headrace.storage.segments.log import PartitionedLog
 from headrace.virtual.clock import VirtualClock
@@ -176,7 +176,7 @@ class World:
                 self.disk,
                 harness.clock,
                 harness.data,
-                Options(target, commit_file_bytes=2048, settings=lambda _: small),
+                ConversionOptions(target, commit_file_bytes=2048, settings=lambda _: small),
             )
         harness.layout = target
 

@@ -18,7 +18,7 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.offline import verify
-from headrace.storage.offline.convert import Options, Summary, convert
+from headrace.storage.offline.convert import ConversionOptions, Summary, convert
 from headrace.storage.segments.log import PartitionedLog
 from headrace.virtual.disk import VirtualDisk
 from proving import proves
@@ -30,7 +30,7 @@ OTHER = {PARTITIONED: SHARED, SHARED: PARTITIONED}
 LOGS = TopicPartition("keys", 0)
 KILLER = """
 import asyncio, os, signal, sys
-from headrace.storage.offline.convert import Options, convert
+from headrace.storage.offline.convert import ConversionOptions, convert
 from headrace.settings.values import log_settings
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
@@ -42,7 +42,7 @@ def tell(name, done, total):
     if seen > nth:
         os.kill(os.getpid(), signal.SIGKILL)
 small = log_settings({}, {"segment.bytes": "2000"})
-options = Options(target, commit_file_bytes=4096, settings=lambda _: small)
+options = ConversionOptions(target, commit_file_bytes=4096, settings=lambda _: small)
 convert(SystemDisk(), LoopClock(asyncio.new_event_loop()), data, options, tell)
 """
 
@@ -63,9 +63,9 @@ def state_of(harness: Harness) -> dict[tuple[TopicPartition, int], Any]:
     return found
 
 
-def options(layout: str, **more: Any) -> Options:
+def options(layout: str, **more: Any) -> ConversionOptions:
     small = settings(segment_bytes=2000, index_interval_bytes=300)
-    return Options(layout, commit_file_bytes=4096, settings=lambda _: small, **more)
+    return ConversionOptions(layout, commit_file_bytes=4096, settings=lambda _: small, **more)
 
 
 def change(harness: Harness, **more: Any) -> Summary:

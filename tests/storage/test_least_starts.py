@@ -13,7 +13,7 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import reconciled
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.offline.convert import Options, convert
+from headrace.storage.offline.convert import ConversionOptions, convert
 from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import TOPIC, Harness, append, batch, read_all, sim_harness
@@ -115,7 +115,7 @@ def test_a_folder_that_is_converted_keeps_the_starts(layout: str) -> None:
     assert sim.store is not None
     sim.store.close()
     sim.layout = SHARED if layout == PARTITIONED else PARTITIONED
-    convert(sim.disk, sim.clock, sim.data, Options(sim.layout, commit_file_bytes=4096))
+    convert(sim.disk, sim.clock, sim.data, ConversionOptions(sim.layout, commit_file_bytes=4096))
     sim.open()
     assert sim.log().epoch_starts() == TRUE_STARTS
 

@@ -25,7 +25,7 @@ from headrace.errors import DataFolderError
 from headrace.ports.clock import Clock
 from headrace.settings import values
 from headrace.storage import folder
-from headrace.storage.offline.convert import Options, Summary, Tell
+from headrace.storage.offline.convert import ConversionOptions, Summary, Tell
 from headrace.storage.offline.convert import convert as convert_folder
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk, raise_open_files_limit
@@ -68,7 +68,7 @@ def convert(
     loop = asyncio.new_event_loop()
     try:
         with _progress() as tell:
-            options = Options(
+            options = ConversionOptions(
                 layout,
                 keep=keep,
                 dry_run=dry_run,

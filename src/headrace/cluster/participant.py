@@ -1,7 +1,7 @@
 """One broker's part in a cluster, without any front end: its logs, its replicas, its registration, and its candidacy.
 
-All ports come from outside, so that the real broker (`node`) and the simulator run the same. `open` brings up the
-store, the view of the cluster and the replicas, which stand by; `join` registers, and the controller then says what
+All ports come from outside, so that the real broker (`server.node`) and the simulator run the same. `open` brings up
+the store, the view of the cluster and the replicas, which stand by; `join` registers, and the controller then says what
 this process leads. `leave` hands leaderships over while everything still runs; `close` takes down. A cluster of
 one goes the same road: it elects itself and carries itself over.
 """

@@ -88,7 +88,7 @@ class _Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ConversionOptions:
     target: str
     keep: bool = False
     dry_run: bool = False
@@ -100,7 +100,7 @@ class Options:
 class Conversion:
     """One run. It holds the folder's lock, except while a recovery does."""
 
-    def __init__(self, disk: Disk, clock: Clock, data: str, options: Options, tell: Tell) -> None:
+    def __init__(self, disk: Disk, clock: Clock, data: str, options: ConversionOptions, tell: Tell) -> None:
         self._disk = disk
         self._clock = clock
         self._data = data
@@ -448,6 +448,6 @@ def _tree(disk: Disk, path: str) -> Iterator[tuple[str, list[str]]]:
     yield path, files
 
 
-def convert(disk: Disk, clock: Clock, data: str, options: Options, tell: Tell = lambda *_: None) -> Summary:
+def convert(disk: Disk, clock: Clock, data: str, options: ConversionOptions, tell: Tell = lambda *_: None) -> Summary:
     """Give the folder the layout that the options name. DataFolderError: it is in use, not whole, or lacks room."""
     return Conversion(disk, clock, data, options, tell).run()

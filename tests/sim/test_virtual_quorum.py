@@ -14,12 +14,12 @@ from headrace.virtual.coordination import DEADLINE_SECONDS
 from headrace.virtual.loop import VirtualLoop
 from headrace.virtual.process import Process
 from headrace.virtual.quorum import ATTEMPT_SECONDS, ELECTION_SECONDS, NOTICE_SECONDS, CoordinationQuorum, Node
-from sim import test_sim_coordination
+from sim import test_virtual_coordination
 
 LEASE_SECONDS = 5.0
 
 
-class TestQuorum(test_sim_coordination.TestSimulated):
+class TestQuorum(test_virtual_coordination.TestSimulated):
     kind = CoordinationQuorum
 
 
