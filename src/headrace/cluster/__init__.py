@@ -1,1 +1,1 @@
-"""What the brokers of a cluster know together, and what they decide by it: image, controller, in-sync replicas, topics."""
+"""What the brokers of a cluster know together and decide by it: image, controller, in-sync replicas, membership."""
