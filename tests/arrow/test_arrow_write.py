@@ -12,10 +12,10 @@ import pytest
 import headrace.arrow
 from arrow.topics import NOW_MS, consumed, make_topic
 from brokers import Broker
-from headrace.client.admin.partitioner import partition_for_key
 from headrace.errors import InvalidRecord
 from headrace.records.arrow import HEADERS_TYPE
 from headrace.records.codecs import Codec
+from headrace.records.partitioner import partition_for_key
 
 StartBroker = Callable[..., Broker]
 

@@ -9,8 +9,7 @@ from brokers import Broker
 from cli.conftest import Run
 from headrace.client.admin import query
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.producer import Producer
-from headrace.records.codecs import Codec
+from headrace.client.producer.producer import Producer
 from proving import proves
 
 Start = Callable[..., Broker]
@@ -89,9 +88,10 @@ def test_kill_and_lost_files_cost_a_query_nothing(fresh_broker: Start) -> None:
 def produce(cluster: Cluster, topic: str, start: int) -> int:
     """Five thousand records more; how many there are then."""
     cluster.topic(topic, create=True)
-    producer = Producer(cluster, topic, codec=Codec.ZSTD)
-    for n in range(start, start + 5000):
-        producer.add((1_750_000_000_000 + n, b"k%d" % (n % 10), b"v%d" % n, []))
-    producer.flush()
-    assert producer.acknowledged == 5000
+    with Producer(cluster.bootstrap, codec="zstd") as producer:
+        sent = [
+            producer.send_async(topic, b"v%d" % n, key=b"k%d" % (n % 10), timestamp_ms=1_750_000_000_000 + n)
+            for n in range(start, start + 5000)
+        ]
+        assert all(delivery.result().offset >= 0 for delivery in sent)
     return start + 5000

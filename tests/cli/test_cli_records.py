@@ -15,7 +15,7 @@ from brokers import Broker
 from cli.conftest import COMMAND, Run, Running, environment
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.partitioner import partition_for_key
+from headrace.records.partitioner import partition_for_key
 from proving import proves
 
 MakeTopic = Callable[..., str]

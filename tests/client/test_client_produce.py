@@ -1,4 +1,4 @@
-"""Raw batches out, record sets in."""
+"""Ready-made batches out, record sets in."""
 
 from __future__ import annotations
 
@@ -8,26 +8,20 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from brokers import Broker, wait_for
+from brokers import Broker
 from client.conftest import MakeTopic
 from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
-from headrace.client.admin.partitioner import partition_for_key
 from headrace.client.admin.produce import Outgoing, Produced, encode_parts, init_producer_id, produce
-from headrace.client.admin.producer import Producer
 from headrace.client.errors import Refusal, UnknownTopic
 from headrace.records import kernel
 from headrace.records.batch import CONTROL
-from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord, Record
 from headrace.wire import api as apis
 from headrace.wire.codec import encode_request
@@ -188,79 +182,6 @@ def test_offsets_by_place_and_by_time(cluster: Cluster, topic: MakeTopic) -> Non
     assert (greatest.offset, greatest.timestamp_ms) == (2, first_ms + 500)
     assert offsets.list_offsets(cluster, name, {0: first_ms + 50})[0].offset == 1
     assert offsets.offsets_at(cluster, name, [0, 1], first_ms + 501) == {0: 5, 1: 0}
-
-
-@proves("G17")
-@pytest.mark.parametrize("codec", list(Codec))
-def test_the_producer_batches_compresses_and_sends_keys_where_they_belong(
-    cluster: Cluster, topic: MakeTopic, codec: Codec
-) -> None:
-    name = topic(partitions=3)
-    producer = Producer(cluster, name, codec=codec)
-    for n in range(300):
-        producer.add((1_700_000_000_000 + n, b"key-%d" % (n % 7), b"value-%d" % n, [("h", b"%d" % n), ("null", None)]))
-    assert producer.pending == 300
-    producer.flush()
-    assert (producer.acknowledged, producer.failed, producer.pending) == (300, 0, 0)
-    found = {n: records_of(cluster, name, n) for n in range(3)}
-    assert sum(map(len, found.values())) == 300
-    for partition, those in found.items():
-        for record in those:
-            assert record.key is not None
-            assert partition_for_key(record.key, 3) == partition
-            n = int((record.value or b"").split(b"-")[1])
-            assert record.timestamp_ms == 1_700_000_000_000 + n
-            assert record.headers == [("h", b"%d" % n), ("null", None)]
-
-
-@proves("L3", "G17")
-def test_a_producer_naming_an_unknown_topic_creates_it(cluster: Cluster) -> None:
-    name = f"made-by-use-{time.time_ns()}"
-    producer = Producer(cluster, name)
-    producer.add((1, None, b"first", []))
-    producer.flush()
-    assert producer.failures == []
-    assert values_of(cluster, name) == [b"first"]
-
-
-def test_what_is_not_acknowledged_is_counted_with_its_reason(cluster: Cluster, topic: MakeTopic) -> None:
-    name = topic(max_message_bytes=2000)
-    producer = Producer(cluster, name)
-    producer.add((1, None, b"x" * 5000, []))
-    producer.flush()
-    assert (producer.acknowledged, producer.failed) == (0, 1)
-    assert "max" in str(producer.failures[0])
-    producer.add((1, None, b"fits", []))
-    producer.flush()
-    assert producer.acknowledged == 1
-
-
-@proves("J10")
-def test_a_producer_rides_out_a_crash_of_the_broker_without_gap_or_repetition(
-    fresh_broker: Callable[..., Broker],
-) -> None:
-    broker, total, crashes = fresh_broker(), 30_000, 3
-    with Cluster(broker.bootstrap) as cluster:
-        producer = Producer(cluster, "steady")
-
-        def send_all() -> None:
-            for n in range(total):
-                producer.add((1, None, b"%01000d" % n, []))
-            producer.flush()
-
-        def has_reached(goal: int) -> bool:
-            return producer.acknowledged >= goal
-
-        sending = threading.Thread(target=send_all)
-        sending.start()
-        for crash in range(1, crashes + 1):
-            goal = total * crash // (crashes + 2)
-            wait_for(f"{goal} records to be acknowledged", partial(has_reached, goal))
-            broker.restart(clean=False)
-        sending.join()
-        assert (producer.acknowledged, producer.failures) == (total, [])
-        found = [int(value or b"") for value in values_of(cluster, "steady", count=total + 1)]
-        assert found == list(range(total))
 
 
 @proves("G6")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_python_murmur2
 
-from headrace.client.admin.partitioner import Partitioner, murmur2, partition_for_key
+from headrace.records.partitioner import murmur2, partition_for_key
 from proving import proves
 
 
@@ -37,24 +37,6 @@ def test_a_key_always_goes_to_one_partition_of_those_there_are() -> None:
     rng = random.Random(1)
     for count in (1, 2, 7, 64, 10_000):
         key = rng.randbytes(12)
-        chosen = {Partitioner(count).choose(key) for _ in range(5)}
-        assert chosen == {partition_for_key(key, count)}
+        chosen = {partition_for_key(key, count) for _ in range(5)}
+        assert len(chosen) == 1
         assert 0 <= chosen.pop() < count
-
-
-@proves("G17")
-def test_records_without_a_key_stay_until_the_batch_is_full_and_then_go_round() -> None:
-    partitioner = Partitioner(3, first=1)
-    seen = []
-    for _ in range(6):
-        partition = partitioner.choose(None)
-        assert partitioner.choose(None) == partition
-        seen.append(partition)
-        partitioner.batch_full(partition)
-    assert seen == [1, 2, 0, 1, 2, 0]
-
-
-def test_a_full_batch_of_keyed_records_does_not_move_the_others() -> None:
-    partitioner = Partitioner(3, first=1)
-    partitioner.batch_full(2)
-    assert partitioner.choose(None) == 1

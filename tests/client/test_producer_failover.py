@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from brokers import wait_for
+from brokers import Broker, wait_for
 from client.producer_account import NumberedLoad, check, told
-from client.reading_back import read_topic
+from client.reading_back import read_partition, read_topic
 from clusters import BrokerCluster
 from headrace import Delivery, Producer
 from headrace.client.admin.cluster import Cluster
@@ -293,3 +293,24 @@ def test_a_callback_may_send(brokers_of_three: BrokerCluster) -> None:
 
         producer.send_async("chain", b"v", partition=0, callback=go_on)
         wait_for("the chain to end", lambda: bool(ended))
+
+
+@proves("J10")
+def test_a_crash_of_the_only_broker_leaves_no_gap_and_no_repetition(fresh_broker: Callable[..., Broker]) -> None:
+    broker, total, crashes = fresh_broker(), 30_000, 3
+    with Producer(broker.bootstrap) as producer:
+        sent: list[Delivery] = []
+
+        def send_all() -> None:
+            sent.extend(producer.send_async("steady", b"%01000d" % n, partition=0) for n in range(total))
+
+        sending = threading.Thread(target=send_all)
+        sending.start()
+        for crash in range(1, crashes + 1):
+            goal = total * crash // (crashes + 2)
+            wait_for(f"{goal} records acknowledged", lambda: producer.metrics()["delivered"] >= goal)  # noqa: B023
+            broker.restart(clean=False)
+        sending.join()
+        assert [delivery.result().offset for delivery in sent] == list(range(total))
+    with Cluster(broker.bootstrap) as cluster:
+        assert [int(record.value or b"") for record in read_partition(cluster, "steady", 0)] == list(range(total))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,6 +171,14 @@ def test_an_encoder_makes_bytes_of_values(producing: MakeProducer, cluster: Clus
     assert read_partition(cluster, name, 0)[0].value == b'{"a": [1, null]}'
     with pytest.raises(TypeError, match="encoder"):
         producing().send(name, {"a": 1})
+
+
+@proves("L3", "G17")
+def test_an_unknown_topic_is_created_by_use(broker: Broker, cluster: Cluster) -> None:
+    name = f"made-by-use-{time.time_ns()}"
+    with Producer(broker.bootstrap) as producer:
+        assert producer.send(name, b"first").offset == 0
+    assert cluster.topic(name).partitions
 
 
 @proves("G17")

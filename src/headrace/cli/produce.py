@@ -7,9 +7,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
 
 import click
 
@@ -18,14 +20,19 @@ from headrace.cli.lines import read_lines
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.producer import Acknowledged, Producer
-from headrace.errors import OperatorError
+from headrace.client.producer.producer import Producer
+from headrace.errors import HeadraceError, OperatorError
+from headrace.records.builder import Delivery
 from headrace.records.codecs import Codec
-from headrace.records.record import Header
+from headrace.records.record import Header, NewRecord
 
 ACKS: Final = {"0": 0, "1": 1, "-1": -1, "all": -1}
 PROGRESS_SECONDS: Final = 0.5
 REASONS_SHOWN: Final = 5
+FAILURES_KEPT: Final = 100
+BATCH_BYTES: Final = 256 << 10
+RECORD_BYTES: Final = 1 << 30
+"""It is the topic's limit that counts."""
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -71,22 +78,29 @@ def produce(
     if ledger_folder is not None and not ACKS[acks]:
         raise click.UsageError("--ledger needs acknowledgements: --acks 1 or all")
     fixed: list[Header] = [(name, value.encode()) for name, value in pairs(headers, "--header").items()]
-    codec, separator = Codec[compression.upper()], key_separator.encode() if key_separator else None
-    with _ledger(ledger_folder, topic) as on_acknowledged:
-        producer = Producer(cluster, topic, acks=ACKS[acks], codec=codec, on_acknowledged=on_acknowledged)
-        intake = _Intake(producer, fixed, partition, separator, json_lines)
+    separator = key_separator.encode() if key_separator else None
+    with (
+        _ledger(ledger_folder, topic) as note,
+        _Outbox(cluster, topic, acks=ACKS[acks], codec=compression, linger_ms=linger, note=note) as outbox,
+    ):
+        intake = _Intake(outbox, fixed, partition, separator, json_lines)
         signal.signal(signal.SIGINT, intake.interrupt)
         intake.run(_open(path), linger / 1000)
-        producer.flush()
-    _report(producer, as_json)
+        outbox.flush()
+    _report(outbox, as_json)
     if intake.interrupted:
         return EXIT_INTERRUPTED
-    return 1 if producer.failed else 0
+    return 1 if outbox.failed else 0
+
+
+Note = Callable[[int, int | None, Sequence[int], Sequence[NewRecord]], None]
+"""Partition and first offset of an acknowledged batch (None: the broker had it already), of each record how many came
+before it, and the records."""
 
 
 @contextmanager
-def _ledger(folder: str | None, topic: str) -> Iterator[Callable[[Acknowledged], None] | None]:
-    """What the producer tells of acknowledged batches goes to a ledger in the folder, if there is one."""
+def _ledger(folder: str | None, topic: str) -> Iterator[Note | None]:
+    """Acknowledged batches go to a ledger in the folder, if there is one."""
     if folder is None:
         yield None
         return
@@ -96,11 +110,7 @@ def _ledger(folder: str | None, topic: str) -> Iterator[Callable[[Acknowledged],
         raise OperatorError("--ledger needs pyarrow: pip install 'headrace[arrow]'") from None
 
     with Ledger(folder, producer_name("produce")) as ledger:
-
-        def note(batch: Acknowledged) -> None:
-            add_records(ledger, topic, batch.partition, batch.base_offset, batch.sequences, batch.records)
-
-        yield note
+        yield partial(add_records, ledger, topic)
 
 
 def _open(path: str | None) -> int:
@@ -112,18 +122,106 @@ def _open(path: str | None) -> int:
         raise OperatorError(f"cannot read {path}: {error.strerror}") from None
 
 
+class _Outbox:
+    """Records on their way to one topic, and a count of what became of them. Callbacks come one at a time."""
+
+    def __init__(
+        self, cluster: Cluster, topic: str, *, acks: int, codec: str, linger_ms: float, note: Note | None
+    ) -> None:
+        self.acknowledged = 0
+        self.failed = 0
+        self.failures: list[HeadraceError] = []
+        self.per_partition: Counter[int] = Counter()
+        self._cluster = cluster
+        self._topic = topic
+        self._note = note
+        self._taken = 0
+        self._batch: list[tuple[int, NewRecord]] = []
+        self._fault: Exception | None = None
+        cluster.topic(topic, create=True)
+        self._producer = Producer(
+            cluster.bootstrap,
+            acks=acks,
+            codec=codec,
+            batch_bytes=BATCH_BYTES,
+            interval_ms=linger_ms,
+            max_record_bytes=RECORD_BYTES,
+            delivery_timeout_ms=cluster.timeout_ms,
+            tls=cluster.tls,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # All is flushed, or was interrupted: then nothing is waited for.
+        self._producer.close(0)
+
+    def add(self, record: NewRecord, partition: int | None) -> None:
+        self._raise_fault()
+        if partition is not None:
+            self._cluster.partition(self._topic, partition)
+        timestamp_ms, key, value, headers = record
+        heard = self._heard if self._note is None else partial(self._heard_noted, self._taken, record)
+        self._taken += 1
+        self._producer.send_async(
+            self._topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            callback=heard,
+        )
+
+    def flush(self) -> None:
+        """Send everything added so far and wait for its acknowledgement."""
+        self._producer.flush()
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    def _heard(self, delivery: Delivery) -> None:
+        batch = delivery.batch()
+        if batch.error is None:
+            self.acknowledged += 1
+            self.per_partition[batch.partition] += 1
+            return
+        self.failed += 1
+        if len(self.failures) < FAILURES_KEPT and not (self.failures and self.failures[-1] is batch.error):
+            self.failures.append(batch.error)
+
+    def _heard_noted(self, sequence: int, record: NewRecord, delivery: Delivery) -> None:
+        batch = delivery.batch()
+        self._batch.append((sequence, record))
+        if not batch.callbacks:  # this was the last one of its batch
+            ended, self._batch = self._batch, []
+            try:
+                if batch.error is None and self._note is not None:
+                    base_offset = None if batch.base_offset < 0 else batch.base_offset
+                    self._note(batch.partition, base_offset, *zip(*ended, strict=True))
+            except Exception as error:  # noqa: BLE001
+                # It is raised in the thread that adds: nobody would hear of it here.
+                self._fault = self._fault or error
+        self._heard(delivery)
+
+
 class _Intake:
-    """Turns lines into records and hands them to the producer."""
+    """Turns lines into records and hands them to the outbox."""
 
     def __init__(
         self,
-        producer: Producer,
+        outbox: _Outbox,
         headers: list[Header],
         partition: int | None,
         key_separator: bytes | None,
         json_lines: bool,
     ) -> None:
-        self._producer = producer
+        self._outbox = outbox
         self._headers = headers
         self._partition = partition
         self._key_separator = key_separator
@@ -146,7 +244,7 @@ class _Intake:
         chunks = read_lines(descriptor, linger_seconds)
         while (lines := self._next_lines(chunks)) is not None:
             if not lines:
-                self._producer.flush()
+                self._outbox.flush()
             for line in lines:
                 self._add(line)
             self._show_progress()
@@ -173,30 +271,30 @@ class _Intake:
             else:
                 parsed = formats.parse_line(line, self._key_separator)
         except ValueError as error:
-            self._producer.flush()
-            sent = f"the {self._producer.acknowledged} records before it were sent"
+            self._outbox.flush()
+            sent = f"the {self._outbox.acknowledged} records before it were sent"
             raise OperatorError(f"line {self._line_number}: {error}; {sent}") from None
         timestamp_ms = int(time.time() * 1000) if parsed.timestamp_ms is None else parsed.timestamp_ms
         record = (timestamp_ms, parsed.key, parsed.value, [*self._headers, *parsed.headers])
-        self._producer.add(record, self._partition if parsed.partition is None else parsed.partition)
+        self._outbox.add(record, self._partition if parsed.partition is None else parsed.partition)
 
     def _show_progress(self) -> None:
         if self._shows_progress and time.monotonic() >= self._progress_due:
             self._progress_due = time.monotonic() + PROGRESS_SECONDS
-            click.echo(f"\r\x1b[K{self._producer.acknowledged} records acknowledged", nl=False, err=True)
+            click.echo(f"\r\x1b[K{self._outbox.acknowledged} records acknowledged", nl=False, err=True)
 
 
-def _report(producer: Producer, as_json: bool) -> None:
+def _report(outbox: _Outbox, as_json: bool) -> None:
     if as_json:
-        partitions = {str(n): producer.per_partition[n] for n in sorted(producer.per_partition)}
-        show_json({"acknowledged": producer.acknowledged, "failed": producer.failed, "partitions": partitions})
-    reasons = Counter(str(failure) for failure in producer.failures)
+        partitions = {str(n): outbox.per_partition[n] for n in sorted(outbox.per_partition)}
+        show_json({"acknowledged": outbox.acknowledged, "failed": outbox.failed, "partitions": partitions})
+    reasons = Counter(str(failure) for failure in outbox.failures)
     for reason, batches in reasons.most_common(REASONS_SHOWN):
         click.echo(f"headrace: {reason} ({batches} {'batch' if batches == 1 else 'batches'})", err=True)
-    if producer.failed:
-        total = producer.acknowledged + producer.failed
-        click.echo(f"headrace: {producer.failed} of {total} records were not acknowledged", err=True)
+    if outbox.failed:
+        total = outbox.acknowledged + outbox.failed
+        click.echo(f"headrace: {outbox.failed} of {total} records were not acknowledged", err=True)
     elif not as_json:
-        count = len(producer.per_partition)
+        count = len(outbox.per_partition)
         where = f"in {count} partition{'' if count == 1 else 's'}"
-        click.echo(f"{producer.acknowledged} records acknowledged {where}", err=True)
+        click.echo(f"{outbox.acknowledged} records acknowledged {where}", err=True)

@@ -73,6 +73,7 @@ class Cluster:
     ) -> None:
         self.timeout_ms = timeout_ms
         """How long one answer is waited for."""
+        self.tls = tls
         self._bootstrap = parse_bootstrap(bootstrap)
         self._retry = retry or Retry()
         self._reactor = ThreadReactor()
@@ -90,6 +91,10 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def bootstrap(self) -> list[str]:
+        return [str(address) for address in self._bootstrap]
 
     def close(self) -> None:
         self._network.release()
