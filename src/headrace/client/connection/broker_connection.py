@@ -19,23 +19,26 @@ import logging
 import math
 import socket
 import ssl
+import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from headrace import __version__
 from headrace.client.connection.connector import Opening
 from headrace.client.connection.errors import NeverSent
-from headrace.client.connection.frames import Asked, Body, Framer, Reads, Written, decode, make
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES, FrameReader, PartWriter
-from headrace.client.connection.versions import ASKED_IN, Versions, question
-from headrace.client.errors import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable, check
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
+from headrace.wire.codec import decode_response, encode_request
+from headrace.wire.header import read_response_header, write_request
 from headrace.wire.message import Message
 
 IN_FLIGHT_MAX: Final = 1000
@@ -48,7 +51,154 @@ ALONE_BYTES: Final = 4096
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
+ASKED_IN: Final = 3
+"""The version of the ApiVersions request itself."""
+
+# The oldest version of each API whose messages this client speaks, where that is not the oldest known.
+_LEAST: Final = {
+    apis.METADATA: 10,
+    apis.OFFSET_FETCH: 8,
+    apis.FIND_COORDINATOR: 4,
+    apis.LEAVE_GROUP: 3,
+    apis.DELETE_TOPICS: 6,
+}
+# Later versions name topics by id only, and a group's offsets outlive its topics.
+_MOST: Final = {apis.OFFSET_FETCH: 9, apis.OFFSET_COMMIT: 9}
+
+# Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
+HEAD: Final = struct.Struct(">ihhi")
+_size = struct.Struct(">i").pack
+
+Body = Message | Callable[[int], Sequence[Buffer]]
+OnAnswer = Callable[[Message | HeadraceError], None]
+Reads = Callable[[bytes, int], Any]
+"""Given a frame, with its size, and the correlation id that it should have: gives None for any other."""
+
+make = tuple.__new__
+"""Makes a named tuple as its class does, without running Python code for it."""
+
 log = logging.getLogger(__name__)
+
+
+class Written(NamedTuple):
+    """A request that was written past the others."""
+
+    version: int
+    correlation_id: int
+    size_bytes: int
+    fd: int
+    whole: bool
+    """The kernel has all of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    api_key: int
+    body: Body
+    on_answer: Callable[[Any], None]
+    deadline: float
+    timeout_s: float
+    answered: bool
+    reads: Reads | None = None
+    version: int = 0
+    correlation_id: int = 0
+    starts_at: int = 0
+    """Where its bytes start and end in all that was ever given to the connection."""
+    ends_at: int = 0
+
+
+class Framer:
+    """Requests as they leave: size int32, API key, version, correlation id, client id, and the parts of the body."""
+
+    def __init__(self, client_id: str) -> None:
+        self.next_id = 0
+        self._client_id = client_id
+        self._head_ends: dict[tuple[int, int], bytes] = {}
+
+    def used(self) -> None:
+        self.next_id = self.next_id + 1 & 0x7FFFFFFF
+
+    def encode(self, asked: Asked, version: int) -> tuple[list[Buffer], int]:
+        """The parts of the request's frame, under the next correlation id, and their size."""
+        asked.version, asked.correlation_id = version, self.next_id
+        self.used()
+        try:
+            if isinstance(asked.body, Message):
+                body = encode_request(asked.api_key, asked.version, asked.body)
+                frame = write_request(asked.api_key, asked.version, asked.correlation_id, self._client_id, body)
+                return [frame], len(frame)
+            pieces = [piece for piece in asked.body(asked.version) if len(piece)]
+        except HeadraceError:
+            raise
+        except Exception as error:
+            log.exception("a %s request could not be encoded", apis.KNOWN[asked.api_key].name)
+            raise ProtocolError(f"a {apis.KNOWN[asked.api_key].name} request could not be encoded: {error}") from error
+        head_end = self.head_end(asked.api_key, version)
+        size = HEAD.size + len(head_end) + sum(map(len, pieces))
+        return [HEAD.pack(size - 4, asked.api_key, version, asked.correlation_id) + head_end, *pieces], size
+
+    def head_end(self, api_key: int, version: int) -> bytes:
+        """What is between HEAD and the body."""
+        found = self._head_ends.get((api_key, version))
+        if found is None:
+            whole = write_request(api_key, version, 0, self._client_id, b"")
+            found = self._head_ends[api_key, version] = whole[HEAD.size :]
+        return found
+
+
+def decode(asked: Asked, frame: memoryview, peer: Address) -> Any:
+    """The answer to a request: what its `reads` makes of it, or else the message."""
+    if asked.reads is not None:
+        answer = asked.reads(_size(len(frame)) + frame, asked.correlation_id)
+        if answer is not None:
+            return answer
+    correlation_id, body = read_response_header(asked.api_key, asked.version, frame)
+    if correlation_id != asked.correlation_id:
+        raise ProtocolError(f"{peer} answered request {correlation_id}, not {asked.correlation_id}")
+    return decode_response(asked.api_key, asked.version, frame, body)
+
+
+def question() -> Message:
+    """The ApiVersions request."""
+    return Message(client_software_name="headrace", client_software_version=__version__)
+
+
+class Versions:
+    """Which version of each API a connection speaks: the highest that both sides know.
+
+    A connection begins with an ApiVersions request of version 3. A broker that does not know that version answers in
+    the form of version 0; no broker of the last years does, so such an answer counts as no Kafka broker.
+    """
+
+    def __init__(self, address: Address, answer: Message) -> None:
+        """Raises Refusal if the broker did not say."""
+        check(answer.error_code, f"API versions of {address}")
+        self._address = address
+        self._served: dict[int, tuple[int, int]] = {
+            entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys
+        }
+        self._agreed: dict[int, int] = {}
+
+    def version(self, api_key: int) -> int:
+        """The highest version of an API that both sides speak."""
+        agreed = self._agreed.get(api_key)
+        if agreed is None:
+            agreed = self._agreed[api_key] = self._agree(api_key)
+        return agreed
+
+    def _agree(self, api_key: int) -> int:
+        api = apis.KNOWN[api_key]
+        if api_key not in self._served:
+            raise Unsupported(f"the broker at {self._address} does not serve {api.name}")
+        lowest, highest = self._served[api_key]
+        lowest = max(lowest, api.min_version, _LEAST.get(api_key, 0))
+        highest = min(highest, api.max_version, _MOST.get(api_key, api.max_version))
+        if lowest > highest:
+            raise Unsupported(
+                f"the broker at {self._address} serves {api.name} versions {self._served[api_key]}, "
+                f"this client needs {max(api.min_version, _LEAST.get(api_key, 0))} or later"
+            )
+        return highest
 
 
 class _State(Enum):
@@ -61,6 +211,8 @@ class _State(Enum):
 
 
 class Link:
+    """A connection; see the module."""
+
     _reader: FrameReader
     _writer: PartWriter
 

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.connection.broker_connection import PAUSE_S, Link
+from headrace.client.connection.broker_connection import PAUSE_S, Body, Link, OnAnswer
 from headrace.client.connection.coordinators import Coordinators
 from headrace.client.connection.errors import EngineClosed
-from headrace.client.connection.frames import Body, OnAnswer
 from headrace.client.connection.metadata import REFRESH_MS, Routes
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES

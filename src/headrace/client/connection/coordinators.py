@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from headrace.client.connection.frames import Body, OnAnswer
+from headrace.client.connection.broker_connection import Body, OnAnswer
 from headrace.client.connection.topology import Broker
 from headrace.client.errors import BrokerUnreachable, Refusal
 from headrace.errors import Code, HeadraceError

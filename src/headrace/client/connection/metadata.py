@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from headrace.client.connection.frames import Body, OnAnswer
+from headrace.client.connection.broker_connection import Body, OnAnswer
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
 from headrace.client.errors import Refusal, UnknownTopic

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
 from headrace.client.connection.errors import EngineClosed
-from headrace.client.connection.frames import OnAnswer
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.assignors import Assignor
 from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, encode_subscription

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Final
 
+from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
-from headrace.client.connection.frames import OnAnswer
 from headrace.client.connection.topology import Topology, read_topology
 from headrace.client.consumer.assignors import ROOM_FIRST, Assign, Participant, Rooms, assignor_named
 from headrace.client.consumer.coordinator import (

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from headrace.client.connection.broker_connection import Link
-from headrace.client.connection.frames import Written
+from headrace.client.connection.broker_connection import Link, Written
 from headrace.client.connection.metadata import Image
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable

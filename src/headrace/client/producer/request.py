@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from headrace.client.admin.produce import Outgoing, encode_parts
-from headrace.client.connection.frames import HEAD, make
+from headrace.client.connection.broker_connection import HEAD, make
 from headrace.client.connection.metadata import Routes
 from headrace.client.producer.accumulator import PartitionBuffer, ProducerBatch
 from headrace.client.producer.options import REQUEST_BYTES

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final
 
 from headrace.client.connection import exits
+from headrace.client.connection.broker_connection import Written
 from headrace.client.connection.connections import Network
 from headrace.client.connection.errors import ForkedEngine, NeverSent
-from headrace.client.connection.frames import Written
 from headrace.client.connection.reactor import Timer
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import Topic
