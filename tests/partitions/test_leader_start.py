@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange, StorageFailed
 from headrace.partitions.leader_core import START_SECONDS_MAX, UNKNOWN, LagLimits, LeaderCore, Progress, SetChange
-from headrace.storage.checkpointer import Done
+from headrace.storage.checkpoint import Done
 from partitions.led import Deletion, Led
 from proving import proves
 

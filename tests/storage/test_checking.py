@@ -8,10 +8,10 @@ import pytest
 
 from headrace.errors import CorruptBatch
 from headrace.records.batch import batches
+from headrace.storage import checked_bytes
+from headrace.storage.checked_bytes import CheckBudget, CheckedBytes
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.storage.page_cache import are_warm
-from headrace.storage.segments import checked_bytes
-from headrace.storage.segments.checked_bytes import CheckBudget, CheckedBytes
 from headrace.storage.segments.log import PartitionedLog
 from headrace.virtual.disk import VirtualDisk
 from proving import proves

@@ -10,10 +10,10 @@ import pytest
 from headrace.errors import DuplicateSequence
 from headrace.records import kernel
 from headrace.records.batch import read_header
+from headrace.storage.cleaner import DirtyLogs
 from headrace.storage.commitlog import compaction as shared_compaction
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.store import SharedStore
-from headrace.storage.dirty_logs import DirtyLogs
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.segments.log import PartitionedLog

@@ -14,7 +14,7 @@ from headrace.records.batch import read_header
 from headrace.settings.values import LogSettings
 from headrace.storage.log import TopicPartition
 from headrace.storage.segments.log import PartitionedLog
-from headrace.storage.segments.open_segments import OpenSegments
+from headrace.storage.segments.segment import OpenSegments
 from headrace.storage.segments.store import PartitionedStore
 from headrace.system.disk import SystemDisk
 from headrace.virtual.disk import VirtualDisk

@@ -20,9 +20,9 @@ from headrace.errors import (
 from headrace.ports.disk import read_whole
 from headrace.records.batch import BatchHeader, read_header
 from headrace.storage import producers
+from headrace.storage.checked_bytes import TURN_BATCHES
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
-from headrace.storage.segments.checked_bytes import TURN_BATCHES
 from headrace.storage.segments.log import PartitionedLog
 from headrace.virtual.disk import VirtualDisk
 from proving import proves

@@ -12,10 +12,9 @@ from headrace.storage import checkpoint, producers
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail
-from headrace.storage.segments import recovery, start_markers, sums
+from headrace.storage.segments import recovery, truncation
 from headrace.storage.segments.log import PartitionedLog
-from headrace.storage.segments.open_segments import OpenSegments
-from headrace.storage.segments.segment import Segment
+from headrace.storage.segments.segment import OpenSegments, Segment, Sum, encode_sum
 from headrace.storage.segments.services import Found
 from headrace.storage.segments.store import PartitionedStore
 from headrace.storage.segments.truncation import Marker
@@ -100,9 +99,9 @@ def test_of_a_checkpoint_before_truncations_only_what_they_left_is_relied_on(
 def test_a_marked_start_above_the_checkpoints_was_never_told_and_goes(point: LogPoint | None, left: list[int]) -> None:
     disk = new_folder()
     for offset in (3, 5, 9):
-        put(disk, named(offset, start_markers.ENDING))
+        put(disk, named(offset, truncation.START))
     assert recovery._start_markers(disk, FOLDER, disk.list(FOLDER), point) == left
-    assert recovery._offsets(disk.list(FOLDER), start_markers.ENDING) == left
+    assert recovery._offsets(disk.list(FOLDER), truncation.START) == left
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_what_a_crash_left_half_done_goes_and_so_do_indexes_without_their_log() 
 )
 def test_a_first_segment_without_anything_is_missing_if_others_follow(first: dict[str, int], is_doubted: bool) -> None:
     disk = new_folder()
-    put(disk, named(5, ".sum"), sums.encode(sums.Sum(0, 0, 10)))
+    put(disk, named(5, ".sum"), encode_sum(Sum(0, 0, 10)))
     segments = [segment(disk, 5, 10, **first), segment(disk, 10, 12, size=9)]  # type: ignore[arg-type]
     recovery._doubt_empty(TOPIC, segments)
     found = [(bad.position, bad.end, bad.first_offset, bad.next_offset) for bad in segments[0].damage]

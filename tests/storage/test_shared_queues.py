@@ -11,8 +11,7 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.storage.commitlog import retention
 from headrace.storage.commitlog.log import SharedLog
-from headrace.storage.commitlog.queuefile import QueueFile
-from headrace.storage.commitlog.splice import Replacement
+from headrace.storage.commitlog.queuefile import QueueFile, Replacement
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.folder import SHARED
 from headrace.storage.offline import commitlog_verify

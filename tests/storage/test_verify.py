@@ -11,10 +11,10 @@ import pytest
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches
+from headrace.storage import checked_bytes
 from headrace.storage.log import Log
 from headrace.storage.offline import verify
 from headrace.storage.offline.report import DumpedBatch, Problem
-from headrace.storage.segments import checked_bytes
 from headrace.system.disk import SystemDisk
 from headrace.virtual.disk import VirtualDisk
 from proving import proves

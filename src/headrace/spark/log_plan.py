@@ -26,9 +26,8 @@ from headrace.storage.epochs import read_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder
 from headrace.storage.offline.verify import layout_of
-from headrace.storage.segments import sums
 from headrace.storage.segments.index import LOW_HALF, OFFSET_ENTRY_BYTES, OffsetIndex, closed_entries
-from headrace.storage.segments.segment import GAPS, INDEX, LOG, NEVER, SUM
+from headrace.storage.segments.segment import GAPS, INDEX, LOG, NEVER, SUM, read_sum
 from headrace.storage.segments.swap import DIGITS, SWAP
 
 TOPICS_SHOWN_MAX: Final = 20
@@ -287,7 +286,7 @@ def _beside(name: str, names: set[str], swapped: bool) -> str | None:
 def _swap_end(disk: Disk, path: str, log: str, names: set[str]) -> int:
     name = _beside(log[:DIGITS] + SUM, names, swapped=True)
     try:
-        found = sums.read(disk, f"{path}/{name}") if name else None
+        found = read_sum(disk, f"{path}/{name}") if name else None
     except FileNotFoundError:
         found = None
     return found.next_offset if found else 0

@@ -38,9 +38,8 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.offline.report import PartitionReport, Problem
 from headrace.storage.offline.verify import inspect_folder, reports
 from headrace.storage.scan import Broken, Chain, Whole, scan
-from headrace.storage.segments import sums
 from headrace.storage.segments.index import LOW_HALF, OffsetIndex, closed_entries
-from headrace.storage.segments.segment import NEVER
+from headrace.storage.segments.segment import NEVER, crc_of_file, read_sum
 from headrace.system.disk import SystemDisk, SystemFile
 
 PIECE_BYTES: Final = 8 << 20
@@ -344,10 +343,10 @@ class _Reading:
             yield self._problem("index", None, None, f"the index {what}; a broker builds it anew")
 
     def _sum(self, file: File, size: int, name: str) -> Iterator[LogProblem]:
-        found, segment = sums.read(self._disk, f"{self._split.path}/{name}"), self._known()
+        found, segment = read_sum(self._disk, f"{self._split.path}/{name}"), self._known()
         if found is None:
             yield self._problem("sum", None, None, "the sum of this compacted segment is damaged")
-        elif found.size != size or found.crc != sums.of_file(file, size):
+        elif found.size != size or found.crc != crc_of_file(file, size):
             yield self._problem("sum", None, None, "this compacted segment does not agree with its sum")
         elif segment.next_base is not None and found.next_offset != segment.next_base:
             reason = f"offsets {found.next_offset} to {segment.next_base - 1} are missing"

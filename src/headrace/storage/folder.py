@@ -16,6 +16,7 @@ else a person decides about it.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import DataFolderError, HeadraceError
+from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.storage.log import TopicPartition
 
@@ -269,3 +271,32 @@ def set_aside(disk: Disk, folder: str, ending: str, path: str | None = None) -> 
             disk.rename(path or folder, target)
             return target
     raise DataFolderError(f"{folder}: {ASIDE_MAX} folders are set aside beside it: remove those not needed any more")
+
+
+class Trash:
+    """Files and folders that were set aside and go after a while."""
+
+    def __init__(self, disk: Disk, clock: Clock) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._waiting: list[tuple[float, int, list[str]]] = []
+        self._order = 0
+
+    def later(self, paths: list[str], delay_ms: int) -> None:
+        if paths:
+            self._order += 1
+            heapq.heappush(self._waiting, (self._clock.now() + delay_ms / 1000, self._order, paths))
+
+    def empty(self, now: float) -> None:
+        """Remove what has waited long enough."""
+        while self._waiting and self._waiting[0][0] <= now:
+            for path in heapq.heappop(self._waiting)[2]:
+                try:
+                    if DELETED in path:
+                        self._disk.remove_folder(path)
+                    else:
+                        self._disk.remove(path)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    log.error("%s cannot be removed: %s", path, error.strerror)

@@ -34,7 +34,7 @@ from headrace.errors import (
 )
 from headrace.ports.clock import Clock
 from headrace.records.batch import BatchHeader
-from headrace.storage.segments.checked_bytes import CheckBudget
+from headrace.storage.checked_bytes import CheckBudget
 
 KEPT_BATCHES: Final = 5
 REFUSED_MAX: Final = 1000

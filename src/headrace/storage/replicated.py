@@ -16,16 +16,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from headrace.errors import CorruptBatch, HeadraceError
-from headrace.records.batch import BatchHeader
+from headrace.errors import CorruptBatch, FencedEpoch, HeadraceError, OffsetOutOfRange
+from headrace.records.batch import BatchHeader, check
 from headrace.settings.values import LogSettings
-from headrace.storage import copied_batches, producers
-from headrace.storage.checkpointer import Done
+from headrace.storage import producers
+from headrace.storage.checkpoint import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import EpochEnd, TopicPartition
 from headrace.storage.producers import ProducerState, ProducerTable
 
 log = logging.getLogger(__name__)
+
+
+def check_copied(
+    where: TopicPartition, data: memoryview, end_offset: int, last_epoch: int, *, is_empty: bool
+) -> list[tuple[memoryview, BatchHeader]]:
+    """The batches, which fill `data` and follow a log that ends so. Their offsets rise, perhaps with gaps, as in a log
+    that was compacted; their epochs do not fall. The first may span the end of a log
+    that is empty, as it may span the start of the leader's."""
+    found: list[tuple[memoryview, BatchHeader]] = []
+    at, size, due = 0, len(data), end_offset
+    while at < size:
+        try:
+            header = check(data, at)
+        except CorruptBatch as error:
+            raise CorruptBatch(f"{where}: what was copied behind offset {due - 1}: {error}") from None
+        if header.base_offset < due and not (is_empty and not found and header.next_offset > due):
+            raise OffsetOutOfRange(f"{where}: a batch with offset {header.base_offset} cannot follow {due - 1}")
+        if header.leader_epoch < last_epoch:
+            raise FencedEpoch(
+                f"{where}: a batch of epoch {header.leader_epoch} (offset {header.base_offset}) cannot follow one of "
+                f"epoch {last_epoch}"
+            )
+        end = at + header.size_bytes
+        found.append((data[at:end], header))
+        at, due, last_epoch = end, header.next_offset, header.leader_epoch
+    return found
 
 
 class ReplicatedLog:
@@ -101,9 +127,7 @@ class ReplicatedLog:
 
     def append_copied(self, data: memoryview, epoch_starts: Sequence[tuple[int, int]] = ()) -> int:
         is_empty = self.start_offset == self.end_offset
-        batches = copied_batches.checked(
-            self.topic_partition, data, self.end_offset, self.last_epoch(), is_empty=is_empty
-        )
+        batches = check_copied(self.topic_partition, data, self.end_offset, self.last_epoch(), is_empty=is_empty)
         self.copying, self._told_epochs = True, epoch_starts
         try:
             if batches and batches[0][1].base_offset < self.end_offset:

@@ -10,6 +10,8 @@ back. All files here can be derived from the commit log, so they are synced by c
 log alone makes batches durable. A truncation and a raised start are a frame that tells the log's bounds, a new
 beginning is two: that nothing is left, then the new bounds. Where there is no room for them, they are written with the
 next batch, and until then a crash may bring back what was cut.
+
+What one log has staged in a turn of the loop, and how it will be found: its runs.
 """
 
 from __future__ import annotations
@@ -25,15 +27,14 @@ from headrace.ports.disk import Buffer, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal
-from headrace.storage.checkpointer import Done
-from headrace.storage.commitlog import frames, search
+from headrace.storage.checkpoint import Done
+from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.frames import FRAME_BYTES
 from headrace.storage.commitlog.partition_files import Beside
-from headrace.storage.commitlog.queuefile import Run
+from headrace.storage.commitlog.queue import Queue
+from headrace.storage.commitlog.queuefile import GONE, NO_TIMESTAMP, Replacement, Run
 from headrace.storage.commitlog.reader import Reader
 from headrace.storage.commitlog.services import Found, Surroundings
-from headrace.storage.commitlog.splice import Replacement
-from headrace.storage.commitlog.turn import Turn
 from headrace.storage.epochs import EpochHistory, starts_in
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.replicated import ReplicatedLog
@@ -44,6 +45,81 @@ NOTHING: Final = ReadResult((), 0)
 NEVER: Final = 1 << 62
 
 _STAMP = struct.Struct(">qii").pack_into
+
+
+class Turn:
+    """A run begins with the frame, at a gap between offsets, and when the one before it is long enough."""
+
+    __slots__ = (
+        "_runs",
+        "_runs_ms",
+        "base",
+        "batches",
+        "epochs_before",
+        "gap",
+        "next_run_at",
+        "run_ms",
+        "single",
+        "size",
+    )
+
+    def __init__(self) -> None:
+        self.batches: list[Buffer] = []
+        self.epochs_before = 0
+        self.base = self.next_run_at = 0
+        self.single = True
+        """Whether all of it is one run that begins with `base`; most turns are."""
+        self._runs: list[tuple[int, int]] = []
+        self._runs_ms: list[int] = []
+        self.clear()
+
+    def clear(self) -> None:
+        self.batches.clear()
+        self.size = 0
+        self.gap = False
+        self.run_ms = NO_TIMESTAMP
+        if not self.single:
+            self.single = True
+            self._runs, self._runs_ms = [], []
+
+    def begin(self, base: int, interval_bytes: int, *, gap: bool) -> None:
+        self.base = base
+        self.gap = gap
+        self.next_run_at = interval_bytes
+        if gap:
+            self._several()
+
+    def _several(self) -> None:
+        self.single = False
+        self._runs.append((0, self.base))
+
+    def next_run(self, base: int, interval_bytes: int) -> None:
+        """The batch about to be staged begins a run."""
+        if self.single:
+            self._several()
+        self._runs_ms.append(self.run_ms)
+        self.run_ms = NO_TIMESTAMP
+        self._runs.append((self.size, base))
+        self.next_run_at = self.size + interval_bytes
+
+    def prepare(self, queue: Queue, first_offset: int) -> None:
+        """Nothing more is staged in several runs: make room for the entries. OSError if there is none."""
+        runs, runs_ms = self._runs, self._runs_ms
+        runs_ms.append(self.run_ms)
+        greatest_ms = max(runs_ms)
+        fits = queue.ready(len(runs) + self.gap, first_offset, runs_ms[0], runs[-1][1], greatest_ms)
+        if not fits and not self.gap:
+            self.single, self.run_ms = True, greatest_ms
+            self._runs, self._runs_ms = [], []
+
+    def enter(self, queue: Queue, number: int, byte: int, first_offset: int, next_offset: int) -> None:
+        """Several runs are in the commit log, from this byte on."""
+        runs = self._runs
+        if self.gap and runs[0][1] > first_offset:
+            queue.add_roomy(Run(number, byte - FRAME_BYTES, GONE, first_offset, NO_TIMESTAMP), runs[0][1])
+        ends = [*runs[1:], (self.size, next_offset)]
+        for (at, base), (end, next_base), run_ms in zip(runs, ends, self._runs_ms, strict=True):
+            queue.add_roomy(Run(number, byte + at, end - at, base, run_ms), next_base)
 
 
 class SharedLog(ReplicatedLog):
@@ -291,21 +367,21 @@ class SharedLog(ReplicatedLog):
         self._reader.doubt(self.written_offset)
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
-        return search.headers(self.queue, self._around.commit_log, from_offset, from_offset)
+        return reader.headers(self.queue, self._around.commit_log, from_offset, from_offset)
 
     def sound_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         """The same, but known damage is left out."""
-        return search.headers(self.queue, self._around.commit_log, from_offset, NEVER)
+        return reader.headers(self.queue, self._around.commit_log, from_offset, NEVER)
 
     def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
         with refusal.reading(self.topic_partition):
-            return search.offset_for_time(
+            return reader.offset_for_time(
                 self.queue, self._around.commit_log, timestamp_ms, self.start_offset, self.written_offset
             )
 
     def greatest_timestamp(self) -> TimedOffset | None:
         with refusal.reading(self.topic_partition):
-            return search.greatest_timestamp(
+            return reader.greatest_timestamp(
                 self.queue, self._around.commit_log, self.start_offset, self.written_offset
             )
 
@@ -432,7 +508,7 @@ class SharedLog(ReplicatedLog):
             from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
             if from_offset < self.written_offset:
                 commit_log = self._around.commit_log
-                found = search.checked_headers(
+                found = reader.checked_headers(
                     self.queue, commit_log, from_offset, past_damage=past_damage, left_out=self.producers.left_out
                 )
                 headers = (header for header, _ in found)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from headrace.ports.disk import read_whole
 from headrace.settings.values import LogSettings
 from headrace.storage import cut_tails, folder, producers, rewritten
-from headrace.storage.commitlog import frames, search
+from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.checkpoint import Checkpoint, LogPoint
 from headrace.storage.commitlog.frames import Key
 from headrace.storage.commitlog.log import SharedLog
@@ -279,7 +279,7 @@ class Opening:
         for epoch, start, first in seen:
             while entry is not None and entry.offset < start:
                 before, entry = entry, next(entries, None)
-            end = 0 if before is None else search.end_of_run(self._around.commit_log, before)
+            end = 0 if before is None else reader.end_of_run(self._around.commit_log, before)
             starts.append((epoch, min(start, end), first))
         return starts
 
@@ -290,7 +290,7 @@ class Opening:
         run = None
         for entry in state.queue.entries(state.start_offset):
             run = entry if entry.has_batches else run
-        end = 0 if run is None else search.end_of_run(self._around.commit_log, run)
+        end = 0 if run is None else reader.end_of_run(self._around.commit_log, run)
         return [entry for entry in history.entries if entry[0] > last and end <= entry[1] < state.queue.end_offset]
 
     def _snapshots(self, path: str, state: State) -> list[int]:

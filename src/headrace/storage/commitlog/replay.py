@@ -40,8 +40,7 @@ from headrace.storage.commitlog.frame_scan import (
 )
 from headrace.storage.commitlog.frames import APPEND, BOUNDS, EPOCH, FRAME_BYTES, SYNCED, Frame, Key
 from headrace.storage.commitlog.queue import Queue
-from headrace.storage.commitlog.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Run
-from headrace.storage.commitlog.splice import Replacement
+from headrace.storage.commitlog.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Replacement, Run
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail, TopicPartition
 

@@ -1,4 +1,5 @@
-"""Emptying commit files of which little is wanted: what is still wanted is copied to the end of the commit log.
+"""Commit files of which little or nothing is wanted: what is still wanted is copied to the end of the commit log, and
+files without anything wanted go.
 
 A closed file whose wanted bytes are less than `rewrite_share` of it is emptied, the emptiest first, one at a time and a
 few runs at a step. The runs of a partition are written as replace frames with all their batches, checked on the way,
@@ -17,18 +18,25 @@ With share s, at most 0.5:
   appended byte. A smaller share writes less and keeps more.
 
 A file of the smallest batches is more than half batches, so no file is emptied that is full of wanted ones.
+
+Partition folders that were set aside hold queues only, their batches lie in the commit log. While there is one whose
+topic is known, no commit file is emptied or removed: a broker that has lost its metadata would else remove everything.
+They go with the deletion of their topic; else a person decides about them, as about those of the other layout.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, cast
 
 from headrace.errors import CorruptBatch
+from headrace.ports.disk import Disk
 from headrace.settings.values import BROKER_BY_NAME
+from headrace.storage import folder
 from headrace.storage.cleaner import Steps
-from headrace.storage.commitlog.commitlog import CommitLog
+from headrace.storage.commitlog.commitlog import CommitLog, FrameWriter
 from headrace.storage.commitlog.frames import FRAME_BYTES
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, Entry
@@ -135,3 +143,63 @@ class Rewriter:
             log.error("%s stays: %s", file.path, error)
             for entry in entries:
                 look_at(source, max(source.start_offset, entry.offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    numbers: list[int]
+    """Files that may go now."""
+    waits: bool = False
+    """Whether others are empty too..."""
+    wants_checkpoint: bool = False
+    """...and a checkpoint would let them go."""
+
+
+class EmptyFiles:
+    """When a commit file without anything wanted may go. What made it empty is told by frames: those must be safe
+    first, and a checkpoint must speak of it, unless there is no room to write any. That the file had been synced must
+    be told too, or else a start would take it for lost in a crash."""
+
+    def __init__(self, commit_log: CommitLog, writer: FrameWriter) -> None:
+        self._commit_log = commit_log
+        self._writer = writer
+        self._empty_at: dict[int, int] = {}
+        """Where the commit log ended when a file was first seen to be empty, by its number."""
+        self._wanted = 0
+        self.checkpointed = 0
+        """The position that the last checkpoint speaks for."""
+
+    def removal(self, live: Mapping[int, int]) -> Removal:
+        """By the wanted bytes in each file."""
+        commit_log, writer = self._commit_log, self._writer
+        empty = [number for number, count in live.items() if not count and number != commit_log.number]
+        if not empty:
+            return Removal([])
+        self._empty_at = {number: self._empty_at.get(number, commit_log.end) for number in empty}
+        ready = [n for n in empty if self._empty_at[n] <= self.checkpointed or writer.short_of_room]
+        if ready and writer.marked >> 32 <= ready[-1]:
+            writer.mark()
+        told = writer.marked >> 32 if writer.mark_end <= commit_log.synced else 0
+        gone = [number for number in ready if number < told]
+        if len(gone) == len(empty):
+            return Removal(gone)
+        before, self._wanted = self._wanted, max(self._wanted, writer.mark_end, *self._empty_at.values())
+        return Removal(gone, waits=True, wants_checkpoint=self._wanted > before)
+
+
+NAMED_MAX = 10
+
+
+def strays_with_topics(disk: Disk, data: str) -> list[str]:
+    """Those that say which topic they belong to."""
+    found = [path for topic in folder.topic_folders(disk, data) for _, path in folder.strays_of(disk, data, topic)]
+    return [path for path in found if isinstance(folder.read_topic_id(disk, path), bytes)]
+
+
+def strays_advice(data: str, found: list[str]) -> str:
+    named = ", ".join(found[:NAMED_MAX]) + (f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else "")
+    return (
+        f"no commit file of {data} is removed, because batches of folders that are set aside may be in it: {named}. "
+        "If they are not wanted, remove these folders and restart the broker. If they are, stop it, mend the cluster's "
+        "metadata, give the folders back their names, and start it"
+    )

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
-from headrace.storage.checkpointer import Done
+from headrace.storage.checked_bytes import CheckBudget
+from headrace.storage.checkpoint import Done
 from headrace.storage.commitlog.commitlog import CommitLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import OpenQueues
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.producers import ProducerLoads
-from headrace.storage.segments.checked_bytes import CheckBudget
 
 if TYPE_CHECKING:
     from headrace.storage.commitlog.log import SharedLog

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
@@ -17,29 +17,24 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings.values import LogSettings
 from headrace.storage import cut_tails, folder, rewritten
+from headrace.storage.checked_bytes import CheckBudget
 from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
-from headrace.storage.checkpointer import CheckpointWriter
-from headrace.storage.cleaner import Cleaner, Steps
-from headrace.storage.commitlog import checkpoint, compaction, points, retention, strays
-from headrace.storage.commitlog.commitlog import FILE_BYTES, CommitLog
-from headrace.storage.commitlog.empty_files import EmptyFiles
-from headrace.storage.commitlog.frame_writer import FrameWriter
+from headrace.storage.checkpoint import CheckpointWriter
+from headrace.storage.cleaner import Cleaner, DirtyLogs, Steps
+from headrace.storage.commitlog import checkpoint, compaction, retention, rewriter
+from headrace.storage.commitlog.checkpoint import LogPoint
+from headrace.storage.commitlog.commitlog import FILE_BYTES, CommitLog, FrameWriter
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.partition_files import DerivedFiles
 from headrace.storage.commitlog.queuefile import OpenQueues
 from headrace.storage.commitlog.recovery import Expected, Opening
-from headrace.storage.commitlog.replace_frames import Replacements
-from headrace.storage.commitlog.replacement import Replacer
-from headrace.storage.commitlog.rewriter import REWRITE_SHARE, Rewriter
+from headrace.storage.commitlog.replace_frames import Replacements, Replacer
+from headrace.storage.commitlog.rewriter import REWRITE_SHARE, EmptyFiles, Rewriter
 from headrace.storage.commitlog.services import Found, Surroundings
-from headrace.storage.commitlog.trash import Trash
-from headrace.storage.dirty_logs import DirtyLogs
-from headrace.storage.flush_policy import Flushes
-from headrace.storage.folder import Stray
-from headrace.storage.group_commit import FILES_MAX, GroupCommit, concerns
+from headrace.storage.folder import Stray, Trash
+from headrace.storage.group_commit import FILES_MAX, Flushes, GroupCommit, concerns
 from headrace.storage.log import Log, Phase, TopicPartition
 from headrace.storage.producers import ProducerLoads
-from headrace.storage.segments.checked_bytes import CheckBudget
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +44,32 @@ A_SEGMENT: Final = 3
 A_QUEUE: Final = 2
 """Descriptors of an open segment, which the bound given is meant for, and of an open queue."""
 SNAPSHOT_BYTES: Final = 64 << 20
+
+
+def points(logs: Iterable[SharedLog]) -> Iterator[LogPoint]:
+    for each in logs:
+        where, queue = each.topic_partition, each.queue
+        yield LogPoint(
+            where.topic,
+            where.partition,
+            each.topic_id.hex(),
+            each.start_offset,
+            each.written_offset,
+            queue.size_bytes,
+            *queue.active_point(),
+            each.epochs.crc_below(each.written_offset),
+            list(queue.live.items()),
+            each.cleanings,
+        )
+
+
+def live_bytes(numbers: Iterable[int], logs: Iterable[SharedLog]) -> dict[int, int]:
+    """Wanted bytes in each commit file, by its number."""
+    live = dict.fromkeys(numbers, 0)
+    for each in logs:
+        for number, count in each.queue.live.items():
+            live[number] = live.get(number, 0) + count
+    return live
 
 
 class SharedStore:
@@ -163,14 +184,14 @@ class SharedStore:
             log.warning("%s: %s", staged.topic_partition, error)
         self._staged.clear()
         self._perhaps_empty = True
-        self._keep_for(strays.with_topics(self._disk, self.data))
+        self._keep_for(rewriter.strays_with_topics(self._disk, self.data))
         return opened.strays
 
     def _keep_for(self, found: list[str]) -> None:
         """Folders that are set aside hold queues only, their batches are in commit files that look unwanted."""
         self._keeps_files = bool(found)
         if found:
-            log.warning("%s", strays.advice(self.data, found))
+            log.warning("%s", rewriter.strays_advice(self.data, found))
 
     def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
         assert self.phase is Phase.OPEN
@@ -205,7 +226,7 @@ class SharedStore:
     def set_aside(self, topic_partition: TopicPartition) -> str:
         self._keeps_files = True
         aside = self._let_go_of(self._logs[topic_partition], folder.STRAY)
-        log.warning("%s", strays.advice(self.data, [aside]))
+        log.warning("%s", rewriter.strays_advice(self.data, [aside]))
         return aside
 
     def delete_left(self, topic: str, topic_id: bytes) -> None:
@@ -217,7 +238,7 @@ class SharedStore:
                 gone = True
         finally:
             if gone and self._keeps_files:
-                self._keeps_files = bool(strays.with_topics(self._disk, self.data))
+                self._keeps_files = bool(rewriter.strays_with_topics(self._disk, self.data))
                 self._perhaps_empty = True
 
     def _let_go_of(self, gone: SharedLog, ending: str) -> str:
@@ -351,7 +372,7 @@ class SharedStore:
 
     def live_bytes(self) -> dict[int, int]:
         """Wanted bytes in each commit file, by its number."""
-        return points.live_bytes(self.commit_log.sizes, self._logs.values())
+        return live_bytes(self.commit_log.sizes, self._logs.values())
 
     def _emptied(self) -> None:
         self._perhaps_empty = True
@@ -378,12 +399,12 @@ class SharedStore:
         """Whether a log is, by a failure of the disk: no checkpoint may speak for it, and no file goes."""
         return self._failure is not None or any(isinstance(each.offline, StorageFailed) for each in self._logs.values())
 
-    # The checkpoint (see `checkpointing.Contents`).
+    # The checkpoint (see `storage.checkpoint.Contents`).
 
     def encode(self) -> bytes:
         self._refuse_if_offline()
         self._checkpoint_position = self.commit_log.end
-        return checkpoint.encode(self._clean, self._checkpoint_position, points.points(self._logs.values()))
+        return checkpoint.encode(self._clean, self._checkpoint_position, points(self._logs.values()))
 
     def _refuse_if_offline(self) -> None:
         if self._offline:

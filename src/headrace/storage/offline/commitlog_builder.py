@@ -18,8 +18,7 @@ from headrace.storage.commitlog.commitlog import CommitLog
 from headrace.storage.commitlog.frame_scan import BrokenBytes, Scanner
 from headrace.storage.commitlog.frames import APPEND, BOUNDS, FRAME_BYTES, REPLACE, WITH_BATCHES, Key
 from headrace.storage.commitlog.store import SharedStore
-from headrace.storage.offline import partition_files
-from headrace.storage.offline.content import CHUNK_BYTES, Content, chunks
+from headrace.storage.offline.content import CHUNK_BYTES, Content, chunks, write_epochs, write_partition_files
 
 
 class CommitLogBuilder:
@@ -91,7 +90,7 @@ def build(
     builder = CommitLogBuilder(disk, data, file_bytes)
     for content in contents:
         builder.add(content, wrote)
-        partition_files.write(disk, data, content)
+        write_partition_files(disk, data, content)
     builder.close()
     store = SharedStore(disk, clock, data, file_bytes=file_bytes)
     try:
@@ -107,4 +106,4 @@ def build(
         store.abandon()
         raise
     for content in contents:
-        partition_files.write_epochs(disk, data, content)
+        write_epochs(disk, data, content)

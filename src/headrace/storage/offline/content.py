@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.ports.disk import Disk
+from headrace.ports.disk import Disk, write_atomically
 from headrace.records.batch import HEADER_BYTES, LENGTH_END, MAGIC
 from headrace.storage import checkpoint, folder, producers
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
-from headrace.storage.epochs import read_entries
+from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder, Stretch
 from headrace.storage.producers import ProducerState
@@ -231,3 +231,26 @@ def _pieces(stretches: Iterable[Stretch]) -> Iterator[bytes]:
     for stretch in stretches:
         for position in range(stretch.position, stretch.end, CHUNK_BYTES):
             yield stretch.file.pread(min(CHUNK_BYTES, stretch.end - position), position)
+
+
+def write_partition_files(disk: Disk, data: str, content: Content) -> None:
+    """Epochs, producers and, last, the file that makes the folder a partition's."""
+    path = folder.partition_folder(data, content.topic_partition)
+    disk.make_folder(path)
+    write_epochs(disk, data, content)
+    if content.producers:
+        write_atomically(disk, stem(path, content.end_offset) + SNAPSHOT, producers.encode(content.producers))
+    disk.open(folder.write_partition_file(disk, path, content.topic_id)).sync()
+    for each in (path, path.rpartition("/")[0], data):
+        disk.sync_folder(each)
+
+
+def write_epochs(disk: Disk, data: str, content: Content) -> None:
+    """The whole history, of offsets below the start as well."""
+    history = EpochHistory(disk, folder.partition_folder(data, content.topic_partition), fresh=True)
+    for epoch, offset in content.epochs:
+        history.begin(epoch, offset)
+    file = history.save()
+    if file is not None:
+        file.sync()
+        file.close()

@@ -18,10 +18,8 @@ from headrace.ports.disk import Disk, File, write_atomically
 from headrace.settings.values import LogSettings
 from headrace.storage import checkpoint, folder
 from headrace.storage.checkpoint import LogPoint
-from headrace.storage.offline import partition_files
-from headrace.storage.offline.content import Chunk, Content, chunks
+from headrace.storage.offline.content import Chunk, Content, chunks, write_partition_files
 from headrace.storage.scan import walk
-from headrace.storage.segments import sums
 from headrace.storage.segments.index import (
     TIME_ENTRY,
     OffsetIndex,
@@ -30,7 +28,18 @@ from headrace.storage.segments.index import (
     closed_entries,
     closing_crc,
 )
-from headrace.storage.segments.segment import INDEX, LOG, NO_TIMESTAMP, RELATIVE_OFFSET_MAX, SUM, TIME_INDEX, stem
+from headrace.storage.segments.segment import (
+    INDEX,
+    LOG,
+    NO_TIMESTAMP,
+    RELATIVE_OFFSET_MAX,
+    SUM,
+    TIME_INDEX,
+    Sum,
+    encode_sum,
+    read_sum,
+    stem,
+)
 
 DIGITS: Final = 20
 WRITE_BYTES: Final = 1 << 20
@@ -100,7 +109,7 @@ class _Segment:
         entries, times = (self.every_entry, self.every_time) if self.has_gaps else (self.entries, self.times)
         written.append(_write(disk, name + TIME_INDEX, _closed(bytes(times), TimeIndex, self.size)))
         if self.has_gaps:
-            written.append(_write(disk, name + SUM, sums.encode(sums.Sum(self.crc, self.size, next_offset))))
+            written.append(_write(disk, name + SUM, encode_sum(Sum(self.crc, self.size, next_offset))))
         disk.sync_now(written)
         _write(disk, name + INDEX, _closed(entries.tobytes(), OffsetIndex, self.size)).sync()
 
@@ -145,7 +154,7 @@ class PartitionBuilder:
         if segment is None or segment.has_gaps or segment.next_offset < content.end_offset:
             self._roll(content.end_offset)  # what is appended next must not lie behind gaps
         self._end(content.end_offset)
-        partition_files.write(disk, self._data, content)
+        write_partition_files(disk, self._data, content)
 
     def _resume(self) -> int | None:
         """Throw away what is not finished; answers the offset to go on with, None if nothing is there."""
@@ -170,7 +179,7 @@ class PartitionBuilder:
     def _end_of(self, base_offset: int, entries: bytes) -> int:
         name = stem(self._path, base_offset)
         if self._disk.exists(name + SUM):
-            found = sums.read(self._disk, name + SUM)
+            found = read_sum(self._disk, name + SUM)
             assert found is not None, f"{name + SUM} was synced before the index was written"
             return found.next_offset
         file = self._disk.open(name + LOG)

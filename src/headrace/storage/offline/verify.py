@@ -31,7 +31,6 @@ from headrace.storage.offline.report import (
     SegmentReport,
 )
 from headrace.storage.scan import Broken, Chain, scan
-from headrace.storage.segments import sums
 from headrace.storage.segments.index import LOW_HALF, TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closed_entries
 from headrace.storage.segments.segment import (
     GAPS,
@@ -43,6 +42,8 @@ from headrace.storage.segments.segment import (
     SNAPSHOT,
     SUM,
     TIME_INDEX,
+    crc_of_file,
+    read_sum,
 )
 
 DIGITS: Final = 20
@@ -223,14 +224,14 @@ class _SegmentCheck:
         return expected
 
     def _compare_with_sum(self, expected: int, size: int) -> int:
-        found = sums.read(self.disk, self.stem + SUM)
+        found = read_sum(self.disk, self.stem + SUM)
         if found is None:
             self.add(SUM, "sum of a compacted segment is damaged")
             return max(expected, self.next_base or 0)
         if found.size != size:
             what = f"compacted segment has {size} bytes, but its sum was taken of {found.size}"
             self.add(LOG, what, min(size, found.size))
-        elif found.crc != sums.of_file(self.disk.open(self.stem + LOG), size):
+        elif found.crc != crc_of_file(self.disk.open(self.stem + LOG), size):
             self.add(LOG, "compacted segment does not agree with its sum: a byte outside its batches' CRCs has changed")
         if self.next_base is not None and found.next_offset != self.next_base:
             self.add(SUM, f"range ends at {found.next_offset}, but the next segment begins with {self.next_base}")

@@ -26,7 +26,7 @@ from headrace.storage.compacted_batch import Batch, LatestOffsets, Thinning
 from headrace.storage.damage import look_at
 from headrace.storage.producers import UnreadableProducers
 from headrace.storage.scan import read_log
-from headrace.storage.segments import sums, swap
+from headrace.storage.segments import swap
 from headrace.storage.segments.index import TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closing_crc
 from headrace.storage.segments.log import PartitionedLog
 from headrace.storage.segments.segment import (
@@ -37,6 +37,8 @@ from headrace.storage.segments.segment import (
     SUM,
     TIME_INDEX,
     Segment,
+    Sum,
+    encode_sum,
     stem,
 )
 
@@ -226,12 +228,12 @@ class _Rewrite:
 
     def _write_beside(self, output: _Output) -> list[File]:
         """Index, time index and sum of the new segment."""
-        found = sums.Sum(output.crc, output.size, self._group[-1].next_offset)
+        found = Sum(output.crc, output.size, self._group[-1].next_offset)
         files: list[File] = []
         for ending, content in (
             (INDEX, _closed(output.index.tobytes(), OffsetIndex, output.size)),
             (TIME_INDEX, _closed(bytes(output.times), TimeIndex, output.size)),
-            (SUM, sums.encode(found)),
+            (SUM, encode_sum(found)),
         ):
             files.append(self._new_file(ending))
             files[-1].pwritev([content], 0)

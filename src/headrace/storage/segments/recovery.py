@@ -33,7 +33,7 @@ from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.scan import Broken, Chain, is_cut_short, scan, walk
-from headrace.storage.segments import start_markers, swap, truncation
+from headrace.storage.segments import swap, truncation
 from headrace.storage.segments.log import PartitionedLog
 from headrace.storage.segments.segment import (
     DELETED,
@@ -121,10 +121,10 @@ def open_log(
 
 def _start_markers(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -> list[int]:
     """Those that may be true; one above the checkpoint's start tells of a deletion that was not kept."""
-    found = _offsets(names, start_markers.ENDING)
+    found = _offsets(names, truncation.START)
     for offset in found:
         if point is not None and offset > point.start_offset:
-            disk.remove(stem(folder, offset) + start_markers.ENDING)
+            disk.remove(stem(folder, offset) + truncation.START)
     return [offset for offset in found if point is None or offset <= point.start_offset]
 
 

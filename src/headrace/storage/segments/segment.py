@@ -1,7 +1,7 @@
 """One segment of a partition's log: `<20-digit first offset>.log` with its `.index` and `.timeindex`.
 
 The `.log` file is the record batches as clients sent them, one behind the other and nothing else. Only the newest
-segment is written. A segment that was compacted has a `.sum` file (see `sums`); one that took copied batches with gaps
+segment is written. A segment that was compacted has a `.sum` file (see `Sum`); one that took copied batches with gaps
 between their offsets has an empty `.gaps` file. Both are sparse: the index has an entry for every batch. Files are
 opened at first use and dropped when too many are open; a slice keeps its file alive.
 """
@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import errno
 import logging
+import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from crc32c import crc32c
+
 from headrace.errors import CorruptBatch, UnreadableBatch
-from headrace.ports.disk import Disk, File, FileSlice
+from headrace.ports.disk import Disk, File, FileSlice, read_whole
 from headrace.records.batch import HEADER_BYTES
+from headrace.storage.checked_bytes import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.scan import Headers, Walk, find, read_log, sound_run, walk, walk_checked
-from headrace.storage.segments import sums
-from headrace.storage.segments.checked_bytes import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.segments.index import OffsetIndex, TimeIndex
-from headrace.storage.segments.open_segments import OpenSegments
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +194,8 @@ class Segment:
 
     def _agree_with_sum(self) -> None:
         """Without its index, only the sum can tell whether the offsets of a compacted segment are right."""
-        found = sums.read(self._disk, self.stem + SUM)
-        if found is None or found.crc != sums.of_file(self.file, self.written):
+        found = read_sum(self._disk, self.stem + SUM)
+        if found is None or found.crc != crc_of_file(self.file, self.written):
             raise CorruptBatch(
                 f"{self.path}: neither its index nor its sum agrees with it; `headrace log verify` says more"
             )
@@ -323,7 +325,7 @@ class Segment:
 
     def is_less_than_its_sum(self) -> bool:
         """Whether a compacted one has lost its end."""
-        found = sums.read(self._disk, self.stem + SUM) if self.cleaned else None
+        found = read_sum(self._disk, self.stem + SUM) if self.cleaned else None
         return found is not None and found.size > self.size
 
     def missing_end(self) -> CorruptBatch:
@@ -506,3 +508,75 @@ class Segment:
                 self._disk.rename(path, path + DELETED)
                 paths.append(path + DELETED)
         return paths
+
+
+OPEN_SEGMENTS_MAX: Final = 2000
+
+
+class OpenSegments:
+    """Bounds how many segments have open files: the longest open is dropped first, unless it is being written."""
+
+    def __init__(self, most: int = OPEN_SEGMENTS_MAX) -> None:
+        self._most = most
+        self._open: deque[Segment] = deque()
+
+    def opened(self, segment: Segment) -> None:
+        self._open.append(segment)
+        for _ in range(len(self._open) - self._most):
+            oldest = self._open.popleft()
+            if oldest.written < oldest.size:
+                self._open.append(oldest)
+            else:
+                oldest.release()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def closed(self, segment: Segment) -> None:
+        if segment in self._open:
+            self._open.remove(segment)
+
+
+SUM_VERSION: Final = 1
+SUM_CHUNK_BYTES: Final = 1 << 20
+
+_SUM = struct.Struct(">IIQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The `.sum` file of a compacted segment: CRC-32C of its whole `.log`, its size, and the offset after its range.
+
+    Compaction leaves gaps, so a wrong base offset cannot be told by its neighbours; this sum covers the bytes that no
+    batch's own CRC does. 28 bytes, big-endian: version uint32, CRC uint32, size uint64, next offset uint64, CRC of the
+    above uint32.
+    """
+
+    crc: int
+    size: int
+    next_offset: int
+
+
+def encode_sum(found: Sum) -> bytes:
+    body = _SUM.pack(SUM_VERSION, found.crc, found.size, found.next_offset)
+    return body + crc32c(body).to_bytes(4, "big")
+
+
+def read_sum(disk: Disk, path: str) -> Sum | None:
+    """None if it is not whole."""
+    data = read_whole(disk, path)
+    if len(data) != _SUM.size + 4 or crc32c(data[:-4]) != int.from_bytes(data[-4:], "big"):
+        return None
+    version, crc, size, next_offset = _SUM.unpack_from(data)
+    return Sum(crc, size, next_offset) if version == SUM_VERSION else None
+
+
+def crc_of_file(file: File, size: int) -> int:
+    crc, position = 0, 0
+    while position < size:
+        chunk = file.pread(min(SUM_CHUNK_BYTES, size - position), position)
+        if not chunk:
+            break
+        crc = crc32c(chunk, crc)
+        position += len(chunk)
+    return crc

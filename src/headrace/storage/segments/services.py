@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.settings.values import LogSettings
-from headrace.storage.checkpointer import Done
+from headrace.storage.checked_bytes import CheckBudget
+from headrace.storage.checkpoint import Done
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.producers import ProducerLoads
-from headrace.storage.segments.checked_bytes import CheckBudget
-from headrace.storage.segments.open_segments import OpenSegments
-from headrace.storage.segments.segment import Segment
+from headrace.storage.segments.segment import OpenSegments, Segment
 
 if TYPE_CHECKING:
     from headrace.storage.segments.log import PartitionedLog

@@ -17,19 +17,16 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings.values import LogSettings
 from headrace.storage import checkpoint, cut_tails, folder, rewritten
-from headrace.storage.checkpoint import LogPoint
-from headrace.storage.checkpointer import CheckpointWriter
-from headrace.storage.cleaner import Cleaner, Steps
-from headrace.storage.dirty_logs import DirtyLogs
-from headrace.storage.flush_policy import Flushes
+from headrace.storage.checked_bytes import CheckBudget
+from headrace.storage.checkpoint import CheckpointWriter, LogPoint
+from headrace.storage.cleaner import Cleaner, DirtyLogs, Steps
 from headrace.storage.folder import Stray
-from headrace.storage.group_commit import FILES_MAX, GroupCommit, concerns
+from headrace.storage.group_commit import FILES_MAX, Flushes, GroupCommit, concerns
 from headrace.storage.log import Log, Phase, Tail, TopicPartition
 from headrace.storage.producers import ProducerLoads
 from headrace.storage.segments import compaction, recovery, retention
-from headrace.storage.segments.checked_bytes import CheckBudget
 from headrace.storage.segments.log import PartitionedLog
-from headrace.storage.segments.open_segments import OPEN_SEGMENTS_MAX, OpenSegments
+from headrace.storage.segments.segment import OPEN_SEGMENTS_MAX, OpenSegments
 from headrace.storage.segments.services import Surroundings
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.ports.disk import Disk
-from headrace.storage.segments import sums
+from headrace.storage.segments import segment
 from headrace.storage.segments.segment import GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, stem
 
 CLEANED: Final = ".cleaned"
@@ -30,7 +30,7 @@ def finish(disk: Disk, folder: str, base_offset: int) -> None:
     """Remove the old segments of the range and name the new files; whole again after any interruption."""
     start = stem(folder, base_offset)
     sum_path = start + SUM + SWAP if disk.exists(start + SUM + SWAP) else start + SUM
-    found = sums.read(disk, sum_path)
+    found = segment.read_sum(disk, sum_path)
     assert found is not None, f"{sum_path} was synced before the swap began"
     for name in disk.list(folder):
         digits, dot, ending = name.partition(".")
