@@ -38,7 +38,7 @@ from headrace.cluster.topics import CreateTopic
 from headrace.errors import DataFolderError, InvalidRequest, MetadataInDoubt
 from headrace.ports.coordination import Compare, Delete, Put, TransactionResult
 from headrace.ports.disk import write_atomically
-from headrace.storage.damage import look_at
+from headrace.storage.log import look_at
 from headrace.virtual.clock import VirtualClock
 from headrace.virtual.disk import VirtualDisk, VirtualFile
 from partitions.led import Deletion

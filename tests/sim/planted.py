@@ -30,8 +30,8 @@ from headrace.storage import compacted_batch, folder, rewritten, shortfall
 from headrace.storage.commitlog import retention as shared_retention
 from headrace.storage.compacted_batch import Thinning
 from headrace.storage.group_commit import GroupCommit
+from headrace.storage.local_log import LocalLog
 from headrace.storage.log import Log
-from headrace.storage.replicated import ReplicatedLog
 from headrace.storage.segments import retention
 from headrace.virtual.disk import VirtualDisk
 
@@ -375,7 +375,7 @@ def retention_without_the_followers(stack: ExitStack) -> None:
 @plant
 def compact_what_is_not_committed(stack: ExitStack) -> None:
     """Compaction goes by everything that is written, though a truncation may take it."""
-    swap(stack, ReplicatedLog, "deletable_below", lambda self: self.written_offset)
+    swap(stack, LocalLog, "deletable_below", lambda self: self.written_offset)
 
 
 @plant

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from headrace.records.batch import read_header
 from headrace.replication.leader_session import LeaderSession, Look
-from headrace.storage import replicated
+from headrace.storage import local_log
 from sim.planted import found_by, plant, swap
 
 
@@ -14,7 +14,7 @@ from sim.planted import found_by, plant, swap
 @plant
 def copy_without_a_look_at_crcs(stack: ExitStack) -> None:
     """A replica takes what its leader has as it is, and that one does not look before another drops its own."""
-    swap(stack, replicated, "check", read_header)
+    swap(stack, local_log, "check", read_header)
     swap(stack, LeaderSession, "_look", lambda *_: Look.WHOLE)
 
 

@@ -12,7 +12,6 @@ from headrace.errors import CorruptBatch
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.storage.commitlog.frames import APPEND, FRAME_BYTES
-from headrace.storage.damage import first_damaged_offset
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log, Tail, TopicPartition
 from headrace.virtual.disk import VirtualDisk
@@ -88,7 +87,7 @@ def test_a_batch_that_is_damaged_costs_none_behind_it(layout: str, a_write: int,
     log = started(sim)
     assert (log.end_offset, log.tail) == (BATCHES, Tail.WHOLE)
     assert list(read(log)) == others
-    assert first_damaged_offset(log) == nth
+    assert log.first_damaged_offset() == nth
     assert append(log, batch(b"next")) == BATCHES
     assert not sim.write()
     for same_boot in (True, False):
@@ -166,9 +165,9 @@ def test_a_broken_frame_that_others_of_its_partition_follow_is_missed() -> None:
     log = started(sim)
     assert (log.end_offset, log.tail) == (BATCHES, Tail.WHOLE)
     assert list(read(log)) == [*VALUES[:3], *VALUES[4:]]
-    assert first_damaged_offset(log) == 3
+    assert log.first_damaged_offset() == 3
     log.truncate(3)
-    assert first_damaged_offset(log) is None
+    assert log.first_damaged_offset() is None
     # Nothing of the other came before the broken bytes, and all behind them.
     assert sim.log(OTHER).tail is Tail.WHOLE
     assert list(read(sim.log(OTHER))) == [b"other 0", b"other 1"]

@@ -149,7 +149,7 @@ class TestSegments:
     def test_only_so_many_segments_are_open_and_all_can_be_read(self, harness: Harness) -> None:
         log = partitioned(harness, **SMALL)
         opened = OpenSegments(3)
-        log._around.open_segments = opened
+        log._services.open_segments = opened
         fill(harness, log, 200)
         assert len(log.segments) > 8
         assert len(opened) <= 3

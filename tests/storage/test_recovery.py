@@ -14,8 +14,8 @@ from headrace.storage.epochs import EpochHistory
 from headrace.storage.log import Tail
 from headrace.storage.segments import recovery, truncation
 from headrace.storage.segments.log import PartitionedLog
+from headrace.storage.segments.recovery import RecoveredSegments
 from headrace.storage.segments.segment import OpenSegments, Segment, Sum, encode_sum
-from headrace.storage.segments.services import Found
 from headrace.storage.segments.store import PartitionedStore
 from headrace.storage.segments.truncation import Marker
 from headrace.virtual.clock import VirtualClock
@@ -732,12 +732,12 @@ def test_a_folder_without_segments_goes_on_where_a_truncation_or_else_the_checkp
 @pytest.mark.parametrize("clean", [True, False])
 def test_what_a_killed_process_may_not_have_synced_is_synced_with_the_first_batch(clean: bool) -> None:
     _, log = filled()
-    found = Found([], 0, 0, snapshots=[7])
-    recovery._nothing_there(log._around, FOLDER, log.settings, found, POINT._replace(clean=clean), [])
+    found = RecoveredSegments(snapshots=[7])
+    recovery._nothing_there(log._services, FOLDER, log.settings, found, POINT._replace(clean=clean), [])
     assert (f"{FOLDER}/leader-epochs" in found.unsynced) is not clean
     assert found.end_offset == 40
-    found = Found([], 0, 0)
-    recovery._nothing_there(log._around, FOLDER, log.settings, found, None, [])
+    found = RecoveredSegments()
+    recovery._nothing_there(log._services, FOLDER, log.settings, found, None, [])
     assert (found.end_offset, FOLDER in found.unsynced) == (0, True)
 
 

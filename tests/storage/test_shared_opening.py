@@ -12,8 +12,8 @@ from headrace.storage import folder, producers
 from headrace.storage.commitlog import checkpoint, frames, recovery
 from headrace.storage.commitlog.commitlog import CommitLog
 from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.recovery import RecoveredQueue
 from headrace.storage.commitlog.replay import Replay, State
-from headrace.storage.commitlog.services import Found
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import SHARED
@@ -99,9 +99,9 @@ def commit_files(disk: VirtualDisk) -> list[str]:
 
 
 @pytest.fixture
-def finds(monkeypatch: pytest.MonkeyPatch) -> dict[TopicPartition, Found]:
+def finds(monkeypatch: pytest.MonkeyPatch) -> dict[TopicPartition, RecoveredQueue]:
     """What openings found out of each log."""
-    found: dict[TopicPartition, Found] = {}
+    found: dict[TopicPartition, RecoveredQueue] = {}
 
     def made(around: Any, path: str, where: TopicPartition, *more: Any) -> SharedLog:
         found[where] = more[-1]
@@ -327,7 +327,7 @@ def test_a_queue_that_has_lost_its_first_files_is_built_anew(monkeypatch: pytest
 
 
 def test_what_a_checkpoint_says_of_a_log_is_believed_no_further_than_the_log_goes(
-    finds: dict[TopicPartition, Found],
+    finds: dict[TopicPartition, RecoveredQueue],
 ) -> None:
     harness, log = filled()
     log.delete_before(12)
@@ -346,7 +346,7 @@ def test_what_a_checkpoint_says_of_a_log_is_believed_no_further_than_the_log_goe
     assert finds[TOPIC].checked_from is None, "nothing was read"
 
 
-def test_what_was_read_behind_the_checkpoint_is_not_checked_again(finds: dict[TopicPartition, Found]) -> None:
+def test_what_was_read_behind_the_checkpoint_is_not_checked_again(finds: dict[TopicPartition, RecoveredQueue]) -> None:
     harness, log = filled()
     append(log, batch(b"more"), epoch=3)
     harness.write()
@@ -358,7 +358,9 @@ def test_what_was_read_behind_the_checkpoint_is_not_checked_again(finds: dict[To
     assert finds[TOPIC].checked_from == 41, "nothing was behind it"
 
 
-def test_what_a_checkpoint_says_of_another_topic_of_that_name_says_nothing(finds: dict[TopicPartition, Found]) -> None:
+def test_what_a_checkpoint_says_of_another_topic_of_that_name_says_nothing(
+    finds: dict[TopicPartition, RecoveredQueue],
+) -> None:
     harness, _ = filled()
     believe(ended(harness, clean=False), topic_id="ff" * 16, start_offset=5, cleanings=[(8, 1)])
     opened(harness)
@@ -370,13 +372,13 @@ def test_what_lies_beside_the_commit_log_is_doubted_unless_all_was_stopped_in_or
 ) -> None:
     harness, _ = filled()
     doubted: list[TopicPartition] = []
-    doubt = SharedLog.doubt_beside
+    doubt = SharedLog.doubt_derived
 
     def noted(log: SharedLog) -> None:
         doubted.append(log.topic_partition)
         doubt(log)
 
-    monkeypatch.setattr(SharedLog, "doubt_beside", noted)
+    monkeypatch.setattr(SharedLog, "doubt_derived", noted)
     ended(harness, clean=True)
     opened(harness)
     assert doubted == []
@@ -410,12 +412,14 @@ def test_a_log_without_records_that_was_not_stopped_in_order_is_doubted_too(monk
         disk.remove(path)
     believe(disk, position=0)
     doubted: list[TopicPartition] = []
-    monkeypatch.setattr(SharedLog, "doubt_beside", lambda log: doubted.append(log.topic_partition))
+    monkeypatch.setattr(SharedLog, "doubt_derived", lambda log: doubted.append(log.topic_partition))
     harness.open()
     assert doubted == [TOPIC]
 
 
-def test_a_log_that_is_built_anew_is_told_its_epochs_and_what_was_checked(finds: dict[TopicPartition, Found]) -> None:
+def test_a_log_that_is_built_anew_is_told_its_epochs_and_what_was_checked(
+    finds: dict[TopicPartition, RecoveredQueue],
+) -> None:
     harness, _ = filled()
     disk = ended(harness, clean=True)
     for name in disk.list(FOLDER):
@@ -436,8 +440,8 @@ def test_the_bounds_of_a_log_of_which_nothing_was_heard_are_told_first(monkeypat
 
     def noted(each: recovery.Opening, where: TopicPartition, state: State) -> SharedLog:
         log = open_(each, where, state)
-        assert (log in each._around.staged) is log.bounds_untold
-        told.extend([where] * log.bounds_untold)
+        assert (log in each._services.staged) is log.bounds_unwritten
+        told.extend([where] * log.bounds_unwritten)
         return log
 
     monkeypatch.setattr(recovery.Opening, "_open", noted)
@@ -463,7 +467,7 @@ def put_back(disk: VirtualDisk, files: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("rebuilt", [True, False])
 def test_epochs_are_those_of_the_commit_log_behind_a_truncation(
-    rebuilt: bool, finds: dict[TopicPartition, Found]
+    rebuilt: bool, finds: dict[TopicPartition, RecoveredQueue]
 ) -> None:
     """The file still tells of epochs that were cut."""
     harness, log = filled()
@@ -486,7 +490,7 @@ def test_epochs_are_those_of_the_commit_log_behind_a_truncation(
 
 @pytest.mark.parametrize("lost", ["nothing else", "queue"])
 def test_files_that_were_written_before_a_loss_of_power_took_their_batches_are_not_believed(
-    lost: str, finds: dict[TopicPartition, Found]
+    lost: str, finds: dict[TopicPartition, RecoveredQueue]
 ) -> None:
     """A log was cut and went on in a later epoch. Its epochs and a snapshot are on disk, the commit log has neither the
     cut nor what came after it."""
@@ -556,7 +560,7 @@ def test_the_file_of_epochs_is_closed_when_it_was_written(monkeypatch: pytest.Mo
 
 
 def test_snapshots_that_are_torn_go_though_nothing_is_behind_the_checkpoint(
-    finds: dict[TopicPartition, Found],
+    finds: dict[TopicPartition, RecoveredQueue],
 ) -> None:
     harness, _ = filled()
     disk = ended(harness, clean=False)
@@ -566,7 +570,7 @@ def test_snapshots_that_are_torn_go_though_nothing_is_behind_the_checkpoint(
     assert [each for each in finds[TOPIC].snapshots if each >= 12] == [40]
 
 
-def test_snapshots_are_looked_at_when_their_log_is_built_anew(finds: dict[TopicPartition, Found]) -> None:
+def test_snapshots_are_looked_at_when_their_log_is_built_anew(finds: dict[TopicPartition, RecoveredQueue]) -> None:
     harness, _ = filled()
     disk = ended(harness, clean=True)
     put(disk, f"{FOLDER}/{13:020d}.snapshot", b"torn")
@@ -578,7 +582,9 @@ def test_snapshots_are_looked_at_when_their_log_is_built_anew(finds: dict[TopicP
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_snapshots_that_are_torn_or_speak_of_what_was_cut_go(clean: bool, finds: dict[TopicPartition, Found]) -> None:
+def test_snapshots_that_are_torn_or_speak_of_what_was_cut_go(
+    clean: bool, finds: dict[TopicPartition, RecoveredQueue]
+) -> None:
     harness, log = filled()
     before = beside(disk_of(harness))
     log.truncate(30)

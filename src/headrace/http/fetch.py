@@ -29,7 +29,7 @@ from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_header
 from headrace.records.record import Record
 from headrace.storage import refusal
-from headrace.storage.damage import look_at
+from headrace.storage.log import look_at
 from headrace.storage.page_cache import are_warm
 
 QUERY: Final = ("offset", "count", "max_bytes", "wait_ms", "format")

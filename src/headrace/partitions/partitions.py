@@ -19,7 +19,6 @@ from headrace.partitions.early_refusals import EarlyRefusals
 from headrace.partitions.leader_core import LeaderCore, SetChange
 from headrace.partitions.partition import Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
-from headrace.storage.damage import first_damaged_offset
 from headrace.storage.log import Log, LogStore, TopicPartition
 
 if TYPE_CHECKING:
@@ -202,7 +201,7 @@ class Partitions:
         self._replicas.setdefault(where.topic, {})[where.partition] = partition
         self._by_log[partition.log] = self._by_id[partition.log.topic_id, where.partition] = partition
         partition.log.on_damage = partition.found_damage
-        known = self.damaged.pop(before, None) if before is not None else first_damaged_offset(partition.log)
+        known = self.damaged.pop(before, None) if before is not None else partition.log.first_damaged_offset()
         if known is not None:
             partition.found_damage(known)
         self._early.tell(partition.log, self.clock.now())

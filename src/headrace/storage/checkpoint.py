@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from crc32c import crc32c
@@ -112,29 +112,13 @@ class Contents(Protocol):
         """OSError where nothing can be promised now."""
         ...
 
-    def beside(self) -> Sequence[File]:
+    def files_to_sync(self) -> Sequence[File]:
         """Files that must be synced with the checkpoint that was just encoded."""
         ...
 
     def synced(self, error: OSError | None) -> None:
         """They were, or why not. OSError if the checkpoint must not count all the same."""
         ...
-
-
-class _Points:
-    """Points of logs whose files are synced by themselves."""
-
-    def __init__(self, points: Callable[[], Iterator[LogPoint]]) -> None:
-        self._points = points
-
-    def encode(self) -> bytes:
-        return encode(self._points())
-
-    def beside(self) -> Sequence[File]:
-        return ()
-
-    def synced(self, error: OSError | None) -> None:
-        return None
 
 
 class CheckpointWriter:
@@ -147,14 +131,14 @@ class CheckpointWriter:
         disk: Disk,
         clock: Clock,
         data: str,
-        contents: Contents | Callable[[], Iterator[LogPoint]],
+        contents: Contents,
         interval_ms: int,
     ) -> None:
         self._disk = disk
         self._clock = clock
         self._data = data
         self._path = f"{data}/{FILE_NAME}"
-        self._contents: Contents = _Points(contents) if callable(contents) else contents
+        self._contents = contents
         self._interval_seconds = interval_ms / 1000
         self._next = clock.now() + self._interval_seconds
         self._open = self._wanted = self._running = self._closed = False
@@ -200,7 +184,7 @@ class CheckpointWriter:
             file = self._disk.open(self._path + ".tmp", create=True, writable=True)
             file.truncate(0)
             file.pwritev([self._contents.encode()], 0)
-            self._disk.request_sync([file, *self._contents.beside()], self._name)
+            self._disk.request_sync([file, *self._contents.files_to_sync()], self._name)
         except OSError as error:
             self._end(error)
 

@@ -262,6 +262,25 @@ def discard_left(disk: Disk, data: str, topic: str, topic_id: bytes, opened: Col
             yield set_aside(disk, partition_folder(data, where), DELETED, path)
 
 
+def why_stray(disk: Disk, path: str, expected_id: bytes | None) -> str | None:
+    """Why a partition's folder is not served: it is another topic's, or no topic's (None: no such partition is
+    expected here). None if it is."""
+    if expected_id is None:
+        return "no topic of this cluster has this partition here"
+    topic_id = read_topic_id(disk, path)
+    if isinstance(topic_id, str):
+        return topic_id
+    if topic_id != expected_id:
+        return f"it belongs to the topic with id {topic_id.hex()}, not to {expected_id.hex()} of the same name"
+    return None
+
+
+def set_stray_aside(disk: Disk, path: str, reason: str) -> Stray:
+    stray = Stray(set_aside(disk, path, STRAY), reason)
+    log.warning("%s set aside as %s: %s", path, stray.path, reason)
+    return stray
+
+
 def set_aside(disk: Disk, folder: str, ending: str, path: str | None = None) -> str:
     """Rename a partition folder, which is at `path` if it was set aside before, so that it is not a partition's any
     more; answers the new path."""
@@ -281,6 +300,9 @@ class Trash:
         self._clock = clock
         self._waiting: list[tuple[float, int, list[str]]] = []
         self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def later(self, paths: list[str], delay_ms: int) -> None:
         if paths:

@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Unpack
 
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.storage import folder
 from headrace.storage.commitlog.store import SharedStore
-from headrace.storage.log import TopicPartition
+from headrace.storage.local_store import StoreOptions
 from headrace.storage.segments.store import PartitionedStore
 
 AUTO: Final = "auto"
@@ -29,15 +28,10 @@ def open_store(
     data: str,
     layout: str = AUTO,
     *,
-    retention_check_ms: int = 300_000,
-    cleaner_backoff_ms: int = 15_000,
-    checkpoint_ms: int = 60_000,
-    producer_expire_ms: int = 86_400_000,
-    archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
     open_segments_max: int,
-    sync_files_max: int,
     commit_file_bytes: int,
     rewrite_share: float,
+    **options: Unpack[StoreOptions],
 ) -> Store:
     """The store of a data folder, locked. DataFolderError: it is in use, or has another layout."""
     if layout == AUTO:
@@ -47,25 +41,9 @@ def open_store(
             disk,
             clock,
             data,
-            retention_check_ms=retention_check_ms,
-            cleaner_backoff_ms=cleaner_backoff_ms,
-            checkpoint_ms=checkpoint_ms,
-            producer_expire_ms=producer_expire_ms,
-            archived_offset=archived_offset,
             open_segments_max=open_segments_max,
-            sync_files_max=sync_files_max,
             file_bytes=commit_file_bytes,
             rewrite_share=rewrite_share,
+            **options,
         )
-    return PartitionedStore(
-        disk,
-        clock,
-        data,
-        retention_check_ms=retention_check_ms,
-        cleaner_backoff_ms=cleaner_backoff_ms,
-        checkpoint_ms=checkpoint_ms,
-        producer_expire_ms=producer_expire_ms,
-        archived_offset=archived_offset,
-        open_segments_max=open_segments_max,
-        sync_files_max=sync_files_max,
-    )
+    return PartitionedStore(disk, clock, data, open_segments_max=open_segments_max, **options)

@@ -4,11 +4,17 @@ A log is a sequence of record batches with rising offsets. `append` stages a bat
 in `end_offset` at once, but it is written by `LogStore.write_staged`, one vectored write per turn for all that was
 staged. Staged views are only used until then. Reads answer file slices, never bytes, and never go beyond
 `written_offset`. Nothing here says that a partition has a file of its own.
+
+Damage that a log knows of: found at its start, reported then, never served, and mended from another replica.
+
+What lay at the front of a log and is gone is damage too. Only deletions raise a start, and a leader's start has all its
+followers delete what lies before: so a log that has lost its first files begins where it did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, Protocol
@@ -166,6 +172,16 @@ class Log(Protocol):
         heard of it then."""
         ...
 
+    def first_damaged_offset(self) -> int | None:
+        """The first offset that the start found damaged. What an earlier start found in a shared log is told by its
+        reads, unless it is the first of all."""
+        ...
+
+    def lost_front(self) -> bool:
+        """Whether what the log began with is damaged or gone. Only deletions raise a start, and a leader's start has
+        all its followers delete what lies before: so a log that has lost its first files begins where it did."""
+        ...
+
     def doubt(self) -> None:
         """Slices of it could not be read when they were sent: check everything anew before it is served."""
         ...
@@ -280,3 +296,11 @@ class LogStore(Protocol):
         """Sync, write the clean checkpoint and release the folder; answers whether all that was written is safe and
         the checkpoint says so. A store that never came to be open writes nothing."""
         ...
+
+
+def look_at(log: Log, offset: int) -> None:
+    """Somebody could not make sense of the batch at this offset: look at it again. If it is the log that is damaged,
+    and not what a client once sent, `Log.on_damage` hears of it."""
+    log.doubt()
+    with suppress(HeadraceError):
+        log.read(offset, 1, log.written_offset, warm=True)

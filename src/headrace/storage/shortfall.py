@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from headrace.ports.disk import Disk
 from headrace.storage import checkpoint, folder
 from headrace.storage.commitlog import checkpoint as shared_checkpoint
-from headrace.storage.damage import lost_front
 from headrace.storage.log import Log, Tail
 from headrace.storage.watermarks import Key
 
@@ -66,7 +65,7 @@ def short(logs: Iterable[Log], held: Mapping[Key, Held] | None, watermarks: Mapp
         key = key_of(log)
         before = held.get(key, NOTHING)
         known_end = max(before.end_offset, watermarks.get(key, 0))
-        if log.end_offset < known_end or lost_all(log, before) or lost_front(log):
+        if log.end_offset < known_end or lost_all(log, before) or log.lost_front():
             found.add(key)
     return frozenset(found)
 

@@ -30,7 +30,7 @@ from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, Entry, QueueFile
 from headrace.storage.commitlog.replace_frames import Replacements
 from headrace.storage.compacted_batch import LatestOffsets, Thinning
-from headrace.storage.damage import look_at
+from headrace.storage.log import look_at
 from headrace.storage.producers import UnreadableProducers
 from headrace.storage.scan import read_log, walk_checked
 

@@ -20,9 +20,9 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from headrace.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, StorageFailed, UnknownPartition
+from headrace.errors import HeadraceError, StorageFailed, UnknownPartition
 from headrace.ports.disk import Buffer, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
@@ -30,18 +30,19 @@ from headrace.storage import producers, refusal
 from headrace.storage.checkpoint import Done
 from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.frames import FRAME_BYTES
-from headrace.storage.commitlog.partition_files import Beside
+from headrace.storage.commitlog.partition_files import DerivedFiles
 from headrace.storage.commitlog.queue import Queue
-from headrace.storage.commitlog.queuefile import GONE, NO_TIMESTAMP, Replacement, Run
+from headrace.storage.commitlog.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Replacement, Run
 from headrace.storage.commitlog.reader import Reader
-from headrace.storage.commitlog.services import Found, Surroundings
-from headrace.storage.epochs import EpochHistory, starts_in
+from headrace.storage.local_log import LocalLog
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
-from headrace.storage.replicated import ReplicatedLog
+
+if TYPE_CHECKING:
+    from headrace.storage.commitlog.recovery import RecoveredQueue
+    from headrace.storage.commitlog.store import SharedServices
 
 log = logging.getLogger(__name__)
 
-NOTHING: Final = ReadResult((), 0)
 NEVER: Final = 1 << 62
 
 _STAMP = struct.Struct(">qii").pack_into
@@ -122,34 +123,28 @@ class Turn:
             queue.add_roomy(Run(number, byte + at, end - at, base, run_ms), next_base)
 
 
-class SharedLog(ReplicatedLog):
+class SharedLog(LocalLog):
     """See `storage.log.Log`."""
+
+    _services: SharedServices
 
     def __init__(
         self,
-        around: Surroundings,
+        services: SharedServices,
         folder: str,
         topic_partition: TopicPartition,
         topic_id: bytes,
         settings: LogSettings,
-        found: Found,
+        found: RecoveredQueue,
     ) -> None:
-        super().__init__(around.archived_offset)
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
+        super().__init__(services, folder, topic_partition, topic_id, settings, found)
         self._partition = topic_partition.partition
-        self.folder = folder
-        self.offline: HeadraceError | None = None
         self.queue = found.queue
-        self.start_offset, self.safe_start_offset = found.start_offset, found.safe_start_offset
+        self.safe_start_offset = found.safe_start_offset
         end_offset = found.queue.end_offset
         self.end_offset = self.written_offset = self.durable_offset = self.sync_asked_offset = end_offset
-        self.truncations = 0
-        self.cleanings = found.cleanings
-        self.tail = found.tail
         self.damaged_from = found.damaged_from
-        self.held_bytes = 0
-        self.bounds_untold = False
+        self.bounds_unwritten = False
         """Whether a frame with the log's bounds is still to be written..."""
         self.begun_anew = False
         """...and before it one that says that nothing of what was there counts, its epochs and producers neither."""
@@ -159,30 +154,14 @@ class SharedLog(ReplicatedLog):
         """Called when the queue is cut, before the commit log says so."""
         self.snapshot_bytes = 0
         """Bytes appended since the last snapshot."""
-        self._around = around
-        self._turn = Turn()
-        self._refusal: HeadraceError | None = None
-        self._shortage = refusal.Shortage(topic_partition)
-        self.epochs = found.epochs or EpochHistory(around.disk, folder)
-        self.beside = Beside(around.disk, folder, self.epochs, found.snapshots)
-        self.epochs.rebuild_from(self._epochs_in_log)
+        self.derived = DerivedFiles(services.disk, folder, self.epochs, found.snapshots)
         checked_from = end_offset if found.checked_from is None else found.checked_from
-        self._reader = Reader(self.queue, around.commit_log, self.epochs, around.check_budget, checked_from, self)
-        self._epoch: int | None = None
-        self.producers = producers.ProducerTable(around.producer_loads, self._load_producers)
-        self.settings = settings
-
-    def __repr__(self) -> str:
-        return f"<log {self.topic_partition} {self.start_offset}..{self.end_offset}>"
+        self._reader = Reader(self.queue, services.commit_log, self.epochs, services.check_budget, checked_from, self)
+        self._turn = Turn()
 
     @property
     def size_bytes(self) -> int:
         return self.queue.size_bytes
-
-    @property
-    def cleaned_to(self) -> int:
-        """Everything before it has been compacted at least once."""
-        return self.cleanings[-1][0] if self.cleanings else 0
 
     # Appending.
 
@@ -198,7 +177,7 @@ class SharedLog(ReplicatedLog):
         turn, size = self._turn, header.size_bytes
         if not turn.batches:
             self._begin_turn(base)
-        elif turn.size + size > self._around.commit_log.file_bytes - FRAME_BYTES:
+        elif turn.size + size > self._services.commit_log.file_bytes - FRAME_BYTES:
             self._write_in_turn()
             self._begin_turn(base)
         elif base != self.end_offset:
@@ -223,26 +202,21 @@ class SharedLog(ReplicatedLog):
             self._turn.epochs_before = len(self.epochs.entries)
         except OSError as error:
             raise self._refuse(error).again() from error
-        self._around.staged[self] = None
+        self._services.staged[self] = None
         self._turn.begin(base, self.settings.index_interval_bytes, gap=base != self.end_offset)
 
     def _write_in_turn(self) -> None:
-        error = self._around.write_now(self)
+        error = self._services.write_now(self)
         if error is not None:
             self._refusal = self._refusal or error
             raise error
 
-    def told(self) -> HeadraceError | None:
-        """Why nothing is staged, if that was refused; says it once, unless the log is offline."""
-        error, self._refusal = self._refusal, self.offline
-        return error
-
     def prepare(self) -> HeadraceError | None:
         """Make sure that what was staged can be written and found; or take it back and answer why."""
         turn = self._turn
-        self.frame_bytes = FRAME_BYTES * len(self.bounds_frames()) if self.bounds_untold else 0
+        self.frame_bytes = FRAME_BYTES * len(self.bounds_frames()) if self.bounds_unwritten else 0
         if not turn.batches:
-            return self.told()
+            return self.take_refusal()
         self.frame_bytes += FRAME_BYTES * (1 + len(self._epochs_of_turn())) + turn.size
         if self.offline is not None:
             self._roll_back()
@@ -250,7 +224,7 @@ class SharedLog(ReplicatedLog):
         try:
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
             if len(self.epochs.entries) != turn.epochs_before:
-                self.beside.save_epochs()
+                self.derived.save_epochs()
             if turn.single:
                 offset, run_ms = self.written_offset, turn.run_ms
                 self.queue.ready(1, offset, run_ms, offset, run_ms)
@@ -263,7 +237,7 @@ class SharedLog(ReplicatedLog):
     def frames(self, parts: list[Buffer]) -> int:
         """Put the log's frames into a write; answers how many bytes of them come before the batches."""
         count = 0
-        if self.bounds_untold:
+        if self.bounds_unwritten:
             bounds = self.bounds_frames()
             parts += bounds
             count = FRAME_BYTES * len(bounds)
@@ -299,7 +273,7 @@ class SharedLog(ReplicatedLog):
 
     def wrote(self, number: int, byte: int) -> None:
         """The frames are in the commit log, the batches from this byte on."""
-        self.bounds_untold = self.begun_anew = False
+        self.bounds_unwritten = self.begun_anew = False
         turn = self._turn
         if turn.batches:
             if turn.single:
@@ -329,12 +303,12 @@ class SharedLog(ReplicatedLog):
             self._turn.clear()
 
     def _refuse(self, error: OSError) -> HeadraceError:
-        path = self._around.commit_log.path(self._around.commit_log.number)
+        path = self._services.commit_log.path(self._services.commit_log.number)
         return self._shortage.met(error.filename or path, error) if refusal.passes(error) else self.fail(error)
 
     def fail(self, error: OSError) -> HeadraceError:
         """The commit log is not known any more to hold what it should: all logs go offline."""
-        self._around.failed(error)
+        self._services.failed(error)
         assert self.offline is not None
         return self.offline
 
@@ -344,45 +318,45 @@ class SharedLog(ReplicatedLog):
 
     # Reading.
 
-    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
-        limit = min(limit_offset, self.written_offset)
-        if offset < self.start_offset or offset > self.end_offset:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition}: offset {offset} is not in the log, which holds "
-                f"{self.start_offset} to {self.end_offset - 1}"
-            )
-        if offset >= limit:
-            return NOTHING
+    def _read(self, offset: int, max_bytes: int, limit: int, warm: bool) -> ReadResult:
         if isinstance(self.offline, UnknownPartition):
             raise self.offline.again()
-        try:
-            return self._reader.read(offset, max_bytes, limit, warm=warm)
-        except CorruptBatch:
-            self.on_damage(offset)
-            raise
-        except OSError as error:
-            raise refusal.unreadable(self.topic_partition, error) from error
+        return self._reader.read(offset, max_bytes, limit, warm=warm)
 
     def doubt(self) -> None:
         self._reader.doubt(self.written_offset)
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
-        return reader.headers(self.queue, self._around.commit_log, from_offset, from_offset)
+        return reader.headers(self.queue, self._services.commit_log, from_offset, from_offset)
 
     def sound_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
-        """The same, but known damage is left out."""
-        return reader.headers(self.queue, self._around.commit_log, from_offset, NEVER)
+        return reader.headers(self.queue, self._services.commit_log, from_offset, NEVER)
+
+    def _checked_headers(self, from_offset: int, past_damage: bool) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        commit_log, left_out = self._services.commit_log, self.producers.left_out
+        return reader.checked_headers(self.queue, commit_log, from_offset, past_damage=past_damage, left_out=left_out)
+
+    def first_damaged_offset(self) -> int | None:
+        known = (self.start_offset, self.damaged_from)
+        return next((offset for offset in known if offset is not None and self._is_damaged(offset)), None)
+
+    def lost_front(self) -> bool:
+        return self._is_damaged(self.start_offset)
+
+    def _is_damaged(self, offset: int) -> bool:
+        entry = next(self.queue.entries(offset), None) if offset >= self.start_offset else None
+        return entry is not None and entry.size == DAMAGED
 
     def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
         with refusal.reading(self.topic_partition):
             return reader.offset_for_time(
-                self.queue, self._around.commit_log, timestamp_ms, self.start_offset, self.written_offset
+                self.queue, self._services.commit_log, timestamp_ms, self.start_offset, self.written_offset
             )
 
     def greatest_timestamp(self) -> TimedOffset | None:
         with refusal.reading(self.topic_partition):
             return reader.greatest_timestamp(
-                self.queue, self._around.commit_log, self.start_offset, self.written_offset
+                self.queue, self._services.commit_log, self.start_offset, self.written_offset
             )
 
     # Cutting.
@@ -413,7 +387,7 @@ class SharedLog(ReplicatedLog):
             self.begun_anew = True
             self.start_offset = offset
             self.queue.drop_all(offset)
-            self.beside.remove_snapshots_above(snapshots_to)
+            self.derived.remove_snapshots_above(snapshots_to)
             self._forget_from(0)
             self._cut_to(offset)
 
@@ -428,7 +402,7 @@ class SharedLog(ReplicatedLog):
             raise reason from error
 
     def _flush_staged(self) -> None:
-        if self._turn.batches and (error := self._around.write_now(self)) is not None:
+        if self._turn.batches and (error := self._services.write_now(self)) is not None:
             log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
         if self.offline is not None:
             raise self.offline.again()
@@ -436,48 +410,44 @@ class SharedLog(ReplicatedLog):
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
         self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
-        self.beside.remove_snapshots_above(end_offset)
+        self.derived.remove_snapshots_above(end_offset)
         self._forget_from(end_offset)
         self.truncations += 1
         self._epoch = None
         self._reader.forget()
-        self.beside.save_epochs()
+        self.derived.save_epochs()
         self.producers.forget()
-        self._tell_bounds()
-        self._around.sync_soon(self)
-        self._around.checkpoint_soon(None)
-        self._around.emptied()
+        self._write_bounds()
+        self._services.sync_soon(self)
+        self._services.checkpoint_soon(None)
+        self._services.emptied()
 
     def _forget_from(self, offset: int) -> None:
-        """Nothing that was known of this offset and what follows counts any more."""
-        self.committed_offset = min(self.committed_offset, offset)
-        self.durable_offset = min(self.durable_offset, offset)
-        self.sync_asked_offset = min(self.sync_asked_offset, offset)
-        self.cleanings = [(min(cleaned_to, offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        super()._forget_from(offset)
         self._reader.checked.cut(offset)
         self.epochs.truncate(offset)
 
-    def _tell_bounds(self) -> None:
-        self.bounds_untold = True
-        self._around.write_now(self)
+    def _write_bounds(self) -> None:
+        self.bounds_unwritten = True
+        self._services.write_now(self)
 
     def delete_before(self, offset: int, done: Done | None = None) -> None:
         if self.offline is not None:
             raise self.offline.again()
         offset = min(offset, self.written_offset)
         if offset > self.start_offset:
-            if self._turn.batches and (refused := self._around.write_now(self)) is not None:
+            if self._turn.batches and (refused := self._services.write_now(self)) is not None:
                 self._refusal = self._refusal or refused
             self._remember_producers(offset)
             self.producers.moved()
             self.start_offset = offset
             self.queue.drop_before(offset)
             self._reader.forget()
-            self._tell_bounds()
-            self._around.emptied()
+            self._write_bounds()
+            self._services.emptied()
         elif done is None:
             return
-        self._around.checkpoint_soon(self.start_kept(done))
+        self._services.checkpoint_soon(self.start_kept(done))
 
     def replaced(self, replacements: Sequence[Replacement]) -> None:
         """The commit log holds replace frames with these runs, and they are synced: let the queue lead to them.
@@ -499,23 +469,14 @@ class SharedLog(ReplicatedLog):
                 self.queue.drop_before(self.start_offset)
             self.producers.moved()
             self._reader.forget()
-            self._around.checkpoint_soon(None)
-            self._around.emptied()
+            self._services.checkpoint_soon(None)
+            self._services.emptied()
 
     def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it."""
         with refusal.reading(self.topic_partition):
-            from_offset, states = self.beside.newest_producers(self.start_offset, self.written_offset)
-            if from_offset < self.written_offset:
-                commit_log = self._around.commit_log
-                found = reader.checked_headers(
-                    self.queue, commit_log, from_offset, past_damage=past_damage, left_out=self.producers.left_out
-                )
-                headers = (header for header, _ in found)
-                loads = self._around.producer_loads
-                yield from producers.replay(
-                    states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
-                )
+            from_offset, states = self.derived.newest_producers(self.start_offset, self.written_offset)
+            yield from self._replay_producers(states, from_offset, past_damage)
         return states
 
     def write_snapshot(self) -> None:
@@ -524,50 +485,44 @@ class SharedLog(ReplicatedLog):
             self.snapshot_bytes = 0
 
     def _has_snapshot_at(self, offset: int) -> bool:
-        return offset in self.beside.snapshots
+        return offset in self.derived.snapshots
 
     def _write_snapshot_at(self, offset: int, states: dict[int, producers.ProducerState]) -> None:
-        starts = self.beside.snapshots.offsets if self.bounds_untold else (self.safe_start_offset, self.start_offset)
-        self.beside.write_snapshot(offset, states, starts)
+        starts = (
+            self.derived.snapshots.offsets if self.bounds_unwritten else (self.safe_start_offset, self.start_offset)
+        )
+        self.derived.write_snapshot(offset, states, starts)
 
     def _sync_snapshot_soon(self) -> None:
-        self._around.checkpoint_soon(None)
-
-    def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
-        return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)
+        self._services.checkpoint_soon(None)
 
     # Syncing.
-
-    def sync_soon(self) -> None:
-        self._around.sync_soon(self)
 
     def take_unsynced(self) -> list[File]:
         """Files to sync so that everything written is safe; it counts as asked for from now on."""
         self.sync_asked_offset = self.written_offset
-        return self._around.commit_log.ask()
+        return self._services.commit_log.ask()
 
     def synced_upto(self, offset: int) -> None:
         """The sync that `take_unsynced` was called for has come back."""
-        self._around.commit_log.answered()
+        self._services.commit_log.answered()
         self.durable_offset = max(self.durable_offset, offset)
 
-    def take_beside(self) -> list[File]:
+    def take_derived(self) -> list[File]:
         """What a checkpoint syncs: the files that could be derived from the commit log."""
-        return self.queue.unsynced() + self.beside.take_unsynced()
+        return self.queue.unsynced() + self.derived.take_unsynced()
 
-    def doubt_beside(self) -> None:
+    def doubt_derived(self) -> None:
         """What was written beside the commit log may not be on disk."""
         self.queue.doubt()
-        self.beside.doubt()
+        self.derived.doubt()
 
     def stop(self) -> None:
         """Write what a start without a scan needs; syncing it is the caller's."""
         self.write_snapshot()
-        self.beside.save_epochs()
+        self.derived.save_epochs()
 
-    def delete(self) -> None:
-        """Take nothing more: the partition is going away."""
-        self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
+    def _drop_staged(self) -> None:
         self._turn.clear()
 
     def close_files(self) -> None:

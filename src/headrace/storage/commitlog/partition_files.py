@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.storage.commitlog.log import SharedLog
 
 
-class Beside:
+class DerivedFiles:
     def __init__(self, disk: Disk, folder: str, epochs: EpochHistory, snapshots: Iterable[int]) -> None:
         self._disk = disk
         self._folder = folder
@@ -70,7 +70,7 @@ class Beside:
         self._unsynced |= dict.fromkeys(paths)
 
 
-class DerivedFiles:
+class DerivedFilesSync:
     """What checkpoints sync of all logs: so many files at a time, and next time the others first."""
 
     def __init__(self, most: int) -> None:
@@ -83,5 +83,5 @@ class DerivedFiles:
             if len(files) >= self.most:
                 self._next += nth
                 break
-            files += logs[(self._next + nth) % len(logs)].take_beside()
+            files += logs[(self._next + nth) % len(logs)].take_derived()
         return files

@@ -12,26 +12,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headrace.ports.disk import read_whole
-from headrace.settings.values import LogSettings
 from headrace.storage import cut_tails, folder, producers, rewritten
 from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.checkpoint import Checkpoint, LogPoint
 from headrace.storage.commitlog.frames import Key
 from headrace.storage.commitlog.log import SharedLog
+from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.replay import Replay, State
-from headrace.storage.commitlog.services import Found, Surroundings
 from headrace.storage.epochs import EpochHistory, reconciled
 from headrace.storage.folder import Stray
+from headrace.storage.local_log import RecoveredLog
+from headrace.storage.local_store import Expected
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.segments.segment import SNAPSHOT, stem
 
+if TYPE_CHECKING:
+    from headrace.storage.commitlog.store import SharedServices
+
 log = logging.getLogger(__name__)
 
-Expected = Mapping[TopicPartition, tuple[bytes, LogSettings]]
-
 DIGITS = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class RecoveredQueue(RecoveredLog):
+    """What a start found of a log of the shared layout."""
+
+    queue: Queue
+    safe_start_offset: int = 0
+    """The start that the checkpoint holds."""
+    checked_from: int | None = None
+    """From this offset on everything was checked just now; None: nothing was."""
+    damaged_from: int | None = None
+    """The first offset that was found to be damaged."""
 
 
 @dataclass(slots=True)
@@ -46,11 +62,11 @@ class Opening:
     """One start of a store."""
 
     def __init__(
-        self, around: Surroundings, data: str, expected: Expected, checkpoint: Checkpoint | None, *, same_boot: bool
+        self, services: SharedServices, data: str, expected: Expected, checkpoint: Checkpoint | None, *, same_boot: bool
     ) -> None:
         self._same_boot = same_boot
-        self._around = around
-        self._disk = around.disk
+        self._services = services
+        self._disk = services.disk
         self._data = data
         self._expected = expected
         self._checkpoint = checkpoint or Checkpoint()
@@ -65,7 +81,7 @@ class Opening:
 
     def run(self) -> Opened:
         opened = Opened(strays=self._set_strays_aside())
-        commit_log, point = self._around.commit_log, self._checkpoint
+        commit_log, point = self._services.commit_log, self._checkpoint
         commit_log.find_files()
         whole = commit_log.end >= point.position
         if not whole:
@@ -95,24 +111,14 @@ class Opening:
     def _set_strays_aside(self) -> list[Stray]:
         strays: list[Stray] = []
         for where, path in list(folder.partitions(self._disk, self._data)):
-            reason = self._why_stray(path, self._expected.get(where))
+            expected = self._expected.get(where)
+            reason = folder.why_stray(self._disk, path, None if expected is None else expected[0])
             if reason is None:
                 self._folders[where] = path
                 self._there.add(where)
                 continue
-            strays.append(Stray(folder.set_aside(self._disk, path, folder.STRAY), reason))
-            log.warning("%s set aside as %s: %s", path, strays[-1].path, reason)
+            strays.append(folder.set_stray_aside(self._disk, path, reason))
         return strays
-
-    def _why_stray(self, path: str, expected: tuple[bytes, LogSettings] | None) -> str | None:
-        if expected is None:
-            return "no topic of this cluster has this partition here"
-        topic_id = folder.read_topic_id(self._disk, path)
-        if isinstance(topic_id, str):
-            return topic_id
-        if topic_id != expected[0]:
-            return f"it belongs to the topic with id {topic_id.hex()}, not to {expected[0].hex()} of the same name"
-        return None
 
     def _folder(self, where: TopicPartition) -> str:
         path = self._folders.get(where)
@@ -127,7 +133,7 @@ class Opening:
     def _state(self, where: TopicPartition, *, believed: bool) -> State:
         topic_id, settings = self._expected[where]
         path = self._folder(where)
-        state = State(where, self._around.new_queue(path), settings.index_interval_bytes)
+        state = State(where, self._services.new_queue(path), settings.index_interval_bytes)
         state.told = EpochHistory(self._disk, path)
         state.checkpoint_position = self._checkpoint.position
         point = self._checkpoint.logs.get(where)
@@ -169,7 +175,7 @@ class Opening:
         return True
 
     def _begin_anew(self, where: TopicPartition, state: State) -> None:
-        queue = self._around.new_queue(state.queue.folder)
+        queue = self._services.new_queue(state.queue.folder)
         queue.clear_files()
         self._states[where] = state
         state.queue, state.from_position, state.known = queue, 0, False
@@ -183,7 +189,7 @@ class Opening:
     def _begin_anew_without_files(self) -> dict[TopicPartition, State]:
         """Queues that lead to commit files that are gone, or have lost their own first ones, are built anew; answers
         them."""
-        there = self._around.commit_log.sizes.keys()
+        there = self._services.commit_log.sizes.keys()
         missing: dict[TopicPartition, State] = {}
         for where, state in self._states.items():
             if not state.queue.live.keys() <= there:
@@ -201,7 +207,7 @@ class Opening:
     # The commit log.
 
     def _replay(self) -> None:
-        commit_log, position = self._around.commit_log, self._checkpoint.position
+        commit_log, position = self._services.commit_log, self._checkpoint.position
         names = self._disk.list(commit_log.folder)
         replay = Replay(commit_log, self._by_key(self._states), position, same_boot=self._same_boot)
         replay.run(min([position, *(self._states[where].from_position for where in self._read_before)]))
@@ -226,7 +232,8 @@ class Opening:
         path, queue = state.queue.folder, state.queue
         queue.scratch = False
         point = self._checkpoint.logs.get(where)
-        found = Found(queue, state.start_offset, epochs=state.history, snapshots=self._snapshots(path, state))
+        found = RecoveredQueue(queue=queue, start_offset=state.start_offset, epochs=state.history)
+        found.snapshots = self._snapshots(path, state)
         found.damaged_from = state.damaged_from
         found.tail = max(self._tail, state.tail)  # of what was cut nobody knows whose it was
         if point is not None and point.topic_id == topic_id.hex():
@@ -237,13 +244,13 @@ class Opening:
         if state.touched or not self._clean:
             found.checked_from = min(state.checked_from, queue.end_offset)
             found.epochs = self._epochs(path, state)
-        opened = SharedLog(self._around, path, where, topic_id, settings, found)
+        opened = SharedLog(self._services, path, where, topic_id, settings, found)
         if state.touched or not self._clean or not state.known:
-            opened.doubt_beside()
+            opened.doubt_derived()
         if not state.known:
             # Whatever the commit log holds of it from before is not its own.
-            opened.bounds_untold = True
-            self._around.staged[opened] = None
+            opened.bounds_unwritten = True
+            self._services.staged[opened] = None
         return opened
 
     def _epochs(self, path: str, state: State) -> EpochHistory:
@@ -279,7 +286,7 @@ class Opening:
         for epoch, start, first in seen:
             while entry is not None and entry.offset < start:
                 before, entry = entry, next(entries, None)
-            end = 0 if before is None else reader.end_of_run(self._around.commit_log, before)
+            end = 0 if before is None else reader.end_of_run(self._services.commit_log, before)
             starts.append((epoch, min(start, end), first))
         return starts
 
@@ -290,7 +297,7 @@ class Opening:
         run = None
         for entry in state.queue.entries(state.start_offset):
             run = entry if entry.has_batches else run
-        end = 0 if run is None else reader.end_of_run(self._around.commit_log, run)
+        end = 0 if run is None else reader.end_of_run(self._services.commit_log, run)
         return [entry for entry in history.entries if entry[0] > last and end <= entry[1] < state.queue.end_offset]
 
     def _snapshots(self, path: str, state: State) -> list[int]:

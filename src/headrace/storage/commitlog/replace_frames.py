@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
 from headrace.ports.disk import Buffer, Disk
@@ -20,8 +21,10 @@ from headrace.storage.commitlog.frame_scan import Unsound, read_batches
 from headrace.storage.commitlog.frames import FRAME_BYTES, REPLACE, Frame
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queuefile import GONE, NO_TIMESTAMP, Replacement, Run
-from headrace.storage.commitlog.services import Surroundings
 from headrace.storage.group_commit import concerns
+
+if TYPE_CHECKING:
+    from headrace.storage.commitlog.store import SharedServices
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +104,8 @@ class Replacer:
 
 
 class Replacements:
-    def __init__(self, around: Surroundings, replacer: Replacer) -> None:
-        self._around = around
+    def __init__(self, services: SharedServices, replacer: Replacer) -> None:
+        self._services = services
         self._replacer = replacer
         self._waiting: Waiting = {}
         self._syncing: Waiting = {}
@@ -119,7 +122,7 @@ class Replacements:
             runs = self._replacer.write(log, first_offset, next_offset, batches)
         except OSError as error:
             if not refusal.passes(error):
-                self._around.failed(error)
+                self._services.failed(error)
             raise
         self.written_bytes += FRAME_BYTES + sum(map(len, batches))
         self.runs += len(runs)
@@ -131,7 +134,7 @@ class Replacements:
 
     def _put_back(self, log: SharedLog) -> None:
         """The queue was cut: what it leads to where frames say otherwise is written behind them."""
-        commit_log, queue = self._around.commit_log, log.queue
+        commit_log, queue = self._services.commit_log, log.queue
         found = [each for part in (self._syncing, self._waiting) for each in part.get(log, (0, []))[1]]
         written: list[Replacement] = []
         for first_offset, next_offset, _ in found:
@@ -156,13 +159,13 @@ class Replacements:
     def _settle(self) -> Steps:
         waiting, self._waiting, self.runs = self._waiting, {}, 0
         self._syncing = waiting
-        around, commit_log = self._around, self._around.commit_log
+        services, commit_log = self._services, self._services.commit_log
         files, upto = commit_log.unsynced(), commit_log.end
         try:
-            yield from wait_for_sync(around.disk, files)
+            yield from wait_for_sync(services.disk, files)
         except OSError as error:
             if concerns(error, files):
-                around.failed(error)
+                services.failed(error)
             raise
         commit_log.synced_to(upto)
         failure: OSError | None = None
@@ -173,7 +176,7 @@ class Replacements:
                 failure = error
             yield None
         self._syncing = {}
-        around.checkpoint_soon(lambda error: _drop_old(waiting) if error is None else None)
+        services.checkpoint_soon(lambda error: _drop_old(waiting) if error is None else None)
         if failure is not None:
             raise failure
 

@@ -41,7 +41,7 @@ from headrace.storage.commitlog.frames import FRAME_BYTES
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, Entry
 from headrace.storage.commitlog.replace_frames import Replacements
-from headrace.storage.damage import look_at
+from headrace.storage.log import look_at
 from headrace.storage.scan import read_log
 
 log = logging.getLogger(__name__)

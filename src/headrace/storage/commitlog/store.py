@@ -1,44 +1,41 @@
-"""All logs of one data folder in the `shared` layout, and the work that they need from time to time.
+"""All logs of one data folder in the `shared` layout, which write to one commit log.
 
-The store holds the folder's lock from its construction to `close`. `open` is called once, with the partitions that the
-cluster's metadata gives this broker; folders of others are set aside.
+One write and one sync of the commit log serve all logs; where they fail, all logs are offline. What is derived from it
+is synced by checkpoints. Commit files of which little is wanted are rewritten, those of which nothing is go.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Unpack
 
-from headrace.errors import CorruptBatch, HeadraceError, StorageFailed
+from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings.values import LogSettings
 from headrace.storage import cut_tails, folder, rewritten
-from headrace.storage.checked_bytes import CheckBudget
 from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
-from headrace.storage.checkpoint import CheckpointWriter
-from headrace.storage.cleaner import Cleaner, DirtyLogs, Steps
+from headrace.storage.cleaner import Steps
 from headrace.storage.commitlog import checkpoint, compaction, retention, rewriter
 from headrace.storage.commitlog.checkpoint import LogPoint
 from headrace.storage.commitlog.commitlog import FILE_BYTES, CommitLog, FrameWriter
 from headrace.storage.commitlog.log import SharedLog
-from headrace.storage.commitlog.partition_files import DerivedFiles
+from headrace.storage.commitlog.partition_files import DerivedFilesSync
+from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import OpenQueues
-from headrace.storage.commitlog.recovery import Expected, Opening
+from headrace.storage.commitlog.recovery import Opening, RecoveredQueue
 from headrace.storage.commitlog.replace_frames import Replacements, Replacer
 from headrace.storage.commitlog.rewriter import REWRITE_SHARE, EmptyFiles, Rewriter
-from headrace.storage.commitlog.services import Found, Surroundings
-from headrace.storage.folder import Stray, Trash
-from headrace.storage.group_commit import FILES_MAX, Flushes, GroupCommit, concerns
+from headrace.storage.folder import Stray
+from headrace.storage.group_commit import concerns
+from headrace.storage.local_store import Expected, LocalStore, StoreOptions, StoreServices
 from headrace.storage.log import Log, Phase, TopicPartition
-from headrace.storage.producers import ProducerLoads
 
 log = logging.getLogger(__name__)
 
-LOGS_PER_TICK: Final = 200
 OPEN_QUEUES_MAX: Final = 2000
 A_SEGMENT: Final = 3
 A_QUEUE: Final = 2
@@ -72,103 +69,65 @@ def live_bytes(numbers: Iterable[int], logs: Iterable[SharedLog]) -> dict[int, i
     return live
 
 
-class SharedStore:
-    """See `storage.log.LogStore`."""
+@dataclass(slots=True, kw_only=True)
+class SharedServices(StoreServices[SharedLog]):
+    commit_log: CommitLog
+    open_queues: OpenQueues
+    write_now: Callable[[SharedLog], HeadraceError | None]
+    """Write what one log has staged, its bounds if they are to be told, before the turn ends."""
+    failed: Callable[[OSError], None]
+    """The commit log cannot be relied on any more: every log goes offline."""
+    emptied: Callable[[], None]
+    """A log points to less than before: commit files may have become empty."""
 
+    def new_queue(self, folder: str) -> Queue:
+        return Queue(self.disk, self.commit_log, self.open_queues, folder)
+
+
+class SharedStore(LocalStore[SharedLog]):
     def __init__(
         self,
         disk: Disk,
         clock: Clock,
         data: str,
         *,
-        retention_check_ms: int = 300_000,
-        cleaner_backoff_ms: int = 15_000,
-        checkpoint_ms: int = 60_000,
-        producer_expire_ms: int = 86_400_000,
-        archived_offset: Callable[[TopicPartition], int] = lambda _: 0,
         open_segments_max: int = OPEN_QUEUES_MAX,
-        sync_files_max: int = FILES_MAX,
         file_bytes: int = FILE_BYTES,
         rewrite_share: float = REWRITE_SHARE,
+        **options: Unpack[StoreOptions],
     ) -> None:
-        self.data = data
-        self._disk = disk
-        self._clock = clock
-        self._retention_check_ms = retention_check_ms
-        self._producer_expire_ms = producer_expire_ms
-        self._lock = folder.lock(disk, data, folder.SHARED)
-        self._new_folders = folder.NewFolders(disk, data)
-        self._logs: dict[TopicPartition, SharedLog] = {}
-        self._staged: dict[SharedLog, None] = {}
+        super().__init__(disk, clock, data, folder.SHARED, **options)
         self.commit_log = CommitLog(disk, data, file_bytes)
-        self.commit = GroupCommit(disk, clock, sync_files_max)
         self._writer = FrameWriter(self.commit_log, self._logs.values)
-        self._checkpoints = CheckpointWriter(disk, clock, data, self, checkpoint_ms)
         self.replacer = Replacer(disk, self.commit_log, self._writer, self._failed)
-        self._derived_files = DerivedFiles(sync_files_max)
+        self._replacements: Replacements | None = None
+        self.rewriter = Rewriter(self.commit_log, self._logs.values, self._new_replacements, rewrite_share)
+        self._empty_files = EmptyFiles(self.commit_log, self._writer)
+        self._perhaps_empty = False
+        """Whether a commit file may have become empty since that was last looked at."""
+        self._keeps_files = False
+        """Whether folders are set aside whose batches may be in any commit file."""
+        self._derived_files = DerivedFilesSync(self._sync_files_max)
         self._checkpoint_position = 0
         self._commit_files: Sequence[File] = ()
-        self._around = Surroundings(
-            disk=disk,
-            clock=clock,
+        self._opened_synced = False
+        self._clean = False
+        """What the checkpoint says of the stop."""
+        self._failure: StorageFailed | None = None
+        self._services = SharedServices(
             commit_log=self.commit_log,
             open_queues=OpenQueues(max(8, open_segments_max * A_SEGMENT // A_QUEUE)),
-            check_budget=CheckBudget(clock),
-            producer_loads=ProducerLoads(clock),
-            staged=self._staged,
-            checkpoint_soon=self._checkpoints.soon,
-            sync_soon=self._sync_soon,
             write_now=self._write_now,
             failed=self._failed,
             emptied=self._emptied,
-            archived_offset=archived_offset,
+            **self._shared_services(),
         )
-        self.rewriter = Rewriter(self.commit_log, self._logs.values, self._new_replacements, rewrite_share)
-        self._cleaner = Cleaner(clock, self._cleaned)
-        self._dirty = DirtyLogs(clock, self._cleaner, cleaner_backoff_ms, self._compaction_due, self._compact)
-        self._flushes: Flushes[SharedLog] = Flushes(clock, self.commit)
-        self._trash = Trash(disk, clock)
-        self._empty_files = EmptyFiles(self.commit_log, self._writer)
-        self._checking: deque[SharedLog] = deque()
-        self._next_check = clock.now() + retention_check_ms / 1000
-        self._perhaps_empty = False
-        self.phase = Phase.LOCKED
-        self._clean = self._keeps_files = False
-        self._failure: StorageFailed | None = None
-        self._replacements: Replacements | None = None
-        self.was_clean = True
-        """Whether `open` found the commit log as a clean stop leaves it; if not, what was not synced may be lost."""
-
-    def open(
-        self, expected: Expected, judge: Callable[[], None] = lambda: None, *, same_boot: bool = False
-    ) -> list[Stray]:
-        """Open the logs of the expected partitions; answers the folders that were set aside. `judge` is called when all
-        of them are open, and the checkpoint still says what the run before left. If anything fails, the store is
-        closed, and the checkpoint stays. `same_boot`: the kernel is known to have run on since the run before."""
-        assert self.phase is Phase.LOCKED
-        self.phase = Phase.OPENING
-        try:
-            opened = self._open(expected, same_boot)
-            is_synced = self._sync_now()
-            judge()
-            # From here on the folder is in use: a crash must not look like a clean stop.
-            self._checkpoints.open()
-            if is_synced:
-                self._checkpoints.write_now()
-                cut_tails.forget(self._disk, self.commit_log.folder)
-            else:
-                self._checkpoints.soon()
-        except BaseException:
-            self.abandon()
-            raise
-        self.phase = Phase.OPEN
-        return opened
 
     def _open(self, expected: Expected, same_boot: bool) -> list[Stray]:
         found = checkpoint.read(self._disk, self.data)
         if found is None:
             log.error("%s/%s is damaged: the whole commit log is read", self.data, CHECKPOINT_FILE)
-        opened = Opening(self._around, self.data, expected, found, same_boot=same_boot).run()
+        opened = Opening(self._services, self.data, expected, found, same_boot=same_boot).run()
         self._logs.update(opened.logs)
         for each in opened.logs.values():
             self._dirty.wrote(each)
@@ -178,14 +137,22 @@ class SharedStore:
         else:
             # A kill may have left a file without its head: all bounds are told again.
             for each in self._logs.values():
-                each.bounds_untold = True
+                each.bounds_unwritten = True
                 self._staged[each] = None
         for staged, error in self._writer.write(list(self._staged)):
             log.warning("%s: %s", staged.topic_partition, error)
         self._staged.clear()
         self._perhaps_empty = True
         self._keep_for(rewriter.strays_with_topics(self._disk, self.data))
+        self._opened_synced = self._sync_now()
         return opened.strays
+
+    def _write_first_checkpoint(self) -> None:
+        if self._opened_synced:
+            self._checkpoints.write_now()
+            cut_tails.forget(self._disk, self.commit_log.folder)
+        else:
+            self._checkpoints.soon()
 
     def _keep_for(self, found: list[str]) -> None:
         """Folders that are set aside hold queues only, their batches are in commit files that look unwanted."""
@@ -193,63 +160,38 @@ class SharedStore:
         if found:
             log.warning("%s", rewriter.strays_advice(self.data, found))
 
-    def create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
-        assert self.phase is Phase.OPEN
-        assert topic_partition not in self._logs, f"{topic_partition} is there"
+    def _create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> SharedLog:
         with self._new_folders.begin(topic_partition, topic_id, self.commit_log.synced) as path:
-            found = Found(self._around.new_queue(path))
-            created = SharedLog(self._around, path, topic_partition, topic_id, settings, found)
-            created.doubt_beside()
+            found = RecoveredQueue(queue=self._services.new_queue(path))
+            created = SharedLog(self._services, path, topic_partition, topic_id, settings, found)
+            created.doubt_derived()
         # The partition may have been here before, under the same id; nothing of that counts.
-        created.bounds_untold = True
+        created.bounds_unwritten = True
         self._staged[created] = None
         self._logs[topic_partition] = created
         if self._failure is not None:
             created.go_offline(self._failure)
         return created
 
-    def get(self, topic_partition: TopicPartition) -> SharedLog | None:
-        return self._logs.get(topic_partition)
-
-    def logs(self) -> Iterator[SharedLog]:
-        return iter(self._logs.values())
-
     def delete(self, topic_partition: TopicPartition) -> None:
-        deleted = self._logs.get(topic_partition)
-        if deleted is None:
-            self._new_folders.discard(topic_partition)
-        else:
-            aside = self._let_go_of(deleted, folder.DELETED)
-            self._trash.later([aside], deleted.settings.file_delete_delay_ms)
-            self._perhaps_empty = True
+        is_open = topic_partition in self._logs
+        super().delete(topic_partition)
+        self._perhaps_empty = self._perhaps_empty or is_open
 
     def set_aside(self, topic_partition: TopicPartition) -> str:
         self._keeps_files = True
-        aside = self._let_go_of(self._logs[topic_partition], folder.STRAY)
+        aside = super().set_aside(topic_partition)
         log.warning("%s", rewriter.strays_advice(self.data, [aside]))
         return aside
 
     def delete_left(self, topic: str, topic_id: bytes) -> None:
-        opened = {each.folder for each in self._logs.values() if each.topic_partition.topic == topic}
-        gone = False
+        waiting = len(self._trash)
         try:
-            for path in folder.discard_left(self._disk, self.data, topic, topic_id, opened):
-                self._trash.later([path], 0)
-                gone = True
+            super().delete_left(topic, topic_id)
         finally:
-            if gone and self._keeps_files:
+            if len(self._trash) > waiting and self._keeps_files:
                 self._keeps_files = bool(rewriter.strays_with_topics(self._disk, self.data))
                 self._perhaps_empty = True
-
-    def _let_go_of(self, gone: SharedLog, ending: str) -> str:
-        aside = folder.set_aside(self._disk, gone.folder, ending)  # or an error, and it stays as it is
-        del self._logs[gone.topic_partition]
-        self._staged.pop(gone, None)
-        self._dirty.drop(gone)
-        gone.delete()
-        gone.close_files()
-        self._checkpoints.soon()
-        return aside
 
     # Every turn of the loop.
 
@@ -272,21 +214,6 @@ class SharedStore:
         failures = self._writer.write([one])
         return failures[0][1] if failures else None
 
-    @property
-    def compacting(self) -> bool:
-        """Whether maintenance work is being done."""
-        return self._cleaner.busy
-
-    def settings_changed(self, topic_partition: TopicPartition) -> None:
-        self._dirty.wrote(self._logs[topic_partition])
-
-    def on_durable(self, listener: Callable[[Log], None]) -> None:
-        self.commit.listeners.append(listener)
-
-    def on_sync(self, timer: Callable[[float], None]) -> None:
-        """`timer(seconds)` runs after each group commit, with the time that it took."""
-        self.commit.timers.append(timer)
-
     def _failed(self, error: OSError) -> None:
         """Nobody knows any more what the commit log holds."""
         path = error.filename or self.commit_log.folder
@@ -305,62 +232,33 @@ class SharedStore:
 
     # From time to time.
 
-    def tick(self) -> None:
-        now, now_ms = self._clock.now(), self._clock.wall_ms()
-        self._flushes.tick(now)
-        self._trash.empty(now)
-        if now >= self._next_check:
-            self._next_check = now + self._retention_check_ms / 1000
-            self._checking = deque(self._logs.values())
-            self.rewriter.begin_round()
-        if self._checking:
-            self._check_some(now_ms)
-            if not self._checking:
-                self._rewrite_some()
-        self._dirty.tick(now)
-        if self._perhaps_empty:
-            self._remove_empty_files()
-        self._checkpoints.tick(now)
-
-    def _check_some(self, now_ms: int) -> None:
-        for _ in range(min(LOGS_PER_TICK, len(self._checking))):
-            checked = self._checking.popleft()
-            if checked.offline is None and self._logs.get(checked.topic_partition) is checked:
-                checked.producers.expire(now_ms - self._producer_expire_ms)
-                self._check(checked, now_ms)
-
-    def _check(self, checked: SharedLog, now_ms: int) -> None:
-        try:
-            if checked.snapshot_bytes >= SNAPSHOT_BYTES and checked not in self._staged:
-                checked.write_snapshot()
-            if retention.apply(checked, now_ms, self._disk, self.commit_log):
-                self._checking.append(checked)
-        except CorruptBatch as error:
-            log.error("%s is neither compacted nor shortened: %s", checked.topic_partition, error)
-        except (OSError, HeadraceError) as error:
-            log.error("%s: %s", checked.topic_partition, error)
-        else:
-            self._dirty.look(checked)
+    def _apply_retention(self, checked: SharedLog, now_ms: int) -> None:
+        if checked.snapshot_bytes >= SNAPSHOT_BYTES and checked not in self._staged:
+            checked.write_snapshot()
+        if retention.apply(checked, now_ms, self._disk, self.commit_log):
+            self._checking.append(checked)
 
     def _compaction_due(self, one: SharedLog, now_ms: int) -> bool:
         return compaction.due(one, self._disk, self.commit_log, now_ms)
-
-    def _sync_soon(self, one: SharedLog) -> None:
-        self.commit.ask(one)
-        self._clock.call_soon(self.commit.start)
 
     def _compact(self, one: SharedLog) -> Steps:
         return compaction.steps(one, self._disk, self.commit_log, self._new_replacements(), self._clock.wall_ms())
 
     def _new_replacements(self) -> Replacements:
         """Of the job that begins; the cleaner does one at a time."""
-        self._replacements = Replacements(self._around, self.replacer)
+        self._replacements = Replacements(self._services, self.replacer)
         return self._replacements
 
     def _cleaned(self) -> None:
-        self._checkpoints.soon()
+        super()._cleaned()
         if not self._checking:
             self._rewrite_some()
+
+    def _round_began(self) -> None:
+        self.rewriter.begin_round()
+
+    def _round_ended(self) -> None:
+        self._rewrite_some()
 
     # Commit files of which little or nothing is wanted.
 
@@ -377,7 +275,9 @@ class SharedStore:
     def _emptied(self) -> None:
         self._perhaps_empty = True
 
-    def _remove_empty_files(self) -> None:
+    def _remove_unwanted(self) -> None:
+        if not self._perhaps_empty:
+            return
         self._perhaps_empty = False
         if self._keeps_files or self._offline:
             return
@@ -410,7 +310,7 @@ class SharedStore:
         if self._offline:
             raise OSError(errno.EIO, "a log is offline; mend the disk and restart the broker", self.data)
 
-    def beside(self) -> Sequence[File]:
+    def files_to_sync(self) -> Sequence[File]:
         self._commit_files = self.commit_log.unsynced()
         return [*self._commit_files, *self._derived_files.take(list(self._logs.values()))]
 
@@ -423,7 +323,7 @@ class SharedStore:
         if concerns(error, self._commit_files):
             self._failed(error)
         for each in self._logs.values():
-            each.doubt_beside()
+            each.doubt_derived()
 
     # Stopping.
 
@@ -432,9 +332,7 @@ class SharedStore:
             self.abandon()
             return False
         self.write_staged()
-        self.commit.close()
-        self.replacer.close()
-        self._cleaner.close()
+        self._end_jobs()
         for each in self._logs.values():
             try:
                 if each.offline is None:
@@ -469,22 +367,13 @@ class SharedStore:
             return False
         return True
 
-    def abandon(self) -> None:
-        """Let go of the folder as a dying process does: nothing is written."""
-        if self.phase is Phase.CLOSED:
-            return
-        self._checkpoints.close()
-        self.commit.close()
+    def _end_jobs(self) -> None:
+        super()._end_jobs()
         self.replacer.close()
-        self._cleaner.close()
-        self._let_go()
 
-    def _let_go(self) -> None:
-        self.phase = Phase.CLOSED
-        for each in self._logs.values():
-            each.close_files()
+    def _close_files(self) -> None:
+        super()._close_files()
         self.commit_log.close()
-        self._lock.close()
 
     def _sync_now(self) -> bool:
         """Make everything that is written durable, many files at a time; answers whether all of it is."""
@@ -492,7 +381,7 @@ class SharedStore:
             return False
         failure: OSError | None = None
         self._checkpoint_position = self.commit_log.end
-        while files := self.beside():
+        while files := self.files_to_sync():
             try:
                 self._disk.sync_now(files)
             except OSError as error:

@@ -23,7 +23,7 @@ from headrace.settings.values import FOREVER_MS
 from headrace.storage import compacted_batch
 from headrace.storage.cleaner import Steps, wait_for_sync
 from headrace.storage.compacted_batch import Batch, LatestOffsets, Thinning
-from headrace.storage.damage import look_at
+from headrace.storage.log import look_at
 from headrace.storage.producers import UnreadableProducers
 from headrace.storage.scan import read_log
 from headrace.storage.segments import swap

@@ -39,7 +39,7 @@ OFFSET_ENTRY_BYTES: Final = 8
 LAST_TIMESTAMP_MS: Final = (1 << 63) - 1
 TIME_ENTRY: Final = struct.Struct("<qI")
 
-Found = TypeVar("Found")
+RecoveredSegments = TypeVar("RecoveredSegments")
 
 
 PAGE_BYTES: Final = 4096
@@ -216,7 +216,7 @@ class SegmentIndex:
         self._writable_bytes = 0
         self._pages.drop()
 
-    def _look(self, find: Callable[[], Found]) -> Found:
+    def _look(self, find: Callable[[], RecoveredSegments]) -> RecoveredSegments:
         """What is found; in an index that is made again from its log, if the disk has lost this one."""
         try:
             return find()

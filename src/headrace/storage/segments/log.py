@@ -23,30 +23,31 @@ import logging
 import struct
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
-from headrace.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, UnknownPartition
+from headrace.errors import HeadraceError
 from headrace.ports.disk import Disk, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal, rewritten
 from headrace.storage.checkpoint import Done
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
-from headrace.storage.epochs import EpochHistory, starts_in
+from headrace.storage.epochs import EpochHistory
+from headrace.storage.local_log import LocalLog
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.producers import ProducerState
-from headrace.storage.replicated import ReplicatedLog
 from headrace.storage.segments.segment import INDEX, RELATIVE_OFFSET_MAX, TIME_INDEX, Segment
 from headrace.storage.segments.segments import Reader, Segments, greatest_timestamp, offset_for_time
-from headrace.storage.segments.services import Found, Surroundings
 from headrace.storage.segments.truncation import Cuts, StartMarkers
 from headrace.storage.snapshots import Snapshots
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from headrace.storage.segments.recovery import RecoveredSegments
+    from headrace.storage.segments.store import PartitionedServices
 
-NOTHING: Final = ReadResult((), 0)
+log = logging.getLogger(__name__)
 
 _STAMP = struct.Struct(">qii").pack_into
 
@@ -116,63 +117,44 @@ class Turn(NamedTuple):
         epochs.cut(self.epochs)
 
 
-class PartitionedLog(ReplicatedLog):
+class PartitionedLog(LocalLog):
     """See `storage.log.Log`."""
+
+    size_bytes: int
+    _services: PartitionedServices
 
     def __init__(
         self,
-        around: Surroundings,
+        services: PartitionedServices,
         folder: str,
         topic_partition: TopicPartition,
         topic_id: bytes,
         settings: LogSettings,
-        found: Found,
+        found: RecoveredSegments,
     ) -> None:
-        super().__init__(around.archived_offset)
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
-        self.folder = folder
-        self.offline: HeadraceError | None = None
-        self.start_offset = self.safe_start_offset = found.start_offset
-        self.end_offset = self.written_offset = found.end_offset
+        super().__init__(services, folder, topic_partition, topic_id, settings, found)
+        self._disk = services.disk
+        self.safe_start_offset = found.start_offset
+        self.end_offset = self.written_offset = self.sync_asked_offset = found.end_offset
         self.durable_offset = found.end_offset if found.durable_offset is None else found.durable_offset
-        self.sync_asked_offset = found.end_offset
-        self.truncations = 0
-        self.cuts = Cuts(around.disk, folder, found.cuts)
-        self.stopped = False
-        self.cleanings = found.cleanings
-        self.began_ms = found.began_ms
-        self.snapshots = Snapshots(around.disk, folder, found.snapshots)
-        self._start_markers = StartMarkers(around.disk, folder, found.start_markers)
-        self._starts_to_keep: list[Done] = []
-        """They wait until a new beginning is on disk: until then it would take away what a checkpoint says of them."""
         self.recovered = found.recovered
-        self.tail = found.tail
-        self._around = around
-        self._disk = around.disk
+        """Whether the start had to look at more than the checkpoint."""
+        self.stopped = False
+        """Whether everything is written and synced for a clean checkpoint."""
         self.segments = Segments(found.segments)
         self._active = self.segments.active
+        self.began_ms = found.began_ms
+        """When the active segment got its first batch."""
         self.size_bytes = sum(segment.size for segment in self.segments)
-        self.held_bytes = 0
+        self.snapshots = Snapshots(services.disk, folder, found.snapshots)
+        self.cuts = Cuts(services.disk, folder, found.cuts)
+        self._start_markers = StartMarkers(services.disk, folder, found.start_markers)
+        self._starts_to_keep: list[Done] = []
+        """They wait until a new beginning is on disk: until then it would take away what a checkpoint says of them."""
+        self._unsynced = Unsynced(services.disk, found.unsynced)
+        self._reader = Reader(self.segments, self.epochs, services.check_budget, self)
         self._staged: list[memoryview] = []
         self._turn: Turn | None = None
-        self._refusal: HeadraceError | None = None
-        self._shortage = refusal.Shortage(topic_partition)
-        self._unsynced = Unsynced(around.disk, found.unsynced)
-        self.epochs = found.epochs or EpochHistory(self._disk, folder)
-        self.epochs.rebuild_from(self._epochs_in_log)
-        self._reader = Reader(self.segments, self.epochs, around.check_budget, self)
-        self._epoch: int | None = None
-        self.producers = producers.ProducerTable(around.producer_loads, self._load_producers)
-        self.settings = settings
-
-    def __repr__(self) -> str:
-        return f"<log {self.topic_partition} {self.start_offset}..{self.end_offset}>"
-
-    @property
-    def cleaned_to(self) -> int:
-        """Everything before it has been compacted at least once."""
-        return self.cleanings[-1][0] if self.cleanings else 0
 
     @property
     def active(self) -> Segment:
@@ -199,9 +181,9 @@ class PartitionedLog(ReplicatedLog):
         """Take the log offline: what its files hold is not known any more."""
         self.offline = self._refusal = refusal.failure(self.topic_partition, self._active.path, error)
         log.error("%s", self.offline)
-        rewritten.note(self._around.disk, self.folder)
+        rewritten.note(self._services.disk, self.folder)
         for kept in self._starts_to_keep:
-            self._around.clock.call_soon(partial(kept, self.offline))
+            self._services.clock.call_soon(partial(kept, self.offline))
         self._starts_to_keep = []
         return self.offline
 
@@ -271,11 +253,11 @@ class PartitionedLog(ReplicatedLog):
         except OSError as error:
             raise self._refuse(error).again() from error
         if segment.size == 0:
-            self.began_ms = self._around.clock.wall_ms()
-            self._around.segment_began(self)
+            self.began_ms = self._services.clock.wall_ms()
+            self._services.segment_began(self)
             self._unsynced.add(self.folder)
         self._turn = turn
-        self._around.staged[self] = None
+        self._services.staged[self] = None
 
     def _index(self, segment: Segment, base: int, position: int) -> Segment:
         """An index entry for the batch about to be staged; a full index ends the segment."""
@@ -313,8 +295,7 @@ class PartitionedLog(ReplicatedLog):
         """Write what was staged; or take it back and answer why."""
         staged = self._staged
         if not staged:
-            error, self._refusal = self._refusal, self.offline
-            return error
+            return self.take_refusal()
         segment = self._active
         try:
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
@@ -366,7 +347,7 @@ class PartitionedLog(ReplicatedLog):
         old.next_offset = base
         old.end_indexes()
         self._write_snapshot(base)
-        new = self._around.new_segment(self.folder, self.settings, base)
+        new = self._services.new_segment(self.folder, self.settings, base)
         new.file  # noqa: B018
         self._unsynced.add(old.stem + INDEX, old.stem + TIME_INDEX, self.folder)
         self._add(new)
@@ -396,7 +377,7 @@ class PartitionedLog(ReplicatedLog):
             found = self.snapshots.newest(self.written_offset)
             from_offset, states = found if found is not None and found[0] >= first else (first, {})
             try:
-                yield from self._replay(states, from_offset, past_damage)
+                yield from self._replay_producers(states, from_offset, past_damage)
             except producers.UnreadableProducers as error:
                 if error.offset >= self.start_offset:
                     raise
@@ -404,26 +385,8 @@ class PartitionedLog(ReplicatedLog):
                     "%s: producers are known from offset %d on: %s", self.topic_partition, self.start_offset, error
                 )
                 states = {}
-                yield from self._replay(states, self.start_offset, past_damage)
+                yield from self._replay_producers(states, self.start_offset, past_damage)
         return states
-
-    def _replay(
-        self, states: dict[int, producers.ProducerState], from_offset: int, past_damage: bool
-    ) -> producers.Load:
-        if from_offset < self.written_offset:
-            found = self.segments.checked_headers(
-                from_offset, past_damage=past_damage, left_out=self.producers.left_out
-            )
-            headers = (header for header, _ in found)
-            loads = self._around.producer_loads
-            yield from producers.replay(
-                states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
-            )
-        return states
-
-    def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
-        headers = (header for header, _ in self.segments.sound_headers(self.start_offset))
-        return starts_in(headers, self.start_offset)
 
     def _save_epochs(self) -> None:
         if self.cuts.named < self.cuts.number:
@@ -440,14 +403,14 @@ class PartitionedLog(ReplicatedLog):
             paths += segment.set_aside()
             self.snapshots.forget(range(segment.base_offset, segment.base_offset + 1))
         self._unsynced.add(self.folder)
-        self._around.discarded(paths, self.settings.file_delete_delay_ms)
+        self._services.discarded(paths, self.settings.file_delete_delay_ms)
 
     def swap_segments(self, first: int, count: int, size: int) -> Segment:
         """Compaction has put one segment of that size in the place of some."""
         old = self.segments[first : first + count]
         base_offset, next_offset = old[0].base_offset, old[-1].next_offset
-        around = self._around
-        replacement = around.old_segment(self.folder, self.settings, base_offset, next_offset, size, cleaned=True)
+        services = self._services
+        replacement = services.old_segment(self.folder, self.settings, base_offset, next_offset, size, cleaned=True)
         replacement.trust_all()
         for segment in self.segments.replace(first, count, [replacement]):
             self.size_bytes -= segment.written
@@ -460,24 +423,10 @@ class PartitionedLog(ReplicatedLog):
 
     # Reading.
 
-    def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
-        limit = min(limit_offset, self.written_offset)
-        if offset < self.start_offset or offset > self.end_offset:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition}: offset {offset} is not in the log, which holds "
-                f"{self.start_offset} to {self.end_offset - 1}"
-            )
-        if offset >= limit:
-            return NOTHING
+    def _read(self, offset: int, max_bytes: int, limit: int, warm: bool) -> ReadResult:
         if self.offline is not None and (not self.segments or offset >= self.segments[-1].next_offset):
             raise self.offline.again()  # it failed while it was cut
-        try:
-            return self._reader.read(offset, max_bytes, limit, self.written_offset, warm=warm)
-        except CorruptBatch:
-            self.on_damage(offset)
-            raise
-        except OSError as error:
-            raise refusal.unreadable(self.topic_partition, error) from error
+        return self._reader.read(offset, max_bytes, limit, self.written_offset, warm=warm)
 
     def doubt(self) -> None:
         for segment in self.segments:
@@ -485,6 +434,21 @@ class PartitionedLog(ReplicatedLog):
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         return self.segments.headers(from_offset)
+
+    def sound_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        return self.segments.sound_headers(from_offset)
+
+    def _checked_headers(self, from_offset: int, past_damage: bool) -> Iterator[tuple[BatchHeader, FileSlice]]:
+        left_out = self.producers.left_out
+        return self.segments.checked_headers(from_offset, past_damage=past_damage, left_out=left_out)
+
+    def first_damaged_offset(self) -> int | None:
+        damaged = (damage for segment in self.segments for damage in segment.damage)
+        found = [max(each.first_offset, self.start_offset) for each in damaged if each.next_offset > self.start_offset]
+        return min(found, default=None)
+
+    def lost_front(self) -> bool:
+        return self.first_damaged_offset() == self.start_offset
 
     def offset_for_time(self, timestamp_ms: int) -> TimedOffset | None:
         with refusal.reading(self.topic_partition):
@@ -546,7 +510,7 @@ class PartitionedLog(ReplicatedLog):
         try:
             self._discard(self.segments.replace(keep, len(self.segments), [])[::-1])
             self.snapshots.remove_above(offset if keep else -1)
-            segment = self._around.new_segment(self.folder, self.settings, offset)
+            segment = self._services.new_segment(self.folder, self.settings, offset)
             segment.file  # noqa: B018
             self._add(segment)
             if known:
@@ -563,11 +527,8 @@ class PartitionedLog(ReplicatedLog):
 
     def _cut_to(self, end_offset: int) -> None:
         self.end_offset = self.written_offset = end_offset
-        self.committed_offset = min(self.committed_offset, end_offset)
         self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
-        self.durable_offset = min(self.durable_offset, end_offset)
-        self.sync_asked_offset = min(self.sync_asked_offset, end_offset)
-        self.cleanings = [(min(cleaned_to, end_offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self._forget_from(end_offset)
         self.truncations += 1
         self._turn = None
         self._epoch = None
@@ -577,8 +538,8 @@ class PartitionedLog(ReplicatedLog):
         self.snapshots.remove_above(end_offset)
         self.producers.forget()
         self._unsynced.add(self.folder, self._active.path)
-        self._around.sync_soon(self)
-        self._around.checkpoint_soon(None)
+        self._services.sync_soon(self)
+        self._services.checkpoint_soon(None)
 
     def delete_before(self, offset: int, done: Done | None = None) -> None:
         if self.offline is not None:
@@ -592,7 +553,7 @@ class PartitionedLog(ReplicatedLog):
         if self.cuts.would_lower(self.start_offset):
             self._starts_to_keep.append(kept)
         else:
-            self._around.checkpoint_soon(kept)
+            self._services.checkpoint_soon(kept)
 
     def _raise_start(self, offset: int) -> None:
         count = 0
@@ -608,15 +569,12 @@ class PartitionedLog(ReplicatedLog):
         if offset > self.segments[0].base_offset:
             self._start_markers.note(offset)
             self._unsynced.add(self.folder)
-            self._around.sync_soon(self)
+            self._services.sync_soon(self)
 
     def _sync_snapshot_soon(self) -> None:
-        self._around.sync_soon(self)
+        self._services.sync_soon(self)
 
     # Syncing.
-
-    def sync_soon(self) -> None:
-        self._around.sync_soon(self)
 
     def take_unsynced(self) -> list[File]:
         """Files to sync so that everything written is safe; they count as asked for from now on."""
@@ -646,14 +604,14 @@ class PartitionedLog(ReplicatedLog):
             except OSError as error:
                 self.fail(error)
                 return
-            self._around.sync_soon(self)
+            self._services.sync_soon(self)
         if self.cuts.settled > settled:
             settled = self.cuts.settled
-            self._around.checkpoint_soon(lambda error: None if error else self.cuts.remove_markers(settled))
+            self._services.checkpoint_soon(lambda error: None if error else self.cuts.remove_markers(settled))
             if settled == self.cuts.number:
                 waiting, self._starts_to_keep = self._starts_to_keep, []
                 for kept in waiting:
-                    self._around.checkpoint_soon(kept)
+                    self._services.checkpoint_soon(kept)
 
     def _drop_tails(self) -> None:
         """The names that tell of the truncations are synced: what was cut may go."""
@@ -673,9 +631,7 @@ class PartitionedLog(ReplicatedLog):
             self._active.end_indexes()
             self._unsynced.add(self._active.stem + INDEX, self._active.stem + TIME_INDEX)
 
-    def delete(self) -> None:
-        """Take nothing more: the partition is going away."""
-        self.offline = self._refusal = UnknownPartition(f"{self.topic_partition} was deleted")
+    def _drop_staged(self) -> None:
         self._staged = []
 
     def close_files(self) -> None:

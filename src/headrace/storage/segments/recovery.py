@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
@@ -31,6 +33,7 @@ from headrace.storage.checkpoint import LogPoint
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
+from headrace.storage.local_log import RecoveredLog
 from headrace.storage.log import Tail, TopicPartition
 from headrace.storage.scan import Broken, Chain, is_cut_short, scan, walk
 from headrace.storage.segments import swap, truncation
@@ -49,8 +52,10 @@ from headrace.storage.segments.segment import (
     stem,
 )
 from headrace.storage.segments.segments import Segments
-from headrace.storage.segments.services import Found, Surroundings
 from headrace.storage.segments.truncation import Marker
+
+if TYPE_CHECKING:
+    from headrace.storage.segments.store import PartitionedServices
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +64,24 @@ LEFTOVERS = (DELETED, ".tmp", swap.CLEANED)
 DIGITS = 20
 
 
+@dataclass(slots=True, kw_only=True)
+class RecoveredSegments(RecoveredLog):
+    """What a start found of a log of segments in its folder."""
+
+    segments: list[Segment] = field(default_factory=list)
+    end_offset: int = 0
+    began_ms: int = 0
+    start_markers: list[int] = field(default_factory=list)
+    recovered: bool = False
+    durable_offset: int | None = None
+    """Where what is known to be synced ends, if that is not the log's end."""
+    unsynced: list[str] = field(default_factory=list)
+    cuts: int = 0
+    """How many truncations are told by names that were found, or by the checkpoint."""
+
+
 def open_log(
-    around: Surroundings,
+    services: PartitionedServices,
     folder: str,
     topic_partition: TopicPartition,
     topic_id: bytes,
@@ -71,49 +92,49 @@ def open_log(
 ) -> PartitionedLog:
     """The log in a folder that is known to be this partition's. `same_boot`: the kernel is known to have run on since
     the run before."""
-    names = around.disk.list(folder)
-    was_raised = point is not None and _was_raised(around.disk, folder, names, point.start_offset)
-    names = _tidy(around.disk, folder, names)
+    names = services.disk.list(folder)
+    was_raised = point is not None and _was_raised(services.disk, folder, names, point.start_offset)
+    names = _tidy(services.disk, folder, names)
     bases = _offsets(names, LOG)
-    untold = _untold(around.disk, folder, names, point)
+    untold = _untold(services.disk, folder, names, point)
     if untold:
-        around.disk.sync_folder(folder)  # before any file is cut for their sake
+        services.disk.sync_folder(folder)  # before any file is cut for their sake
         point = _lowered(point, untold) if point is not None else None
     if point is not None:
-        bases = _drop_empty(around.disk, folder, bases, max(point.recovery_offset, point.start_offset))
-        bases = _drop_deleted(around.disk, folder, bases, point.start_offset)
+        bases = _drop_empty(services.disk, folder, bases, max(point.recovery_offset, point.start_offset))
+        bases = _drop_deleted(services.disk, folder, bases, point.start_offset)
         was_raised = was_raised or any(marker.anew for marker in untold)
         if bases and bases[0] > point.start_offset and not was_raised:
-            bases = _stand_in(around.disk, folder, bases, point.start_offset)
-    found = Found([], 0, 0, snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
-    found.start_markers = _start_markers(around.disk, folder, names, point)
+            bases = _stand_in(services.disk, folder, bases, point.start_offset)
+    found = RecoveredSegments(snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
+    found.start_markers = _start_markers(services.disk, folder, names, point)
     found.cuts = max([found.cuts, *(marker.number for marker in untold)])
     if point is not None:
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
     if not bases:
-        _nothing_there(around, folder, settings, found, point, untold)
-        rewritten.forget(around.disk, [folder])
+        _nothing_there(services, folder, settings, found, point, untold)
+        rewritten.forget(services.disk, [folder])
     else:
         cleaned, sparse = set(_offsets(names, SUM)), set(_offsets(names, GAPS))
         ends = [*bases[1:], point.end_offset if point else bases[-1]]
         for base, end in zip(bases, ends, strict=True):
-            size = around.disk.size(stem(folder, base) + LOG)
+            size = services.disk.size(stem(folder, base) + LOG)
             found.segments.append(
-                around.old_segment(folder, settings, base, end, size, cleaned=base in cleaned, sparse=base in sparse)
+                services.old_segment(folder, settings, base, end, size, cleaned=base in cleaned, sparse=base in sparse)
             )
         _doubt_empty(topic_partition, found.segments)
         found.end_offset = max(ends[-1], bases[-1])
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same or rewritten.MARKER in names:
-            _Recovery(around, folder, topic_partition, found, point, untold, same_boot=same_boot).run()
+            _Recovery(services, folder, topic_partition, found, point, untold, same_boot=same_boot).run()
     found.tail = cut_tails.known(names, found.tail)
-    found.began_ms = around.clock.wall_ms()
+    found.began_ms = services.clock.wall_ms()
     if point is not None and point.active_base == found.segments[-1].base_offset:
         found.began_ms = point.began_ms
     known_start = point.start_offset if point is not None else _marked_start(found.start_markers, untold)
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, known_start)
-    opened = PartitionedLog(around, folder, topic_partition, topic_id, settings, found)
+    opened = PartitionedLog(services, folder, topic_partition, topic_id, settings, found)
     if found.start_offset > found.end_offset:
         opened.restart_at(found.start_offset)
     return opened
@@ -232,23 +253,23 @@ def _offsets(names: Iterable[str], ending: str) -> list[int]:
 
 
 def _nothing_there(
-    around: Surroundings,
+    services: PartitionedServices,
     folder: str,
     settings: LogSettings,
-    found: Found,
+    found: RecoveredSegments,
     point: LogPoint | None,
     untold: list[Marker],
 ) -> None:
     base = max(point.recovery_offset, point.start_offset) if point else 0
     if untold:
         base = untold[-1].offset
-        found.epochs = EpochHistory(around.disk, folder)
+        found.epochs = EpochHistory(services.disk, folder)
         found.epochs.truncate(_told_from(untold))
         _save(found.epochs)
         found.recovered = True  # the epochs must be safe before a checkpoint tells of the truncations
     elif base:
         log.error("%s: the segments that the checkpoint tells of are gone; the log goes on at offset %d", folder, base)
-    found.segments = [around.new_segment(folder, settings, base)]
+    found.segments = [services.new_segment(folder, settings, base)]
     if base:
         found.segments[0].file  # noqa: B018
     found.end_offset = base
@@ -270,24 +291,24 @@ class _Recovery:
 
     def __init__(
         self,
-        around: Surroundings,
+        services: PartitionedServices,
         folder: str,
         topic_partition: TopicPartition,
-        found: Found,
+        found: RecoveredSegments,
         point: LogPoint | None,
         untold: list[Marker],
         *,
         same_boot: bool,
     ) -> None:
         self._same_boot = same_boot
-        self._disk = around.disk
+        self._disk = services.disk
         self._folder = folder
         self._topic_partition = topic_partition
         self._found = found
         self._safe_to = point.recovery_offset if point else 0
         self._cut_at = {marker.offset for marker in untold}
         self._told_from = _told_from(untold)
-        self._epochs = EpochHistory(around.disk, folder)
+        self._epochs = EpochHistory(services.disk, folder)
         self._whole_end: int | None = None
         """Where the last whole batch ends, as far as they were read."""
 
