@@ -26,9 +26,9 @@ from headrace.partitions.partitions import Partitions
 from headrace.replication import follower_session, leader
 from headrace.replication.follower import FollowedPartition
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
-from headrace.storage import compacted_batch, folder, rewritten, shortfall
+from headrace.storage import compaction, folder, rewritten, shortfall
 from headrace.storage.commitlog import retention as shared_retention
-from headrace.storage.compacted_batch import Thinning
+from headrace.storage.compaction import Thinning
 from headrace.storage.group_commit import GroupCommit
 from headrace.storage.local_log import LocalLog
 from headrace.storage.log import Log
@@ -446,7 +446,7 @@ def compaction_drops_the_last_of_a_key(stack: ExitStack) -> None:
     stays = Thinning._stays
 
     def kept(self: Thinning, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
-        if key is not None and self._latest.get(compacted_batch._short(key)) == offset:
+        if key is not None and self._latest.get(compaction._short(key)) == offset:
             return False
         return stays(self, offset, key, is_tombstone)
 

@@ -13,7 +13,8 @@ from headrace.simulator.history import Trace
 from headrace.simulator.machine import A_BATCH, DATA, Machine
 from headrace.simulator.scenario import draw
 from headrace.storage import folder
-from headrace.storage.segments.segment import LOG, stem
+from headrace.storage.folder import stem
+from headrace.storage.segments.segment import LOG
 from proving import proves
 
 

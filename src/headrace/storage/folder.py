@@ -55,6 +55,10 @@ class Stray:
     reason: str
 
 
+def stem(folder: str, base_offset: int) -> str:
+    return f"{folder}/{base_offset:020d}"
+
+
 def lock(disk: Disk, folder: str, layout: str = PARTITIONED) -> File:
     """Hold the data folder for this process; DataFolderError names the one that has it, or another layout."""
     path = f"{folder}/{LOCK_FILE}"

@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
-from headrace.storage.producers import ProducerState
+
+if TYPE_CHECKING:
+    from headrace.storage.producers import ProducerState
 
 TICK_SECONDS: Final = 0.1
 

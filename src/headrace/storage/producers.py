@@ -18,6 +18,7 @@ again, and must not be overtaken. That is remembered as long as the process live
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Final, NamedTuple
@@ -33,13 +34,16 @@ from headrace.errors import (
     StorageFailed,
 )
 from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk, read_derived
 from headrace.records.batch import BatchHeader
 from headrace.storage.checked_bytes import CheckBudget
+from headrace.storage.folder import stem
 
 KEPT_BATCHES: Final = 5
 REFUSED_MAX: Final = 1000
 """Producers in a log whose first batch was refused; beyond these the oldest are forgotten."""
 SEQUENCES: Final = 1 << 31
+SNAPSHOT: Final = ".snapshot"
 VERSION: Final = 1
 
 _HEAD = struct.Struct(">HI")
@@ -397,3 +401,70 @@ def decode(data: bytes) -> dict[int, ProducerState] | None:
         at += batches * _BATCH.size
         states[producer_id] = ProducerState(epoch, found, used_ms)
     return states
+
+
+log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """The snapshot files of one partition: written when a segment begins or a start rises, read when a log is first
+    used."""
+
+    def __init__(self, disk: Disk, folder: str, offsets: Iterable[int]) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._offsets = set(offsets)
+
+    def path(self, offset: int) -> str:
+        return stem(self._folder, offset) + SNAPSHOT
+
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._offsets
+
+    def write(self, offset: int, states: dict[int, ProducerState], kept: Iterable[int]) -> str:
+        """State before the offset; of the others only those stay. Answers the path, to be synced. OSError: the others
+        all stay."""
+        path = self.path(offset)
+        self._offsets.discard(offset)  # until it is whole
+        file = self._disk.open(path, create=True, writable=True)
+        try:
+            file.truncate(0)
+            file.pwritev([encode(states)], 0)
+        finally:
+            file.close()
+        self._keep(self._offsets.intersection(kept) | {offset})
+        return path
+
+    @property
+    def offsets(self) -> list[int]:
+        return sorted(self._offsets)
+
+    @property
+    def newest_offset(self) -> int | None:
+        return max(self._offsets, default=None)
+
+    def newest(self, end_offset: int) -> tuple[int, dict[int, ProducerState]] | None:
+        """The newest whole one that is not beyond the end, and its offset."""
+        for offset in sorted((each for each in self._offsets if each <= end_offset), reverse=True):
+            try:
+                data = read_derived(self._disk, self.path(offset))
+            except FileNotFoundError:
+                continue
+            states = decode(data) if data is not None else None
+            if states is not None:
+                return offset, states
+            log.warning("%s: not whole: left out, the log itself is read instead", self.path(offset))
+        return None
+
+    def forget(self, offsets: range) -> None:
+        """Their files are gone already, or going."""
+        self._offsets = {offset for offset in self._offsets if offset not in offsets}
+
+    def remove_above(self, offset: int) -> None:
+        self._keep({each for each in self._offsets if each <= offset})
+
+    def _keep(self, kept: set[int]) -> None:
+        for offset in self._offsets - kept:
+            if self._disk.exists(self.path(offset)):
+                self._disk.remove(self.path(offset))
+        self._offsets = kept

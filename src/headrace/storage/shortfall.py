@@ -2,19 +2,25 @@
 
 Some things tell. The checkpoint of the run before (`@checkpoint`) says what was synced of each log: a log that ends
 below that lost it, one that is empty where there was something lost its files, and so did one that cannot give what it
-began with, because only deletions raise a start (see `damage`). `@watermarks` says what was
-committed: a replica that had it and ends below it lost it too. What was cut on purpose after the checkpoint looks
-the same for a short while; to be taken for damaged costs such a replica a catching up, and never data.
-A checkpoint that is gone or damaged tells nothing, neither how much there was nor where logs began, so that
-what was deleted may be back: then every log counts as one that lacks something.
-And what the start had to cut above all that was known to be synced need not be a write that was torn: a byte of it may
-have changed since it was synced.
+began with, because only deletions raise a start (see `Log.lost_front`). `@watermarks` says what was committed: a
+replica that had it and ends below it lost it too. What was cut on purpose after the checkpoint looks the same for a
+short while; to be taken for damaged costs such a replica a catching up, and never data. A checkpoint that is gone or
+damaged tells nothing, neither how much there was nor where logs began, so that what was deleted may be back: then every
+log counts as one that lacks something. And what the start had to cut above all that was known to be synced need not be
+a write that was torn: a byte of it may have changed since it was synced.
 
 Read `held` before the store is opened: opening writes the checkpoint anew.
+
+`tail-cut`, an empty file in the folder of what was cut, tells of a tail that a start cut and that may have been synced.
+Who opens the store judges by `Log.tail` whether a log may hold less than it did, and keeps that. But the start that
+cuts may die before it has got so far, and the next one finds nothing to cut any more. So the file is there, synced,
+before the first byte goes, and is removed when the judgement is kept and the checkpoint speaks of what is left. A start
+that finds it knows neither what the tail was like nor on which boot of the kernel, and doubts it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -86,3 +92,29 @@ def lost_all(log: Log, before: Held) -> bool:
 
 def key_of(log: Log) -> Key:
     return log.topic_id, log.topic_partition.partition
+
+
+log = logging.getLogger(__name__)
+
+TAIL_CUT: Final = "tail-cut"
+
+
+def note_cut(disk: Disk, folder: str, tail: Tail) -> None:
+    """Such a tail is about to be cut. OSError: then it must not be."""
+    if tail >= Tail.TORN:
+        disk.open(f"{folder}/{TAIL_CUT}", create=True, writable=True).close()
+        disk.sync_folder(folder)
+
+
+def known_tail(names: Iterable[str], tail: Tail) -> Tail:
+    """What is known of a tail, of which this start found that, where its folder held these names before."""
+    return max(tail, Tail.HOLED) if TAIL_CUT in names else tail
+
+
+def forget_cut(disk: Disk, folder: str) -> None:
+    """It was judged, and that is kept."""
+    try:
+        if disk.exists(f"{folder}/{TAIL_CUT}"):
+            disk.remove(f"{folder}/{TAIL_CUT}")
+    except OSError as error:
+        log.warning("%s: the next start doubts its end once more: %s", folder, error)

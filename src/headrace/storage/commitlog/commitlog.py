@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import HeadraceError
 from headrace.ports.disk import Buffer, Disk, File
-from headrace.storage import cut_tails, refusal
+from headrace.storage import refusal, shortfall
 from headrace.storage.commitlog import frames
 from headrace.storage.commitlog.frames import BYTE_MASK, FRAME_BYTES, Frame
 from headrace.storage.log import Tail
@@ -137,7 +137,7 @@ class CommitLog:
 
     def tail_found(self, tail: Tail) -> None:
         """The log ends in this, which is about to be cut."""
-        cut_tails.note(self._disk, self.folder, tail)
+        shortfall.note_cut(self._disk, self.folder, tail)
 
     def cut(self, number: int, byte: int) -> None:
         """Drop everything from a position on, for recovery."""

@@ -1,8 +1,8 @@
 """Compaction by key in the shared layout: of each key's records the latest stays, with its offset.
 
 First the keys of the dirty part are read into a map, key -> latest offset. Then every run up to the end of that part is
-thinned (see `compacted_batch`). Runs that lose something are written as replace frames, neighbours together; the others
-stay where they are. The queue leads to the new ones when they are synced (see `replace_frames`).
+thinned (see `storage.compaction`). Runs that lose something are written as replace frames, neighbours together; the
+others stay where they are. The queue leads to the new ones when they are synced (see `replace_frames`).
 
 The newest `segment.bytes` of a log are left alone, except what lies in commit files that have not been written to for
 `segment.ms`, and what is older than `max.compaction.lag.ms`. Nothing younger than `min.compaction.lag.ms` is touched,
@@ -22,16 +22,14 @@ from headrace.errors import CorruptBatch, InvalidRecord, UnreadableBatch
 from headrace.ports.disk import Buffer, Disk
 from headrace.records.batch import BatchHeader, batches
 from headrace.settings.values import FOREVER_MS
-from headrace.storage import compacted_batch
+from headrace.storage import compaction
 from headrace.storage.cleaner import Steps
 from headrace.storage.commitlog.commitlog import CommitLog
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, Entry, QueueFile
 from headrace.storage.commitlog.replace_frames import Replacements
-from headrace.storage.compacted_batch import LatestOffsets, Thinning
-from headrace.storage.log import look_at
-from headrace.storage.producers import UnreadableProducers
+from headrace.storage.compaction import LatestOffsets, Thinning
 from headrace.storage.scan import read_log, walk_checked
 
 log = logging.getLogger(__name__)
@@ -139,16 +137,14 @@ def steps(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, replacements: R
         if cleaned.truncations == truncations:  # else keys may be known by records that are cut
             yield from _Compaction(cleaned, commit_log, latest, replacements, now_ms, truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
-        log.error("%s is not compacted: %s", cleaned.topic_partition, error)
-        reached = error.offset if isinstance(error, UnreadableProducers) else latest.reached
-        look_at(cleaned, max(cleaned.start_offset, reached))
+        compaction.give_up(cleaned, latest, error)
         return
     except OSError:
         yield from replacements.settle()
         raise
     yield from replacements.settle()
     if cleaned.truncations == truncations and cleaned.offline is None and latest.complete_to > cleaned.cleaned_to:
-        compacted_batch.remember(cleaned, latest.complete_to, now_ms)
+        compaction.remember(cleaned, latest.complete_to, now_ms)
         log.info(
             "%s: compacted up to offset %d, from %d to %d bytes",
             cleaned.topic_partition,

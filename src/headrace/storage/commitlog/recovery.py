@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.ports.disk import read_whole
-from headrace.storage import cut_tails, folder, producers, rewritten
+from headrace.storage import folder, producers, rewritten, shortfall
 from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.checkpoint import Checkpoint, LogPoint
 from headrace.storage.commitlog.frames import Key
@@ -23,11 +23,11 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.replay import Replay, State
 from headrace.storage.epochs import EpochHistory, reconciled
-from headrace.storage.folder import Stray
+from headrace.storage.folder import Stray, stem
 from headrace.storage.local_log import RecoveredLog
 from headrace.storage.local_store import Expected
 from headrace.storage.log import Tail, TopicPartition
-from headrace.storage.segments.segment import SNAPSHOT, stem
+from headrace.storage.producers import SNAPSHOT
 
 if TYPE_CHECKING:
     from headrace.storage.commitlog.store import SharedServices
@@ -211,7 +211,7 @@ class Opening:
         names = self._disk.list(commit_log.folder)
         replay = Replay(commit_log, self._by_key(self._states), position, same_boot=self._same_boot)
         replay.run(min([position, *(self._states[where].from_position for where in self._read_before)]))
-        self._tail = cut_tails.known(names, replay.tail)
+        self._tail = shortfall.known_tail(names, replay.tail)
         missing = self._begin_anew_without_files()
         if missing:
             end = frames.position(commit_log.number + 1, 0)

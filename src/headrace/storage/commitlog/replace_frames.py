@@ -17,8 +17,7 @@ from headrace.ports.disk import Buffer, Disk
 from headrace.storage import refusal
 from headrace.storage.cleaner import Steps, wait_for_sync
 from headrace.storage.commitlog.commitlog import CommitLog, FrameWriter
-from headrace.storage.commitlog.frame_scan import Unsound, read_batches
-from headrace.storage.commitlog.frames import FRAME_BYTES, REPLACE, Frame
+from headrace.storage.commitlog.frames import FRAME_BYTES, REPLACE, Frame, Unsound, read_batches
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queuefile import GONE, NO_TIMESTAMP, Replacement, Run
 from headrace.storage.group_commit import concerns

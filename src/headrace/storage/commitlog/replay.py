@@ -29,16 +29,22 @@ from dataclasses import dataclass, field
 
 from headrace.storage.commitlog import frames
 from headrace.storage.commitlog.commitlog import CommitLog
-from headrace.storage.commitlog.frame_scan import (
+from headrace.storage.commitlog.frames import (
+    APPEND,
+    BOUNDS,
+    EPOCH,
+    FRAME_BYTES,
+    SYNCED,
     Batches,
     BrokenBytes,
+    Frame,
+    Key,
     Scanner,
     Unsound,
     places,
     read_batches,
     read_damaged,
 )
-from headrace.storage.commitlog.frames import APPEND, BOUNDS, EPOCH, FRAME_BYTES, SYNCED, Frame, Key
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, NO_TIMESTAMP, Replacement, Run
 from headrace.storage.epochs import EpochHistory

@@ -16,14 +16,13 @@ from headrace.errors import HeadraceError, StorageFailed
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings.values import LogSettings
-from headrace.storage import cut_tails, folder, rewritten
+from headrace.storage import folder, rewritten, shortfall
 from headrace.storage.checkpoint import FILE_NAME as CHECKPOINT_FILE
 from headrace.storage.cleaner import Steps
 from headrace.storage.commitlog import checkpoint, compaction, retention, rewriter
 from headrace.storage.commitlog.checkpoint import LogPoint
 from headrace.storage.commitlog.commitlog import FILE_BYTES, CommitLog, FrameWriter
-from headrace.storage.commitlog.log import SharedLog
-from headrace.storage.commitlog.partition_files import DerivedFilesSync
+from headrace.storage.commitlog.log import DerivedFilesSync, SharedLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import OpenQueues
 from headrace.storage.commitlog.recovery import Opening, RecoveredQueue
@@ -150,7 +149,7 @@ class SharedStore(LocalStore[SharedLog]):
     def _write_first_checkpoint(self) -> None:
         if self._opened_synced:
             self._checkpoints.write_now()
-            cut_tails.forget(self._disk, self.commit_log.folder)
+            shortfall.forget_cut(self._disk, self.commit_log.folder)
         else:
             self._checkpoints.soon()
 

@@ -19,8 +19,17 @@ from headrace.storage import folder
 from headrace.storage.commitlog import checkpoint
 from headrace.storage.commitlog.checkpoint import Checkpoint, LogPoint
 from headrace.storage.commitlog.commitlog import CommitLog
-from headrace.storage.commitlog.frame_scan import BrokenBytes, Unsound, read_batches
-from headrace.storage.commitlog.frames import FRAME_BYTES, REPLACE, SYNCED, WITH_BATCHES, Frame, Key
+from headrace.storage.commitlog.frames import (
+    FRAME_BYTES,
+    REPLACE,
+    SYNCED,
+    WITH_BATCHES,
+    BrokenBytes,
+    Frame,
+    Key,
+    Unsound,
+    read_batches,
+)
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import DAMAGED, OpenQueues
 from headrace.storage.commitlog.replay import Replay, State

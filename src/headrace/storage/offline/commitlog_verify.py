@@ -25,8 +25,8 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder, Partition
 from headrace.storage.offline.overlay import OverlayDisk
 from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem, SegmentReport
+from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, scan, walk
-from headrace.storage.segments.segment import SNAPSHOT
 
 
 def reports(disk: Disk, data: str) -> Iterator[CommitFileReport | PartitionReport]:

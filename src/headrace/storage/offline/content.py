@@ -18,12 +18,12 @@ from headrace.records.batch import HEADER_BYTES, LENGTH_END, MAGIC
 from headrace.storage import checkpoint, folder, producers
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, read_entries
+from headrace.storage.folder import stem
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder, Stretch
-from headrace.storage.producers import ProducerState
+from headrace.storage.producers import SNAPSHOT, ProducerState, Snapshots
 from headrace.storage.scan import find, walk_checked
-from headrace.storage.segments.segment import GAPS, LOG, SNAPSHOT, SUM, stem
-from headrace.storage.snapshots import Snapshots
+from headrace.storage.segments.segment import GAPS, LOG, SUM
 
 CHUNK_BYTES: Final = 1 << 20
 DIGITS: Final = 20

@@ -34,9 +34,7 @@ from headrace.storage.commitlog.commitlog import FILE_BYTES
 from headrace.storage.commitlog.commitlog import FOLDER as COMMIT_LOG
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.log import LogStore
-from headrace.storage.offline import commitlog_builder as shared
-from headrace.storage.offline import content, verify
-from headrace.storage.offline import segments_builder as partitioned
+from headrace.storage.offline import builders, content, verify
 from headrace.storage.offline.content import Content
 from headrace.storage.offline.report import PartitionReport, Problem
 from headrace.storage.segments.store import PartitionedStore
@@ -298,9 +296,9 @@ class Conversion:
         write_atomically(self._disk, f"{self._new}/{folder.LAYOUT_FILE}", options.target.encode() + b"\n")
         if options.target == folder.SHARED:
             size = options.commit_file_bytes
-            shared.build(self._disk, self._clock, self._new, contents, options.settings, size, done.add)
+            builders.build_shared(self._disk, self._clock, self._new, contents, options.settings, size, done.add)
         else:
-            partitioned.build(self._disk, self._new, contents, options.settings, done.add)
+            builders.build_partitioned(self._disk, self._new, contents, options.settings, done.add)
         self._tell("written", total, total)
 
     def _sync_built(self) -> None:

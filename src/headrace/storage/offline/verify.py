@@ -30,6 +30,7 @@ from headrace.storage.offline.report import (
     Problem,
     SegmentReport,
 )
+from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segments.index import LOW_HALF, TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closed_entries
 from headrace.storage.segments.segment import (
@@ -39,7 +40,6 @@ from headrace.storage.segments.segment import (
     LOG,
     NO_TIMESTAMP,
     RELATIVE_OFFSET_MAX,
-    SNAPSHOT,
     SUM,
     TIME_INDEX,
     crc_of_file,

@@ -1,7 +1,7 @@
 """Compaction by key: of each key's records the latest stays, with its offset.
 
 First the keys of the dirty part are read into a map, key -> latest offset. Then every closed segment up to the end of
-that part is written anew without the records that the map outdates (see `compacted_batch`); neighbours become one.
+that part is written anew without the records that the map outdates (see `storage.compaction`); neighbours become one.
 The active segment is never touched. How the new segment takes its place: see `swap`.
 
 All of it is a generator that hands back after every batch, for `cleaner`.
@@ -20,14 +20,13 @@ from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.ports.disk import Disk, File
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import FOREVER_MS
-from headrace.storage import compacted_batch
+from headrace.storage import compaction
 from headrace.storage.cleaner import Steps, wait_for_sync
-from headrace.storage.compacted_batch import Batch, LatestOffsets, Thinning
-from headrace.storage.log import look_at
-from headrace.storage.producers import UnreadableProducers
+from headrace.storage.compaction import Batch, LatestOffsets, Thinning
+from headrace.storage.folder import stem
 from headrace.storage.scan import read_log
 from headrace.storage.segments import swap
-from headrace.storage.segments.index import TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closing_crc
+from headrace.storage.segments.index import TIME_ENTRY, OffsetIndex, TimeIndex, closed
 from headrace.storage.segments.log import PartitionedLog
 from headrace.storage.segments.segment import (
     INDEX,
@@ -39,7 +38,6 @@ from headrace.storage.segments.segment import (
     Segment,
     Sum,
     encode_sum,
-    stem,
 )
 
 log = logging.getLogger(__name__)
@@ -91,14 +89,12 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
                 return  # retention took one, or keys are known by records that are cut; the next round begins anew
             yield from _Rewrite(cleaned, disk, group, Thinning(cleaned, latest, now_ms), truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
-        log.error("%s is not compacted: %s", cleaned.topic_partition, error)
-        reached = error.offset if isinstance(error, UnreadableProducers) else latest.reached
-        look_at(cleaned, max(cleaned.start_offset, reached))
+        compaction.give_up(cleaned, latest, error)
         return
     except FileNotFoundError:
         return  # a segment was deleted meanwhile; the next round begins anew
     if segments and cleaned.truncations == truncations:
-        compacted_batch.remember(cleaned, segments[-1].next_offset, now_ms)
+        compaction.remember(cleaned, segments[-1].next_offset, now_ms)
 
 
 def _groups(segments: list[Segment], segment_bytes: int) -> list[list[Segment]]:
@@ -231,8 +227,8 @@ class _Rewrite:
         found = Sum(output.crc, output.size, self._group[-1].next_offset)
         files: list[File] = []
         for ending, content in (
-            (INDEX, _closed(output.index.tobytes(), OffsetIndex, output.size)),
-            (TIME_INDEX, _closed(bytes(output.times), TimeIndex, output.size)),
+            (INDEX, closed(output.index.tobytes(), OffsetIndex, output.size)),
+            (TIME_INDEX, closed(bytes(output.times), TimeIndex, output.size)),
             (SUM, encode_sum(found)),
         ):
             files.append(self._new_file(ending))
@@ -256,7 +252,3 @@ class _Rewrite:
             path = self._stem + ending + what
             if self._disk.exists(path):
                 self._disk.remove(path)
-
-
-def _closed(entries: bytes, kind: type[SegmentIndex], log_bytes: int) -> bytes:
-    return entries + kind.last_entry(closing_crc(entries, log_bytes))

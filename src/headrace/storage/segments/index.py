@@ -345,6 +345,11 @@ def closing_crc(entries: bytes, log_bytes: int) -> int:
     return crc32c(entries, crc32c(log_bytes.to_bytes(8, "big")))
 
 
+def closed(entries: bytes, kind: type[SegmentIndex], log_bytes: int) -> bytes:
+    """The content of an index that is not written any more, of a log of this size."""
+    return entries + kind.last_entry(closing_crc(entries, log_bytes))
+
+
 def closed_entries(data: bytes, kind: type[SegmentIndex], log_bytes: int) -> bytes | None:
     """The entries of a closed index file; None if its last entry does not agree with them and with the log's size."""
     entry_bytes = len(kind.last_entry(0))

@@ -37,11 +37,10 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
 from headrace.storage.local_log import LocalLog
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
-from headrace.storage.producers import ProducerState
+from headrace.storage.producers import ProducerState, Snapshots
 from headrace.storage.segments.segment import INDEX, RELATIVE_OFFSET_MAX, TIME_INDEX, Segment
 from headrace.storage.segments.segments import Reader, Segments, greatest_timestamp, offset_for_time
 from headrace.storage.segments.truncation import Cuts, StartMarkers
-from headrace.storage.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from headrace.storage.segments.recovery import RecoveredSegments

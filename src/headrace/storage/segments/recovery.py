@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings.values import LogSettings
-from headrace.storage import cut_tails, producers, rewritten
+from headrace.storage import producers, rewritten, shortfall
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
-from headrace.storage.folder import PARTITION_FILE
+from headrace.storage.folder import PARTITION_FILE, stem
 from headrace.storage.local_log import RecoveredLog
 from headrace.storage.log import Tail, TopicPartition
+from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, is_cut_short, scan, walk
 from headrace.storage.segments import swap, truncation
 from headrace.storage.segments.log import PartitionedLog
@@ -44,12 +45,10 @@ from headrace.storage.segments.segment import (
     INDEX,
     LOG,
     RELATIVE_OFFSET_MAX,
-    SNAPSHOT,
     SUM,
     TIME_INDEX,
     Damage,
     Segment,
-    stem,
 )
 from headrace.storage.segments.segments import Segments
 from headrace.storage.segments.truncation import Marker
@@ -128,7 +127,7 @@ def open_log(
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same or rewritten.MARKER in names:
             _Recovery(services, folder, topic_partition, found, point, untold, same_boot=same_boot).run()
-    found.tail = cut_tails.known(names, found.tail)
+    found.tail = shortfall.known_tail(names, found.tail)
     found.began_ms = services.clock.wall_ms()
     if point is not None and point.active_base == found.segments[-1].base_offset:
         found.began_ms = point.began_ms
@@ -418,7 +417,7 @@ class _Recovery:
             short = False
         if torn is not None:
             self._found.tail = self._judge(segment, torn, only_empty_follow)
-            cut_tails.note(self._disk, self._folder, self._found.tail)
+            shortfall.note_cut(self._disk, self._folder, self._found.tail)
             self._cut(segment, torn)
         over = expected > limit and only_empty_follow
         if is_last or torn or short or over:

@@ -22,6 +22,8 @@ from headrace.ports.disk import Disk, File, FileSlice, read_whole
 from headrace.records.batch import HEADER_BYTES
 from headrace.storage.checked_bytes import TURN_BYTES, CheckBudget, CheckedBytes
 from headrace.storage.epochs import EpochHistory
+from headrace.storage.folder import stem
+from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Headers, Walk, find, read_log, sound_run, walk, walk_checked
 from headrace.storage.segments.index import OffsetIndex, TimeIndex
 
@@ -32,16 +34,11 @@ INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 SUM: Final = ".sum"
 GAPS: Final = ".gaps"
-SNAPSHOT: Final = ".snapshot"
 DELETED: Final = ".deleted"
 NO_TIMESTAMP: Final = -1
 NEVER: Final = 1 << 62
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 LARGE_GAP: Final = 1 << 30
-
-
-def stem(folder: str, base_offset: int) -> str:
-    return f"{folder}/{base_offset:020d}"
 
 
 @dataclass(frozen=True, slots=True)

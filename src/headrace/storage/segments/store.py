@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.settings.values import LogSettings
-from headrace.storage import checkpoint, cut_tails, folder, rewritten
+from headrace.storage import checkpoint, folder, rewritten, shortfall
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.cleaner import Steps
 from headrace.storage.folder import Stray
@@ -133,7 +133,7 @@ class PartitionedStore(LocalStore[PartitionedLog]):
         self._checkpoints.write_now()
         for each in self._logs.values():
             if each.tail >= Tail.TORN:
-                cut_tails.forget(self._disk, each.folder)
+                shortfall.forget_cut(self._disk, each.folder)
 
     def _open_log(
         self,

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.ports.disk import Disk
+from headrace.storage.folder import stem
+from headrace.storage.producers import SNAPSHOT
 from headrace.storage.segments import segment
-from headrace.storage.segments.segment import GAPS, INDEX, LOG, SNAPSHOT, SUM, TIME_INDEX, stem
+from headrace.storage.segments.segment import GAPS, INDEX, LOG, SUM, TIME_INDEX
 
 CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"

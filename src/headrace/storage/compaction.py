@@ -12,12 +12,16 @@ the last batch of what is cleaned: what follows it may be cut, and the end of a 
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Final, Protocol
 
+from headrace.errors import HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, read_header, sign
-from headrace.settings.values import LogSettings
-from headrace.storage.producers import ProducerTable
+from headrace.storage.log import Log, look_at
+from headrace.storage.producers import ProducerTable, UnreadableProducers
+
+log = logging.getLogger(__name__)
 
 KEYS_MAX: Final = 500_000
 SHORT_KEY_BYTES: Final = 24
@@ -26,12 +30,10 @@ CLEANINGS_MAX: Final = 32
 Batch = bytes | bytearray | memoryview
 
 
-class CleanedLog(Protocol):
-    """What thinning asks of a log."""
+class CleanedLog(Log, Protocol):
+    """A log that can be compacted."""
 
-    settings: LogSettings
     cleanings: list[tuple[int, int]]
-    committed_offset: int
 
     @property
     def producers(self) -> ProducerTable: ...
@@ -65,6 +67,13 @@ class LatestOffsets:
                 if key is not None:
                     self.offsets[_short(key)] = offset
         self.reached = header.next_offset
+
+
+def give_up(cleaned: CleanedLog, latest: LatestOffsets, error: HeadraceError) -> None:
+    """A batch is damaged, or makes no sense: a log that is not whole is not believed. Look at that place again."""
+    log.error("%s is not compacted: %s", cleaned.topic_partition, error)
+    reached = error.offset if isinstance(error, UnreadableProducers) else latest.reached
+    look_at(cleaned, max(cleaned.start_offset, reached))
 
 
 class Thinning:

@@ -1,8 +1,13 @@
-"""Writing a data folder of the layout `partitioned` from the content of another one.
+"""Writing a data folder in either layout from the content of another one.
 
-A segment in which offsets have gaps is written as compaction leaves one, with a `.sum` and an index entry for every
-batch; the last segment never has any. The `.index` is written last, so a segment that has one is finished; the file
-`partition` comes after all segments, so a folder that has one is. What a kill leaves behind of the rest is thrown away.
+In the layout `partitioned` a segment in which offsets have gaps is written as compaction leaves one, with a `.sum` and
+an index entry for every batch; the last segment never has any. The `.index` is written last, so a segment that has one
+is finished; the file `partition` comes after all segments, so a folder that has one is. What a kill leaves behind of
+the rest is thrown away.
+
+In the layout `shared` the commit log is written partition by partition, a frame a megabyte or a quarter of a file. What
+a kill leaves behind is told by the frames themselves: the next run goes on behind the last whole one. Queues, epochs
+and the checkpoint come from the commit log, as at any start.
 """
 
 from __future__ import annotations
@@ -14,19 +19,34 @@ from typing import Final
 
 from crc32c import crc32c
 
-from headrace.ports.disk import Disk, File, write_atomically
+from headrace.errors import DataFolderError
+from headrace.ports.clock import Clock
+from headrace.ports.disk import Buffer, Disk, File, write_atomically
 from headrace.settings.values import LogSettings
 from headrace.storage import checkpoint, folder
 from headrace.storage.checkpoint import LogPoint
-from headrace.storage.offline.content import Chunk, Content, chunks, write_partition_files
+from headrace.storage.commitlog import frames
+from headrace.storage.commitlog.commitlog import CommitLog
+from headrace.storage.commitlog.frames import (
+    APPEND,
+    BOUNDS,
+    FRAME_BYTES,
+    REPLACE,
+    WITH_BATCHES,
+    BrokenBytes,
+    Key,
+    Scanner,
+)
+from headrace.storage.commitlog.store import SharedStore
+from headrace.storage.folder import stem
+from headrace.storage.offline.content import CHUNK_BYTES, Chunk, Content, chunks, write_epochs, write_partition_files
 from headrace.storage.scan import walk
 from headrace.storage.segments.index import (
     TIME_ENTRY,
     OffsetIndex,
-    SegmentIndex,
     TimeIndex,
+    closed,
     closed_entries,
-    closing_crc,
 )
 from headrace.storage.segments.segment import (
     INDEX,
@@ -38,7 +58,6 @@ from headrace.storage.segments.segment import (
     Sum,
     encode_sum,
     read_sum,
-    stem,
 )
 
 DIGITS: Final = 20
@@ -107,11 +126,11 @@ class _Segment:
         self._time(next_offset - self.base_offset)
         written = [self.file]
         entries, times = (self.every_entry, self.every_time) if self.has_gaps else (self.entries, self.times)
-        written.append(_write(disk, name + TIME_INDEX, _closed(bytes(times), TimeIndex, self.size)))
+        written.append(_write(disk, name + TIME_INDEX, closed(bytes(times), TimeIndex, self.size)))
         if self.has_gaps:
             written.append(_write(disk, name + SUM, encode_sum(Sum(self.crc, self.size, next_offset))))
         disk.sync_now(written)
-        _write(disk, name + INDEX, _closed(entries.tobytes(), OffsetIndex, self.size)).sync()
+        _write(disk, name + INDEX, closed(entries.tobytes(), OffsetIndex, self.size)).sync()
 
 
 def _write(disk: Disk, path: str, content: bytes) -> File:
@@ -119,10 +138,6 @@ def _write(disk: Disk, path: str, content: bytes) -> File:
     file.truncate(0)
     file.pwritev([content], 0)
     return file
-
-
-def _closed(entries: bytes, kind: type[SegmentIndex], log_bytes: int) -> bytes:
-    return entries + kind.last_entry(closing_crc(entries, log_bytes))
 
 
 class PartitionBuilder:
@@ -223,7 +238,7 @@ class PartitionBuilder:
         self._segment = None
 
 
-def build(
+def build_partitioned(
     disk: Disk,
     data: str,
     contents: Sequence[Content],
@@ -256,3 +271,91 @@ def _point(disk: Disk, data: str, content: Content) -> LogPoint:
         list(content.cleanings),
         0,
     )
+
+
+class CommitLogBuilder:
+    def __init__(self, disk: Disk, data: str, file_bytes: int) -> None:
+        self._disk = disk
+        self._log = CommitLog(disk, data, file_bytes)
+        self._log.find_files()
+        self._frame_bytes = min(CHUNK_BYTES, file_bytes // 4)
+        self._bounds: dict[Key, tuple[int, int]] = {}
+        """What the commit log holds of each partition."""
+        self._resume()
+
+    def _resume(self) -> None:
+        for found in Scanner(self._log).frames(0):
+            if isinstance(found, BrokenBytes):
+                self._log.cut(found.number, found.byte)
+                return
+            if found.kind == BOUNDS:
+                self._bounds[found.key] = (found.first_offset, found.next_offset)
+            elif found.kind in WITH_BATCHES:
+                first, _ = self._bounds[found.key]
+                self._bounds[found.key] = (first, found.next_offset)
+
+    def add(self, content: Content, wrote: Callable[[int], None]) -> None:
+        """Write what is missing of the partition."""
+        key = (content.topic_id, content.topic_partition.partition)
+        bounds = (content.start_offset, content.end_offset)
+        if self._bounds.get(key) == bounds:
+            return
+        from_offset = self._bounds[key][1] if key in self._bounds else content.start_offset
+        for chunk in chunks(content.stretches(from_offset), self._frame_bytes):
+            if key not in self._bounds:
+                first = min(content.start_offset, chunk.first_offset)
+                self._put(BOUNDS, key, first, first)
+            expected = self._bounds[key][1]
+            kind = APPEND if chunk.dense and chunk.first_offset == expected else REPLACE
+            self._put(kind, key, expected, chunk.next_offset, chunk.data)
+            wrote(len(chunk.data))
+        if key not in self._bounds:
+            self._put(BOUNDS, key, content.start_offset, content.start_offset)
+        if self._bounds[key][1] < content.end_offset:
+            self._put(REPLACE, key, self._bounds[key][1], content.end_offset)
+        self._put(BOUNDS, key, *bounds)
+
+    def _put(self, kind: bytes, key: Key, first: int, following: int, payload: bytes = b"") -> None:
+        count = FRAME_BYTES + len(payload)
+        if self._log.is_full(count):
+            told = [frames.pack(BOUNDS, 0, *each, *bounds) for each, bounds in self._bounds.items()]
+            self._log.roll(told, len(told) * FRAME_BYTES)
+        parts: Sequence[Buffer] = [frames.pack(kind, len(payload), *key, first, following), payload]
+        self._log.write(parts, count)
+        self._bounds[key] = (first if kind == BOUNDS else self._bounds[key][0], following)
+
+    def close(self) -> None:
+        self._disk.sync_now(self._log.unsynced())
+        self._log.close()
+
+
+def build_shared(
+    disk: Disk,
+    clock: Clock,
+    data: str,
+    contents: Sequence[Content],
+    settings: Callable[[str], LogSettings],
+    file_bytes: int,
+    wrote: Callable[[int], None],
+) -> None:
+    """Build the folder, or go on with it."""
+    builder = CommitLogBuilder(disk, data, file_bytes)
+    for content in contents:
+        builder.add(content, wrote)
+        write_partition_files(disk, data, content)
+    builder.close()
+    store = SharedStore(disk, clock, data, file_bytes=file_bytes)
+    try:
+        expected = {each.topic_partition: (each.topic_id, settings(each.topic_partition.topic)) for each in contents}
+        store.open(expected, same_boot=True)  # all of it was just written
+        for content in contents:
+            opened = store.get(content.topic_partition)
+            assert opened is not None
+            opened.cleanings = list(content.cleanings)
+        if not store.close():
+            raise DataFolderError(f"{data} could not be finished: the log says why; nothing was changed")
+    except BaseException:
+        store.abandon()
+        raise
+    for content in contents:
+        write_epochs(disk, data, content)
