@@ -65,9 +65,9 @@ def test_markers_of_which_the_checkpoint_speaks_go_and_the_others_count() -> Non
     for marker in markers:
         put(disk, marker.name)
     names = disk.list(FOLDER)
-    assert recovery._untold(disk, FOLDER, names, None) == markers
+    assert recovery._pending_cuts(disk, FOLDER, names, None) == markers
     assert disk.list(FOLDER) == names
-    assert recovery._untold(disk, FOLDER, names, POINT) == markers[2:]
+    assert recovery._pending_cuts(disk, FOLDER, names, POINT) == markers[2:]
     assert sorted(disk.list(FOLDER)) == sorted(marker.name for marker in markers[2:])
 
 
@@ -120,9 +120,9 @@ def test_the_highest_marked_start_counts_unless_the_log_began_anew(
 
 
 def test_the_epochs_file_is_believed_below_the_lowest_truncation() -> None:
-    assert recovery._told_from([]) == recovery.NEVER
-    assert recovery._told_from([Marker(1, 30, False), Marker(2, 10, False), Marker(3, 20, False)]) == 10
-    assert recovery._told_from([Marker(1, 30, False), Marker(2, 10, True)]) == 0
+    assert recovery._epochs_known_to([]) == recovery.NEVER
+    assert recovery._epochs_known_to([Marker(1, 30, False), Marker(2, 10, False), Marker(3, 20, False)]) == 10
+    assert recovery._epochs_known_to([Marker(1, 30, False), Marker(2, 10, True)]) == 0
 
 
 def test_an_empty_last_segment_that_begins_before_the_known_end_goes_with_all_that_is_beside_it() -> None:

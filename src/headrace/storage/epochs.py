@@ -127,13 +127,13 @@ def starts_in(headers: Iterable[BatchHeader], from_offset: int) -> Iterator[tupl
         end = header.next_offset
 
 
-def reconciled(told: Sequence[tuple[int, int]], seen: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Epochs that were seen, each with its least start and its first batch; what was told of it, and of others before
-    it that left no batches, counts as far as it fits between the two."""
+def reconciled(saved: Sequence[tuple[int, int]], seen: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Epochs that were seen, each with its least start and its first batch; what the file says of it, and of others
+    before it that left no batches, counts as far as it fits between the two."""
     starts: list[tuple[int, int]] = []
     last = -1
     for epoch, least, first in seen:
-        new = [entry for entry in told if last < entry[0] <= epoch]
+        new = [entry for entry in saved if last < entry[0] <= epoch]
         fits = bool(new) and new[-1][0] == epoch and least <= new[0][1] and new[-1][1] <= first
         starts += new if fits else [(epoch, least)]
         last = epoch

@@ -94,7 +94,7 @@ class GroupCommit:
                     self._try_again(log, error)
                     continue
                 log.fail(error)
-                self._tell(log)
+                self._notify(log)
                 continue
             files.update(dict.fromkeys(own))
             targets.append(_Target(log, log.written_offset, log.truncations, own))
@@ -134,10 +134,10 @@ class GroupCommit:
                 continue
             else:
                 log.synced_upto(written_offset)
-            self._tell(log)
+            self._notify(log)
         self.start()
 
-    def _tell(self, log: SyncedLog) -> None:
+    def _notify(self, log: SyncedLog) -> None:
         for listener in self.listeners:
             listener(log)
 

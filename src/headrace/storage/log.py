@@ -5,10 +5,8 @@ in `end_offset` at once, but it is written by `LogStore.write_staged`, one vecto
 staged. Staged views are only used until then. Reads answer file slices, never bytes, and never go beyond
 `written_offset`. Nothing here says that a partition has a file of its own.
 
-Damage that a log knows of: found at its start, reported then, never served, and mended from another replica.
-
-What lay at the front of a log and is gone is damage too. Only deletions raise a start, and a leader's start has all its
-followers delete what lies before: so a log that has lost its first files begins where it did.
+Damage that a log knows of was found at its start; it is reported then, never served, and mended from another replica.
+What lay at the front of a log and is gone is damage too (`Log.lost_front`).
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def decode(data: bytes) -> Checkpoint | None:
             return None
         points = [_point(fields) for fields in content["logs"]]
         logs = {TopicPartition(point.topic, point.partition): point for point in points}
-        told = bool(content.get("epoch_frames"))
-        return Checkpoint(bool(content["clean"]), int(content["position"]), logs, told)
+        epoch_frames = bool(content.get("epoch_frames"))
+        return Checkpoint(bool(content["clean"]), int(content["position"]), logs, epoch_frames)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

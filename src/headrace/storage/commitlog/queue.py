@@ -485,11 +485,11 @@ class Queue:
         try:
             for (offset, base_ms, entries), next_first_offset in zip(parts, following, strict=True):
                 file = self._new_file(offset)
-                file.write_beside(base_ms, entries, next_first_offset)
+                file.write_new(base_ms, entries, next_first_offset)
                 files.append(file)
         except OSError:
             for file in files:
-                file.drop_beside()
+                file.drop_new()
             raise
         self._take_places(first, last, files)
         self._recount(gone, patches)

@@ -263,12 +263,12 @@ class QueueFile:
     def rewrite(self, entries: bytes, *, keep_old: bool) -> QueueFile:
         """A file with these entries that takes this one's place, which is not used any more; or OSError."""
         new = QueueFile(self._disk, self._open_queues, self.path.rpartition("/")[0], self.first_offset)
-        new.write_beside(self._base_ms, entries, self.next_first_offset if self.closed else None)
+        new.write_new(self._base_ms, entries, self.next_first_offset if self.closed else None)
         new.take_place(keep_old=keep_old and not self.closed)
         self.replaced()
         return new
 
-    def write_beside(self, base_ms: int, entries: bytes, next_first_offset: int | None) -> None:
+    def write_new(self, base_ms: int, entries: bytes, next_first_offset: int | None) -> None:
         """Write a file with these entries, a closed one if another follows it, that has no name of its own yet. After
         an OSError there is none."""
         self._base_ms, self.count = base_ms, len(entries) // ENTRY_BYTES
@@ -286,10 +286,10 @@ class QueueFile:
                 file.allocate(_wanted_bytes(self.count + 1))
             file.pwritev(parts, 0)
         except OSError:
-            self.drop_beside()
+            self.drop_new()
             raise
 
-    def drop_beside(self) -> None:
+    def drop_new(self) -> None:
         if self._disk.exists(self.path + NEW):
             self._disk.remove(self.path + NEW)
 

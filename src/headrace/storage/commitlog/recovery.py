@@ -134,7 +134,7 @@ class Opening:
         topic_id, settings = self._expected[where]
         path = self._folder(where)
         state = State(where, self._services.new_queue(path), settings.index_interval_bytes)
-        state.told = EpochHistory(self._disk, path)
+        state.saved_epochs = EpochHistory(self._disk, path)
         state.checkpoint_position = self._checkpoint.position
         point = self._checkpoint.logs.get(where)
         if point is not None and point.topic_id != topic_id.hex():

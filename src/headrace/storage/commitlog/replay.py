@@ -71,7 +71,7 @@ class State:
     rebuilt: bool = False
     """Whether nothing but the commit log counts."""
     history: EpochHistory | None = None
-    told: EpochHistory | None = None
+    saved_epochs: EpochHistory | None = None
     """The epochs as their file has them; None if batches are compared with it otherwise."""
     framed: list[tuple[int, int]] = field(default_factory=list)
     """Epochs and their starts as frames tell them; the first ones may be missing. Empty: nobody tells."""
@@ -98,7 +98,7 @@ class State:
         """Whether a last frame of it may have been there; what the checkpoint tells of it was before."""
         return position >= max(self.from_position, self.checkpoint_position) and position > self.seen
 
-    def told_epoch(self, frame: Frame, position: int) -> None:
+    def take_epoch_frame(self, frame: Frame, position: int) -> None:
         start, epoch = frame.first_offset, frame.next_offset
         self.framed = [each for each in self.framed if each[0] < epoch and each[1] <= start] + [(epoch, start)]
         self.framed_at = position
@@ -291,7 +291,7 @@ class Replay:
         if broken is not None and frames.position(broken.number, broken.byte) > state.framed_at:
             state.framed = []  # a frame that told an epoch may have been there
         if frame.kind == EPOCH:
-            state.told_epoch(frame, position)
+            state.take_epoch_frame(frame, position)
             return None
         state.seen = position
         if frame.kind == BOUNDS:
@@ -312,9 +312,13 @@ class Replay:
 
     def _knows_all(self, state: State) -> bool:
         """Whether the file of epochs speaks for every batch that goes on with its partition."""
-        told = state.told
+        saved = state.saved_epochs
         return (
-            self._same_boot and not state.rebuilt and told is not None and bool(told.entries) and not told.was_rebuilt
+            self._same_boot
+            and not state.rebuilt
+            and saved is not None
+            and bool(saved.entries)
+            and not saved.was_rebuilt
         )
 
     def _right_epoch(self, state: State, frame: Frame) -> Callable[[int, int], int] | None:
@@ -322,12 +326,12 @@ class Replay:
         known). None: nothing is known but what batches say."""
         if state.framed:
             return state.framed_epoch
-        told = state.told
-        if told is None or not self._knows_all(state) or frame.first_offset < state.queue.end_offset:
+        saved = state.saved_epochs
+        if saved is None or not self._knows_all(state) or frame.first_offset < state.queue.end_offset:
             return None
 
         def by_file(offset: int, _epoch: int) -> int:
-            epoch = told.epoch_at(offset)
+            epoch = saved.epoch_at(offset)
             return -1 if epoch is None else epoch
 
         return by_file

@@ -223,9 +223,9 @@ class SharedStore(LocalStore[SharedLog]):
         for each in self._logs.values():
             if each.offline is None:
                 each.go_offline(reason)
-                self._clock.call_soon(lambda each=each: self._tell(each))  # type: ignore[misc]
+                self._clock.call_soon(lambda each=each: self._notify(each))  # type: ignore[misc]
 
-    def _tell(self, one: SharedLog) -> None:
+    def _notify(self, one: SharedLog) -> None:
         for listener in self.commit.listeners:
             listener(one)
 

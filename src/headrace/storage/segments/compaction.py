@@ -192,7 +192,7 @@ class _Rewrite:
                     output.add(kept[0], kept[1])
                 yield None
         output.flush()
-        files = [output.file, *self._write_beside(output)]
+        files = [output.file, *self._write_indexes(output)]
         yield from wait_for_sync(self._disk, files)
         if not self._still_there():
             self._forget(swap.CLEANED)
@@ -222,7 +222,7 @@ class _Rewrite:
             output.size,
         )
 
-    def _write_beside(self, output: _Output) -> list[File]:
+    def _write_indexes(self, output: _Output) -> list[File]:
         """Index, time index and sum of the new segment."""
         found = Sum(output.crc, output.size, self._group[-1].next_offset)
         files: list[File] = []

@@ -95,23 +95,23 @@ def open_log(
     was_raised = point is not None and _was_raised(services.disk, folder, names, point.start_offset)
     names = _tidy(services.disk, folder, names)
     bases = _offsets(names, LOG)
-    untold = _untold(services.disk, folder, names, point)
-    if untold:
+    pending_cuts = _pending_cuts(services.disk, folder, names, point)
+    if pending_cuts:
         services.disk.sync_folder(folder)  # before any file is cut for their sake
-        point = _lowered(point, untold) if point is not None else None
+        point = _lowered(point, pending_cuts) if point is not None else None
     if point is not None:
         bases = _drop_empty(services.disk, folder, bases, max(point.recovery_offset, point.start_offset))
         bases = _drop_deleted(services.disk, folder, bases, point.start_offset)
-        was_raised = was_raised or any(marker.anew for marker in untold)
+        was_raised = was_raised or any(marker.anew for marker in pending_cuts)
         if bases and bases[0] > point.start_offset and not was_raised:
             bases = _stand_in(services.disk, folder, bases, point.start_offset)
     found = RecoveredSegments(snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
     found.start_markers = _start_markers(services.disk, folder, names, point)
-    found.cuts = max([found.cuts, *(marker.number for marker in untold)])
+    found.cuts = max([found.cuts, *(marker.number for marker in pending_cuts)])
     if point is not None:
         found.cleanings = [(cleaned_to, at_ms) for cleaned_to, at_ms in point.cleanings]
     if not bases:
-        _nothing_there(services, folder, settings, found, point, untold)
+        _nothing_there(services, folder, settings, found, point, pending_cuts)
         rewritten.forget(services.disk, [folder])
     else:
         cleaned, sparse = set(_offsets(names, SUM)), set(_offsets(names, GAPS))
@@ -126,12 +126,12 @@ def open_log(
         active = found.segments[-1]
         same = point is not None and (point.active_base, point.active_bytes) == (active.base_offset, active.size)
         if point is None or not point.clean or not same or rewritten.MARKER in names:
-            _Recovery(services, folder, topic_partition, found, point, untold, same_boot=same_boot).run()
+            _Recovery(services, folder, topic_partition, found, point, pending_cuts, same_boot=same_boot).run()
     found.tail = shortfall.known_tail(names, found.tail)
     found.began_ms = services.clock.wall_ms()
     if point is not None and point.active_base == found.segments[-1].base_offset:
         found.began_ms = point.began_ms
-    known_start = point.start_offset if point is not None else _marked_start(found.start_markers, untold)
+    known_start = point.start_offset if point is not None else _marked_start(found.start_markers, pending_cuts)
     found.start_offset = max(found.start_offset, found.segments[0].base_offset, known_start)
     opened = PartitionedLog(services, folder, topic_partition, topic_id, settings, found)
     if found.start_offset > found.end_offset:
@@ -148,12 +148,12 @@ def _start_markers(disk: Disk, folder: str, names: list[str], point: LogPoint | 
     return [offset for offset in found if point is None or offset <= point.start_offset]
 
 
-def _marked_start(markers: list[int], untold: list[Marker]) -> int:
+def _marked_start(markers: list[int], pending_cuts: list[Marker]) -> int:
     """Where the folder says that the log begins, if it did not begin anew since."""
-    return 0 if any(marker.anew for marker in untold) else max(markers, default=0)
+    return 0 if any(marker.anew for marker in pending_cuts) else max(markers, default=0)
 
 
-def _untold(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -> list[Marker]:
+def _pending_cuts(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -> list[Marker]:
     """Truncations of which the checkpoint does not speak; markers of others go."""
     known = point.cuts if point is not None else 0
     found = truncation.markers(names)
@@ -163,10 +163,10 @@ def _untold(disk: Disk, folder: str, names: list[str], point: LogPoint | None) -
     return [marker for marker in found if marker.number > known]
 
 
-def _lowered(point: LogPoint, untold: list[Marker]) -> LogPoint:
+def _lowered(point: LogPoint, pending_cuts: list[Marker]) -> LogPoint:
     """What can be relied on of a checkpoint that was taken before these truncations."""
-    least = min(marker.offset for marker in untold)
-    starts = [marker.offset for marker in untold if marker.anew]
+    least = min(marker.offset for marker in pending_cuts)
+    starts = [marker.offset for marker in pending_cuts if marker.anew]
     return point._replace(
         clean=False,
         recovery_offset=min(point.recovery_offset, least),
@@ -175,9 +175,9 @@ def _lowered(point: LogPoint, untold: list[Marker]) -> LogPoint:
     )
 
 
-def _told_from(untold: list[Marker]) -> int:
+def _epochs_known_to(pending_cuts: list[Marker]) -> int:
     """From this offset on the log alone tells its epochs, not their file."""
-    return min((0 if marker.anew else marker.offset for marker in untold), default=NEVER)
+    return min((0 if marker.anew else marker.offset for marker in pending_cuts), default=NEVER)
 
 
 def _tidy(disk: Disk, folder: str, names: list[str]) -> list[str]:
@@ -257,13 +257,13 @@ def _nothing_there(
     settings: LogSettings,
     found: RecoveredSegments,
     point: LogPoint | None,
-    untold: list[Marker],
+    pending_cuts: list[Marker],
 ) -> None:
     base = max(point.recovery_offset, point.start_offset) if point else 0
-    if untold:
-        base = untold[-1].offset
+    if pending_cuts:
+        base = pending_cuts[-1].offset
         found.epochs = EpochHistory(services.disk, folder)
-        found.epochs.truncate(_told_from(untold))
+        found.epochs.truncate(_epochs_known_to(pending_cuts))
         _save(found.epochs)
         found.recovered = True  # the epochs must be safe before a checkpoint tells of the truncations
     elif base:
@@ -295,7 +295,7 @@ class _Recovery:
         topic_partition: TopicPartition,
         found: RecoveredSegments,
         point: LogPoint | None,
-        untold: list[Marker],
+        pending_cuts: list[Marker],
         *,
         same_boot: bool,
     ) -> None:
@@ -305,8 +305,8 @@ class _Recovery:
         self._topic_partition = topic_partition
         self._found = found
         self._safe_to = point.recovery_offset if point else 0
-        self._cut_at = {marker.offset for marker in untold}
-        self._told_from = _told_from(untold)
+        self._cut_at = {marker.offset for marker in pending_cuts}
+        self._epochs_known_to = _epochs_known_to(pending_cuts)
         self._epochs = EpochHistory(services.disk, folder)
         self._whole_end: int | None = None
         """Where the last whole batch ends, as far as they were read."""
@@ -316,10 +316,10 @@ class _Recovery:
         segments = self._found.segments
         first = len(segments) - 1
         # The segment that was cut must be looked at, though nothing of it may be above the recovery point.
-        while first > 0 and segments[first].base_offset > min(self._safe_to, self._told_from - 1):
+        while first > 0 and segments[first].base_offset > min(self._safe_to, self._epochs_known_to - 1):
             first -= 1
         self._epochs.rebuild_from(lambda: self._epochs_in(segments[:first]))
-        self._epochs.truncate(self._told_from)
+        self._epochs.truncate(self._epochs_known_to)
         for at in range(first, len(segments)):
             segment = segments[at]
             is_last = at == len(segments) - 1
@@ -385,7 +385,7 @@ class _Recovery:
         expected, epoch, position = segment.base_offset, -1, 0
         damage: list[Damage] = []
         most = segment.base_offset + RELATIVE_OFFSET_MAX
-        chain = Chain(not segment.sparse, self._told_epoch_at, segment.bases_by_position(), most)
+        chain = Chain(not segment.sparse, self._epoch_in_file, segment.bases_by_position(), most)
         cut_at = limit if not is_last and limit in self._cut_at else NEVER
         segment.begin_indexes()
         torn: Broken | None = None
@@ -453,10 +453,10 @@ class _Recovery:
         segment.found_bytes(position)
         segment.drop_tail()
 
-    def _told_epoch_at(self, offset: int) -> int | None:
+    def _epoch_in_file(self, offset: int) -> int | None:
         """The epochs file is written before the batches and synced with them, so it is right if it is whole. A batch
         of which it knows nothing was never synced, or says another epoch than it did."""
-        if self._epochs.was_rebuilt or offset >= self._told_from:
+        if self._epochs.was_rebuilt or offset >= self._epochs_known_to:
             return None
         return self._epochs.epoch_at(offset)
 
