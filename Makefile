@@ -33,7 +33,7 @@ help:
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
 	@echo 'make house      draw docs/house.svg, the rooms and their imports'
 	@echo 'make reference  write docs/API.md, docs/CLI.md and docs/SETTINGS.md from the code'
-	@echo 'make unasync    write the consumer of headrace.aio from the one for threads'
+	@echo 'make unasync    write producer and consumer of headrace.aio from those for threads'
 	@echo 'make dist       an sdist and a compiled wheel, in dist/'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'
 	@echo 'make format     let ruff format and mend what it can'

@@ -1,4 +1,4 @@
-"""The asynchronous consumer is what tools/unasync.py makes of the one for threads."""
+"""The asynchronous clients are what tools/unasync.py makes of those for threads."""
 
 from __future__ import annotations
 

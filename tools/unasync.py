@@ -1,8 +1,9 @@
-"""The asynchronous consumer, made of the one for threads: `tools/unasync.py` writes it, `--check` compares.
+"""The asynchronous producer, consumer and listeners, made of those for threads; `--check` compares.
 
-Both faces are one text. What differs between threads and asyncio stands in a pair of modules with the same names,
-`headrace.client.consumer.threads` and `headrace.aio.tasks`; the rest follows from a rule: a method that waits is a
-coroutine function, and who calls one awaits it. What waits is named in WAITS; methods that call it are found, and those
+Both faces are one text. What differs between threads and asyncio stands in pairs with the same names: the modules
+`headrace.client.consumer.threads` and `headrace.aio.tasks`; what the module of the producer has before its public
+class, and `headrace.aio.intake`. The rest follows from a rule: a method that waits is a coroutine function, and who
+calls one awaits it. What waits is named in WAITS; methods that call it are found, and those
 that call them. As httpcore's script of that name, the other way round: threads are what most programs use, so their
 text is the one that is written, and read, by hand.
 
@@ -27,7 +28,14 @@ WAITS: Final = frozenset(
     {
         *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("wait", "turn", "cede")),
         *("self._changed.wait", "self._changed.wait_for", "self._ended.wait", "self._crew.join"),
-        *("self._producer.send", "self._producer.close", "self._listening.halt", "self._close_consumer"),
+        *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("have", "callbacks_ended")),
+        *(
+            "self._intake.send",
+            "self._producer.send",
+            "self._producer.close",
+            "self._listening.halt",
+            "self._close_consumer",
+        ),
         *("source.take", "source.step_aside", "blocking", "call", "work"),
     }
 )
@@ -38,6 +46,28 @@ WORDS: Final = (
     (r"\bheadrace\.client\.consumer\.threads\b", "headrace.aio.tasks"),
     (r"\bheadrace\.client\.producer\.producer\b", "headrace.aio.producer"),
     (r"\b__(enter|exit|iter)__\b", r"__a\1__"),
+    (r"The public producer, for threads: any of them may send, .*", "The public producer, for coroutines of one loop."),
+    (
+        r"partitions; thread-safe\. Use .*",
+        "partitions, on the loop where it is made. Close it, or use `async with`.",
+    ),
+    (r'key=b"42"\) +# waits', 'key=b"42")  # waits'),
+    (
+        r"The delivery says what becomes of it; `callback\(delivery\)` hears of it",
+        "`await` the delivery, or let `callback(delivery)` hear what becomes of it",
+    ),
+    (r"has failed, and callbacks have heard which", "has failed; deliveries say which"),
+    (r"A close that is interrupted", "A close that is cancelled"),
+    (r"# delivery\.result\(\) waits", "# await delivery"),
+    (r"(?m)^    with Producer", "    async with Producer"),
+    (r"(?m)^        (report = |)producer\.(send|flush)\(", r"        \1await producer.\2("),
+    (
+        r"(?<=and not before: )what is in the queue is lost if the process dies\.\n",
+        "what is in the queue is lost if the process dies.\n\n"
+        "`send_async` never waits: records for a topic that is not known yet are set aside, in order, until it is; "
+        "where the\nqueue is full and the policy is to wait, it raises QueueFull, and `await send(...)` waits "
+        "instead.\n",
+    ),
     (r"\bthreads\b", "tasks"),
     (r"\bthread\b", "task"),
     (r"(?m)^    with Consumer", "    async with Consumer"),
@@ -57,11 +87,14 @@ WORDS: Final = (
 class Module:
     source: str
     target: str
+    instead: str = ""
+    """A statement in place of what stands before the class that is public, beside its imports and constants."""
 
 
 MODULES: Final = (
     Module("client/consumer/consumer.py", "aio/consumer.py"),
     Module("client/consumer/listener.py", "aio/listener.py"),
+    Module("client/producer/producer.py", "aio/producer.py", "from headrace.aio.intake import Intake, connect\n"),
 )
 Edit = tuple[int, int, int, int, str]
 """From line and column to line and column, lines from 1: what stands there instead."""
@@ -69,7 +102,7 @@ Edit = tuple[int, int, int, int, str]
 
 def made(module: Module) -> str:
     """The text of the asynchronous module."""
-    text = (SOURCE / module.source).read_text()
+    text = public_part((SOURCE / module.source).read_text(), module.instead)
     edits = [edit for node in ast.parse(text).body if isinstance(node, ast.ClassDef) for edit in edits_of(node)]
     lines = text.splitlines(keepends=True)
     for line, column, end_line, end_column, new in sorted(edits, reverse=True):
@@ -79,6 +112,18 @@ def made(module: Module) -> str:
     for pattern, word in WORDS:
         text = re.sub(pattern, word, text)
     return formatted(HEAD.format(source=module.source) + text, SOURCE / module.target)
+
+
+def public_part(text: str, instead: str) -> str:
+    """Without what `instead` brings in: the definitions before the last class, which is the public one."""
+    if not instead:
+        return text
+    body = ast.parse(text).body
+    imports = [node.end_lineno or 0 for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    defined = [node.lineno - 1 for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    lines = text.splitlines(keepends=True)
+    parts = lines[: imports[-1]], [instead], lines[imports[-1] : defined[0]], lines[defined[-1] :]
+    return "".join(line for part in parts for line in part)
 
 
 def edits_of(found: ast.ClassDef) -> Iterator[Edit]:

@@ -281,7 +281,7 @@ def test_a_child_forked_while_a_record_is_in_flight_is_refused_and_its_parent_go
 ) -> None:
     producer.send("direct-forked", b"before")
     asked = len(tap.of(apis.PRODUCE))
-    kept = producer._reactor.lock
+    kept = producer._driver.reactor.lock
     held.clear()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(producer.send, "direct-forked", b"alone")

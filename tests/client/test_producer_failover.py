@@ -207,7 +207,7 @@ def test_records_without_a_key_go_where_brokers_answer(brokers_of_three: BrokerC
     with Producer(cluster.bootstrap, client_id=name, idempotent=idempotent, interval_ms=60_000) as producer:
         for partition in range(3):
             producer.send(name, b"v", partition=partition)
-        victim = led_by[producer._router.topics[name].sticky.partition]
+        victim = led_by[producer._intake.router.topics[name].sticky.partition]
         waiting = [producer.send_async(name, b"w") for _ in range(5)]
         link = producer._network.broker(victim)
         cluster.brokers[victim - 1].kill()

@@ -270,12 +270,12 @@ def test_when_the_queue_stays_full_a_send_waits_so_long_and_drops(hanging: Hangi
     producer = producing(bootstrap=hanging.bootstrap, queue_records=5, when_full=200)
     producer.send("waiting", b"v")
     hanging.hang()
-    began = producer._reactor.now()
+    began = producer._driver.reactor.now()
     deliveries = [producer.send_async("waiting", b"v") for _ in range(6)]
     error = deliveries[-1].exception()
     assert isinstance(error, QueueFull)
     assert "for 200 ms" in str(error)
-    assert producer._reactor.now() - began >= 0.2
+    assert producer._driver.reactor.now() - began >= 0.2
     hanging.go_on()
     producer.flush(30.0)
     assert all(delivery.exception() is None for delivery in deliveries[:5])

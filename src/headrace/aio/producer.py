@@ -1,9 +1,12 @@
-"""The public producer for asyncio: the same sender as for threads, on the running loop.
+# Made by tools/unasync.py of src/headrace/client/producer/producer.py: change that one, then run `make unasync`.
+"""The public producer, for coroutines of one loop.
 
     async with Producer("127.0.0.1:9092") as producer:
-        report = await producer.send("orders", b"...", key=b"42")
-        delivery = producer.send_async("orders", b"...")    # await delivery, or let its callback hear
+        report = await producer.send("orders", b"...", key=b"42")  # waits; Report(topic, partition, offset, ...)
+        delivery = producer.send_async("orders", b"...", callback=done)   # await delivery
         await producer.flush()
+
+A record is acknowledged when its delivery says so, and not before: what is in the queue is lost if the process dies.
 
 `send_async` never waits: records for a topic that is not known yet are set aside, in order, until it is; where the
 queue is full and the policy is to wait, it raises QueueFull, and `await send(...)` waits instead.
@@ -11,120 +14,97 @@ queue is full and the policy is to wait, it raises QueueFull, and `await send(..
 
 from __future__ import annotations
 
-import asyncio
 import math
 import ssl
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self
 
-from headrace.aio.reactor import AsyncioReactor
+from headrace.aio.intake import Intake, connect
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.connection.connections import shared
-from headrace.client.producer.accumulator import FIND_WITHIN_S, Need, ProduceResult, not_heard_of
-from headrace.client.producer.errors import ProducerClosed, QueueFull
-from headrace.client.producer.options import OptionFields, Options
+from headrace.client.connection.exits import EXIT_TIMEOUT_MS
+from headrace.client.producer.errors import ProducerClosed
+from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
+from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender
-from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
-from headrace.records.builder import Delivery, Report, SentBatch
+from headrace.errors import RequestTimedOut
+from headrace.records.builder import Delivery, Report
 from headrace.records.record import Header
 
-ASIDE_MAX: Final = 10_000
 ONE_WAY: Final = 0
 
-Put = Callable[[], Delivery]
-
-
-class _WouldWait(Exception):
-    def __init__(self, need: Need, done: Callable[[], bool], deadline: float) -> None:
-        super().__init__()
-        self.need = need
-        self.done = done
-        self.deadline = deadline
-
-
-class _LoopDriver:
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[bool]]] = []
-
-    def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
-        if done():
-            return True
-        if self._loop.time() >= deadline:
-            return False
-        raise _WouldWait(need, done, deadline)
-
-    def turn(self) -> None:
-        """The loop does it."""
-
-    def changed(self) -> None:
-        for done, future in self._waiting:
-            if not future.done() and done():
-                future.set_result(True)
-
-    def room(self) -> None:
-        self.changed()
-
-    async def have(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Wait until `done()`; False at the deadline."""
-        if done():
-            return True
-        future: asyncio.Future[bool] = self._loop.create_future()
-        entry = (done, future)
-        self._waiting.append(entry)
-        timer = self._loop.call_at(deadline, _let_go, future) if deadline < math.inf else None
-        try:
-            return await future
-        finally:
-            self._waiting.remove(entry)
-            if timer is not None:
-                timer.cancel()
-
-    def wait(self, delivery: Delivery, deadline: float | None) -> None:
-        raise RuntimeError("a coroutine must not block: await the delivery instead")
-
-    async def awaited(self, delivery: Delivery) -> Report:
-        if not delivery.done:
-            future: asyncio.Future[bool] = self._loop.create_future()
-            delivery.add_callback(lambda _: None if future.done() else future.set_result(True))
-            await future
-        return delivery.result()
-
-
-def _let_go(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(False)
+Append = Callable[..., Delivery]
+"""Puts a record into its batch; takes the callback that hears what becomes of it."""
 
 
 class Producer:
-    """As `headrace.Producer`, with the same options, for coroutines of one loop. Make it where the loop runs."""
+    """Sends records to the leaders of their partitions, on the loop where it is made. Close it, or use `async with`.
+
+    acks: -1 all replicas in sync have the record, 1 the leader has, 0 nobody is asked; may be given for each send.
+    idempotent: with acks=-1, a record that is sent again is written once, and records of a partition keep their order.
+    codec: none, gzip, snappy, lz4 or zstd.
+    batch_bytes, interval_ms: a batch leaves when it is full, or this long after its first record.
+    queue_bytes, queue_records: how much may wait for its acknowledgement.
+    when_full: 0 drops the record (its delivery fails with QueueFull), below 0 waits, above 0 waits at most so many ms.
+    max_record_bytes: larger records are refused at once (BatchTooLarge).
+    encoder: makes bytes of what is given as a value.
+    delivery_timeout_ms: after so long without an acknowledgement a record fails, whatever was tried.
+    request_timeout_ms: how long a broker may take for an answer.
+    in_flight: batches of a partition on their way at once, at most 5 where they are idempotent.
+    avoid_slow, latency_table: keep records that may go anywhere away from brokers that were slow: (took ms, avoid ms).
+    exit_timeout_ms: how long a program that ends without `close` sends what waits; what is left is logged.
+    """
 
     def __init__(
         self,
         bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP,
         *,
         client_id: str = "headrace",
+        acks: int = -1,
+        idempotent: bool = True,
+        codec: str = "none",
+        batch_bytes: int = BATCH_BYTES,
+        interval_ms: float = 5,
+        queue_bytes: int = QUEUE_BYTES,
+        queue_records: int = QUEUE_RECORDS,
+        when_full: float = -1,
+        max_record_bytes: int = RECORD_BYTES,
+        encoder: Callable[[Any], bytes | None] | None = None,
+        delivery_timeout_ms: float = 120_000,
+        request_timeout_ms: float = 30_000,
+        in_flight: int = 5,
+        avoid_slow: bool = False,
+        latency_table: Sequence[tuple[int, int]] = TABLE,
+        exit_timeout_ms: float = EXIT_TIMEOUT_MS,
         tls: ssl.SSLContext | None = None,
-        **options: Unpack[OptionFields],
     ) -> None:
-        checked = Options(**options)
-        reactor = AsyncioReactor.of_running_loop()
-        self._loop = reactor.loop
-        self._network = shared(bootstrap, client_id=client_id, tls=tls, reactor=reactor)
-        self._driver = _LoopDriver(self._loop)
-        self._sender = Sender(self._network, checked, self._driver)
-        self._router = self._sender.accumulator(checked.acks).own_router
-        self._acks = checked.acks
-        self._find_s = min(FIND_WITHIN_S, checked.delivery_timeout_ms / 1000)
-        self._interval = checked.interval_ms > 0
-        self._aside: dict[str, deque[tuple[Put, Delivery, float]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        options = Options(
+            acks=acks,
+            idempotent=idempotent,
+            codec=codec,
+            batch_bytes=batch_bytes,
+            interval_ms=interval_ms,
+            queue_bytes=queue_bytes,
+            queue_records=queue_records,
+            when_full=when_full,
+            max_record_bytes=max_record_bytes,
+            encoder=encoder,
+            delivery_timeout_ms=delivery_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+            in_flight=in_flight,
+            avoid_slow=avoid_slow,
+            latency_table=latency_table,
+            exit_timeout_ms=exit_timeout_ms,
+        )
+        self._network, self._driver = connect(bootstrap, client_id, tls)
+        self._sender = Sender(self._network, options, self._driver)
+        self._intake = Intake(self._sender, self._driver)
+        self._acks = acks
         self._closed = False
-        """It takes no record any more."""
-        self._released = False
+        if interval_ms > 0 and type(self).send_async is Producer.send_async:
+            # Without a call in between.
+            self.send_async = self._intake.send_async  # type: ignore[method-assign]
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,18 +126,7 @@ class Producer:
         acks: int | None = None,
     ) -> Report:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
-
-        def put() -> Delivery:
-            return self._router.send_async(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
-            )
-
-        self._check_open()
-        if topic in self._aside:
-            return await self._set_aside(topic, put)
-        delivery = await self._put(topic, put, self._loop.time() + self._find_s)
-        self._leave(delivery)
-        return await delivery
+        return await self._intake.send(topic, value, key, headers, partition, timestamp_ms, acks)
 
     def send_async(
         self,
@@ -171,25 +140,12 @@ class Producer:
         acks: int | None = None,
         callback: Callable[[Delivery], object] | None = None,
     ) -> Delivery:
-        """Put a record into its batch. `await` the delivery, or let `callback(delivery)` hear what becomes of it."""
-        if self._interval and not self._aside and not self._closed:
-            # The way of nearly every record: one call more than the router's own.
-            try:
-                return self._router.send_async(
-                    topic,
-                    value,
-                    key=key,
-                    headers=headers,
-                    partition=partition,
-                    timestamp_ms=timestamp_ms,
-                    acks=acks,
-                    callback=callback,
-                )
-            except _WouldWait as wait:
-                if wait.need is Need.ROOM:
-                    raise self._no_room(topic) from None
-        put = partial(
-            self._router.send_async,
+        """Put a record into its batch. `await` the delivery, or let `callback(delivery)` hear what becomes of it.
+
+        Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
+        """
+        append = partial(
+            self._intake.router.send_async,
             topic,
             value,
             key=key,
@@ -198,7 +154,7 @@ class Producer:
             timestamp_ms=timestamp_ms,
             acks=acks,
         )
-        return self._put_now(topic, put, callback)
+        return self._intake.put_now(topic, append, callback)
 
     def send_oneway(
         self,
@@ -211,7 +167,7 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> None:
         """Send a record that no broker answers for: it may be lost without a sign."""
-        self.send_async(
+        self._intake.send_async(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=ONE_WAY
         )
 
@@ -227,31 +183,33 @@ class Producer:
         acks: int | None = None,
         callback: Callable[[Delivery], object] | None = None,
     ) -> Delivery:
-        """Send in the order of `order_key`, which alone chooses the partition; see `headrace.Producer`."""
+        """Send in the order of `order_key`, which alone chooses the partition, and keeps it when the topic grows.
 
-        def put() -> Delivery:
-            return self._sender.accumulator(self._acks if acks is None else acks, ordered=True).append_ordered(
-                topic,
-                value,
-                order_key,
-                key=key,
-                headers=headers,
-                timestamp_ms=timestamp_ms,
-                callback=None,
+        When a record fails, those of its order key that wait behind it fail too.
+        """
+
+        def append(callback: Callable[[Delivery], object] | None) -> Delivery:
+            accumulator = self._sender.accumulator(self._acks if acks is None else acks, ordered=True)
+            return accumulator.append_ordered(
+                topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, callback=callback
             )
 
-        return self._put_now(topic, put, callback)
+        return self._intake.put(topic, append, callback)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed; deliveries say which."""
-        deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
-        in_time = await self._driver.have(lambda: not self._aside, deadline)
-        mark = self._sender.begin_flush()
-        if not in_time or not await self._driver.have(lambda: self._sender.flushed(mark), deadline):
+        driver, sender = self._driver, self._sender
+        deadline = math.inf if timeout_s is None else driver.now() + timeout_s
+        in_time = not sender.unbatched or await driver.have(lambda: not sender.unbatched, deadline)
+        with driver.lock:
+            mark = sender.begin_flush()
+        if not in_time or not await driver.have(lambda: sender.flushed(mark), deadline):
             raise RequestTimedOut(
-                f"{self._sender.quota.records + self._sender.unbatched} records are not acknowledged after "
-                f"{timeout_s} s and still under way: wait longer, or look at the brokers"
+                f"{sender.quota.records + sender.unbatched} records are not acknowledged after {timeout_s} s and still "
+                "under way: wait longer, or look at the brokers"
             )
+        if not await driver.callbacks_ended(deadline):
+            raise RequestTimedOut(f"callbacks have not ended after {timeout_s} s: let them do less, or wait longer")
 
     def metrics(self) -> dict[str, int]:
         """Counts of records by fate, of batches, bytes and requests, and what waits now."""
@@ -262,9 +220,9 @@ class Producer:
 
         A close that is cancelled gives up at once what is left.
         """
-        if self._released:
+        if self._closed:
             return
-        self._closed = True
+        self._intake.refuse()
         try:
             await self.flush(timeout_s)
         except RequestTimedOut:
@@ -273,113 +231,13 @@ class Producer:
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._released:
-            return
-        self._released = True
-        self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
-        for task in self._tasks:
-            task.cancel()
-        self._sender.close(ProducerClosed("the producer was closed before that"))
-        self._network.release()
-
-    def _put_now(self, topic: str, put: Put, callback: Callable[[Delivery], object] | None) -> Delivery:
-        self._check_open()
-        if topic in self._aside:
-            delivery = self._set_aside(topic, put)
-        else:
-            try:
-                delivery = put()
-            except _WouldWait as wait:
-                if wait.need is Need.ROOM:
-                    raise self._no_room(topic) from None
-                delivery = self._set_aside(topic, put)
-            else:
-                if not self._interval:
-                    self._leave(delivery)
-        if callback is not None:
-            delivery.add_callback(callback)
-        return delivery
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ProducerClosed("the producer is closed; make a new one")
-
-    def _no_room(self, topic: str) -> QueueFull:
-        quota = self._sender.quota
-        return QueueFull(
-            f"no record for {topic} was taken: {quota.records} records, {quota.bytes} bytes wait for their "
-            "acknowledgement; `await producer.send(...)` or `await producer.flush()` waits for room"
-        )
-
-    async def _put(self, topic: str, put: Put, find_until: float) -> Delivery:
-        """Put a record into its batch, waiting for what stands in its way; for its topic until `find_until`."""
-        while True:
-            try:
-                return put()
-            except _WouldWait as wait:
-                room = wait.need is Need.ROOM
-                found = await self._driver.have(wait.done, wait.deadline if room else min(wait.deadline, find_until))
-                if not found and room:
-                    return self._sender.accumulator(self._acks).drop(topic)
-                if not found and self._loop.time() >= find_until:
-                    raise not_heard_of(topic, self._find_s) from None
-
-    def _set_aside(self, topic: str, put: Put) -> Delivery:
-        """Keep a record until its topic is known, and those before it are in their batches."""
-        if self._sender.unbatched >= ASIDE_MAX:
-            raise QueueFull(f"{ASIDE_MAX} records wait for topics that are not known yet: await one of them first")
-        delivery = Delivery(SentBatch(topic, -1, self._sender), 0, -1)
-        self._sender.unbatched += 1
-        record = (put, delivery, self._loop.time() + self._find_s)
-        if topic in self._aside:
-            self._aside[topic].append(record)
-            return delivery
-        self._aside[topic] = deque([record])
-        task = self._loop.create_task(self._take_up(topic))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return delivery
-
-    async def _take_up(self, topic: str) -> None:
-        """Put what was set aside into batches, in order; the deliveries given out hear of the real ones."""
-        aside = self._aside[topic]
+        with self._driver.lock:
+            if self._closed:
+                return
+            self._intake.close()
+            self._sender.close(ProducerClosed("the producer was closed before that"))
+            self._closed = True
         try:
-            while aside:
-                put, delivery, find_until = aside[0]
-                try:
-                    real = await self._put(topic, put, find_until)
-                    delivery.timestamp_ms = real.timestamp_ms
-                    real.add_callback(partial(_pass_on, sent=delivery.sent))
-                except HeadraceError as error:
-                    delivery.sent.fail(error)
-                    delivery.sent.tell()
-                except Exception as error:  # noqa: BLE001 - what an encoder raises is for this record alone
-                    refused = InvalidRecord(f"a record for {topic} cannot be sent: {error}")
-                    refused.__cause__ = error
-                    delivery.sent.fail(refused)
-                    delivery.sent.tell()
-                aside.popleft()
-                self._sender.unbatched -= 1
+            self._driver.wake()
         finally:
-            for _, delivery, _ in aside:
-                delivery.sent.fail(ProducerClosed("the producer was closed"))
-                delivery.sent.tell()
-                self._sender.unbatched -= 1
-            del self._aside[topic]
-            self._driver.changed()
-
-    def _leave(self, delivery: Delivery) -> None:
-        sent = delivery.sent
-        if isinstance(sent, ProduceResult) and sent.pending is not None:
-            self._sender.leave_now(sent.pending)
-
-
-def _pass_on(real: Delivery, sent: SentBatch) -> None:
-    error = real.exception()
-    if error is not None:
-        sent.fail(error)
-    else:
-        report = real.result()
-        sent.partition = report.partition
-        sent.finish(report.offset, report.timestamp_ms)
-    sent.tell()
+            self._network.release()

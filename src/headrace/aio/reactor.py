@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from headrace.client.connection.errors import EngineClosed
@@ -72,6 +74,45 @@ class AsyncioReactor:
     def _check_open(self) -> None:
         if self.loop.is_closed():
             raise EngineClosed("the event loop of this client is closed; make a new client in the running one")
+
+
+class Waiters:
+    """Coroutines that wait for something to be true, and are asked again when it may be."""
+
+    def __init__(self, reactor: AsyncioReactor) -> None:
+        self.reactor = reactor
+        self.lock = reactor.lock
+        self.now = reactor.now
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[bool]]] = []
+
+    async def have(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Until `done()`, which is asked at every change; False at the deadline."""
+        loop = self.reactor.loop
+        while not done():
+            woken: asyncio.Future[bool] = loop.create_future()
+            entry = done, woken
+            self._waiting.append(entry)
+            timer = loop.call_at(deadline, wake, woken, False) if deadline is not None and deadline < math.inf else None
+            try:
+                in_time = await woken
+            finally:
+                self._waiting.remove(entry)
+                if timer is not None:
+                    timer.cancel()
+            if not in_time:
+                return done()
+        return True
+
+    def changed(self) -> None:
+        """What somebody waits for may have come."""
+        for done, woken in self._waiting:
+            if not woken.done() and done():
+                woken.set_result(True)
+
+
+def wake(woken: asyncio.Future[bool], in_time: bool) -> None:
+    if not woken.done():
+        woken.set_result(in_time)
 
 
 # A reactor keeps its loop, so as long as it is here the number is not given to another loop.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Final, ParamSpec, TypeVar
 
-from headrace.aio.reactor import AsyncioReactor
+from headrace.aio.reactor import AsyncioReactor, Waiters, wake
 from headrace.client.connection import exits
 from headrace.client.connection.connections import Network, shared
 from headrace.client.consumer.core import ConsumerCore
@@ -35,42 +35,21 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-class Driver:
-    """How one consumer waits: whoever waits is asked again when something may have changed; the loop drives."""
+class Driver(Waiters):
+    """How one consumer waits: the loop drives."""
 
     def __init__(self, reactor: AsyncioReactor) -> None:
-        self.reactor = reactor
-        self.lock = reactor.lock
-        self.now = reactor.now
-        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[bool]]] = []
+        super().__init__(reactor)
         self._ceded_at = 0.0
 
     async def wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Until `done()`, which is asked at every change; False at the deadline."""
-        loop = self.reactor.loop
-        while not done():
-            woken: asyncio.Future[bool] = loop.create_future()
-            entry = done, woken
-            self._waiting.append(entry)
-            timer = None if deadline is None else loop.call_at(deadline, _settle, woken, False)
-            try:
-                in_time = await woken
-            finally:
-                self._waiting.remove(entry)
-                if timer is not None:
-                    timer.cancel()
-            self._ceded_at = self.now()
-            if not in_time:
-                return done()
-        return True
+        came = await self.have(done, deadline)
+        self._ceded_at = self.now()
+        return came
 
-    def changed(self) -> None:
-        """What somebody waits for may have come."""
-        for done, woken in self._waiting:
-            if not woken.done() and done():
-                woken.set_result(True)
-
-    wake = changed
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        self.changed()
 
     async def turn(self) -> None:
         """Let the others on the loop run once, what is ready among them."""
@@ -104,7 +83,7 @@ class Condition:
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[bool] = loop.create_future()
         self._waiting.add(woken)
-        timer = None if timeout_s is None else loop.call_later(timeout_s, _settle, woken, False)
+        timer = None if timeout_s is None else loop.call_later(timeout_s, wake, woken, False)
         try:
             await woken
         finally:
@@ -120,7 +99,7 @@ class Condition:
 
     def notify_all(self) -> None:
         for woken in self._waiting:
-            _settle(woken, True)
+            wake(woken, True)
 
 
 class Event:
@@ -214,8 +193,3 @@ def end_with_program(
         core.options.group,
     )
     yield from ()
-
-
-def _settle(woken: asyncio.Future[bool], in_time: bool) -> None:
-    if not woken.done():
-        woken.set_result(in_time)

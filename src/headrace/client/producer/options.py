@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.producer.partitioner import TABLE, FaultLatency
@@ -21,27 +21,6 @@ REQUEST_BYTES: Final = 1 << 20
 REMEMBERED_BATCHES: Final = 5
 
 _CODECS: Final = {codec.name.lower(): codec for codec in Codec}
-
-
-class OptionFields(TypedDict, total=False):
-    """The options of a producer by name; see `client.producer.producer.Producer` for what each means."""
-
-    acks: int
-    idempotent: bool
-    codec: str
-    batch_bytes: int
-    interval_ms: float
-    queue_bytes: int
-    queue_records: int
-    when_full: float
-    max_record_bytes: int
-    encoder: Callable[[Any], bytes | None] | None
-    delivery_timeout_ms: float
-    request_timeout_ms: float
-    in_flight: int
-    avoid_slow: bool
-    latency_table: Sequence[tuple[int, int]]
-    exit_timeout_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.connection.connections import shared
+from headrace.client.connection.connections import Network, shared
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceResult
@@ -32,38 +33,126 @@ from headrace.records.record import Header
 
 ONE_WAY: Final = 0
 
+Append = Callable[..., Delivery]
+"""Puts a record into its batch; takes the callback that hears what becomes of it."""
+
 
 class ThreadDriver:
     def __init__(self, reactor: ThreadReactor) -> None:
-        self._reactor = reactor
+        self.reactor = reactor
+        self.lock = reactor.lock
+        self.now = reactor.now
         self._for_room = 0
+
+    def have(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Wait until `done()`; False at the deadline."""
+        return self.reactor.wait(done, deadline)
+
+    def callbacks_ended(self, deadline: float) -> bool:
+        """Wait until the user's code has heard all that it is to hear; False at the deadline."""
+        return self.reactor.wait_told(deadline)
 
     def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
         if need is not Need.ROOM:
-            return self._reactor.wait(done, deadline)
-        with self._reactor.lock:
+            return self.reactor.wait(done, deadline)
+        with self.reactor.lock:
             self._for_room += 1
         try:
-            return self._reactor.wait(done, deadline)
+            return self.reactor.wait(done, deadline)
         finally:
-            with self._reactor.lock:
+            with self.reactor.lock:
                 self._for_room -= 1
 
     def turn(self) -> None:
-        self._reactor.turn()
+        self.reactor.turn()
+
+    def wake(self) -> None:
+        """Let what is ready leave, and whoever waits look again."""
+        self.reactor.turn()
+        self.reactor.wake()
 
     def changed(self) -> None:
         """The reactor itself asks all who wait, after every turn."""
 
     def room(self) -> None:
         if self._for_room:
-            self._reactor.wake()
+            self.reactor.wake()
 
     def wait(self, delivery: Delivery, deadline: float | None) -> None:
-        self._reactor.wait(lambda: delivery.done, math.inf if deadline is None else deadline)
+        self.reactor.wait(lambda: delivery.done, math.inf if deadline is None else deadline)
 
     def awaited(self, delivery: Delivery) -> Awaitable[Report]:
         raise TypeError("this producer is for threads: call delivery.result(), or use headrace.aio.Producer")
+
+
+class Intake:
+    """How records get into their batches, by threads that may be kept waiting."""
+
+    def __init__(self, sender: Sender, driver: ThreadDriver) -> None:
+        self.router = sender.accumulator(sender.options.acks).own_router
+        # The router's own method, so that a record takes one call.
+        self.send_async = self.router.send_async
+        self._sender = sender
+        self._driver = driver
+        self._direct = Direct(sender, driver.reactor)
+        self._acks = sender.options.acks
+        self._waits = self._acks != ONE_WAY
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | None,
+        headers: Sequence[Header] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        acks: int | None,
+    ) -> Report:
+        """Send a record at once, and wait."""
+        if self._waits and (acks is None or acks == self._acks):
+            found = self.router.send_lone(topic, value, key, headers, partition, timestamp_ms)
+            if type(found) is ProducerBatch:
+                return self._direct.deliver(found)
+        else:
+            found = self.router.send_async(
+                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
+            )
+        delivery: Delivery = found
+        self._leave(delivery)
+        return delivery.result()
+
+    def put(self, topic: str, append: Append, callback: Callable[[Delivery], object] | None) -> Delivery:
+        """Put a record into its batch."""
+        return append(callback=callback)
+
+    def put_now(self, topic: str, append: Append, callback: Callable[[Delivery], object] | None) -> Delivery:
+        """Put a record into its batch, which leaves."""
+        delivery = append(callback=callback)
+        self._leave(delivery)
+        self._driver.turn()
+        return delivery
+
+    def refuse(self) -> None:
+        """Take no record any more."""
+        self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
+
+    def close(self) -> None:
+        """What was taken is in its batch."""
+
+    def _leave(self, delivery: Delivery) -> None:
+        sent = delivery.sent
+        if isinstance(sent, ProduceResult) and not sent.done:
+            with self._driver.lock:
+                if sent.pending is not None:
+                    # In the middle of a send, which a signal's handler interrupts, it is that one's turn.
+                    leave = self._sender.leave if self._driver.reactor.running else self._sender.leave_now
+                    leave(sent.pending)
+
+
+def connect(bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None) -> tuple[Network, ThreadDriver]:
+    network = shared(bootstrap, client_id=client_id, tls=tls)
+    assert isinstance(network.reactor, ThreadReactor)
+    return network, ThreadDriver(network.reactor)
 
 
 class Producer:
@@ -125,20 +214,14 @@ class Producer:
             latency_table=latency_table,
             exit_timeout_ms=exit_timeout_ms,
         )
-        self._network = shared(bootstrap, client_id=client_id, tls=tls)
-        reactor = self._network.reactor
-        assert isinstance(reactor, ThreadReactor)
-        self._reactor = reactor
-        self._driver = ThreadDriver(reactor)
+        self._network, self._driver = connect(bootstrap, client_id, tls)
         self._sender = Sender(self._network, options, self._driver)
-        self._router = self._sender.accumulator(acks).own_router
-        self._direct = Direct(self._sender, reactor)
+        self._intake = Intake(self._sender, self._driver)
         self._acks = acks
-        self._waits = acks != ONE_WAY
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
-            # The router's own method, so that a record takes one call.
-            self.send_async = self._router.send_async  # type: ignore[method-assign]
+            # Without a call in between.
+            self.send_async = self._intake.send_async  # type: ignore[method-assign]
 
     def __enter__(self) -> Self:
         return self
@@ -160,17 +243,7 @@ class Producer:
         acks: int | None = None,
     ) -> Report:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
-        if self._waits and (acks is None or acks == self._acks):
-            found = self._router.send_lone(topic, value, key, headers, partition, timestamp_ms)
-            if type(found) is ProducerBatch:
-                return self._direct.deliver(found)
-        else:
-            found = self._router.send_async(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
-            )
-        delivery: Delivery = found
-        self._leave(delivery)
-        return delivery.result()
+        return self._intake.send(topic, value, key, headers, partition, timestamp_ms, acks)
 
     def send_async(
         self,
@@ -188,7 +261,8 @@ class Producer:
 
         Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
         """
-        delivery = self._router.send_async(
+        append = partial(
+            self._intake.router.send_async,
             topic,
             value,
             key=key,
@@ -196,11 +270,8 @@ class Producer:
             partition=partition,
             timestamp_ms=timestamp_ms,
             acks=acks,
-            callback=callback,
         )
-        self._leave(delivery)
-        self._driver.turn()
-        return delivery
+        return self._intake.put_now(topic, append, callback)
 
     def send_oneway(
         self,
@@ -213,7 +284,7 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> None:
         """Send a record that no broker answers for: it may be lost without a sign."""
-        self._router.send_async(
+        self._intake.send_async(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=ONE_WAY
         )
 
@@ -233,27 +304,28 @@ class Producer:
 
         When a record fails, those of its order key that wait behind it fail too.
         """
-        return self._sender.accumulator(self._acks if acks is None else acks, ordered=True).append_ordered(
-            topic,
-            value,
-            order_key,
-            key=key,
-            headers=headers,
-            timestamp_ms=timestamp_ms,
-            callback=callback,
-        )
+
+        def append(callback: Callable[[Delivery], object] | None) -> Delivery:
+            accumulator = self._sender.accumulator(self._acks if acks is None else acks, ordered=True)
+            return accumulator.append_ordered(
+                topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, callback=callback
+            )
+
+        return self._intake.put(topic, append, callback)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed, and callbacks have heard which."""
-        with self._reactor.lock:
-            mark = self._sender.begin_flush()
-        deadline = math.inf if timeout_s is None else self._reactor.now() + timeout_s
-        if not self._reactor.wait(lambda: self._sender.flushed(mark), deadline):
+        driver, sender = self._driver, self._sender
+        deadline = math.inf if timeout_s is None else driver.now() + timeout_s
+        in_time = not sender.unbatched or driver.have(lambda: not sender.unbatched, deadline)
+        with driver.lock:
+            mark = sender.begin_flush()
+        if not in_time or not driver.have(lambda: sender.flushed(mark), deadline):
             raise RequestTimedOut(
-                f"{self._sender.quota.records} records are not acknowledged after {timeout_s} s and still under way: "
-                "wait longer, or look at the brokers"
+                f"{sender.quota.records + sender.unbatched} records are not acknowledged after {timeout_s} s and still "
+                "under way: wait longer, or look at the brokers"
             )
-        if not self._reactor.wait_told(deadline):
+        if not driver.callbacks_ended(deadline):
             raise RequestTimedOut(f"callbacks have not ended after {timeout_s} s: let them do less, or wait longer")
 
     def metrics(self) -> dict[str, int]:
@@ -267,7 +339,7 @@ class Producer:
         """
         if self._closed:
             return
-        self._sender.refuse(ProducerClosed("the producer is closed; make a new one"))
+        self._intake.refuse()
         try:
             self.flush(timeout_s)
         except RequestTimedOut:
@@ -276,22 +348,13 @@ class Producer:
             self._let_go()
 
     def _let_go(self) -> None:
-        with self._reactor.lock:
+        with self._driver.lock:
             if self._closed:
                 return
+            self._intake.close()
             self._sender.close(ProducerClosed("the producer was closed before that"))
             self._closed = True
         try:
-            self._driver.turn()
-            self._reactor.wake()
+            self._driver.wake()
         finally:
             self._network.release()
-
-    def _leave(self, delivery: Delivery) -> None:
-        sent = delivery.sent
-        if isinstance(sent, ProduceResult) and not sent.done:
-            with self._reactor.lock:
-                if sent.pending is not None:
-                    # In the middle of a send, which a signal's handler interrupts, it is that one's turn.
-                    leave = self._sender.leave if self._reactor.running else self._sender.leave_now
-                    leave(sent.pending)
