@@ -1,4 +1,4 @@
-"""The heart of a consumer, for both faces: what is read, from where, and what of it is saved.
+"""The core of a consumer, on threads and on asyncio: what is read, from where, and what of it is saved.
 
 Nothing here waits, and everything is called with the reactor's lock held. Progress saved by the clock or on a revoke is
 what is done with, that on a close what was handed out. A crash or a rebalance in the middle of the work so leads to
@@ -375,7 +375,7 @@ class ConsumerCore:
         self._on_ready()
 
     def _on_missing(self, error: HeadraceError) -> None:
-        """To be told once: it is looked for again, and may come."""
+        """Raised once: it is looked for again, and may come."""
         if self.error is None:
             self.error, self._may_pass = error, True
         self._on_ready()

@@ -66,7 +66,7 @@ class Cursor:
         self.wanted: int | None = None
         """A moment (as ListOffsets has them) whose offset is still to be found; nothing is fetched till then."""
         self.reset: tuple[int, str] | None = None
-        """From which offset, and why, `wanted` was set other than by the caller: told when it is found."""
+        """From which offset, and why, `wanted` was set other than by the caller; `on_reset` hears of it then."""
         self.stuck = False
         """The log does not have `offset`: nothing is asked for until what was fetched before it is handed out."""
         self.turn = 0
@@ -75,7 +75,7 @@ class Cursor:
         self.epoch = -1
         """Leader epoch of the last batch that was fetched."""
         self.end = -1
-        """The high watermark as last told, -1 before."""
+        """The high watermark of the last response, -1 before."""
         self.replica: int | None = None
         self.replica_until = 0.0
         self.failures = 0

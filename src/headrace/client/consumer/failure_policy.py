@@ -40,7 +40,7 @@ LATER: Final = Verdict.LATER
 class FailurePolicy:
     ordered: bool
     rules: RetryRules | None
-    """None: a record that fails is only told of in the log."""
+    """None: a record that fails is only logged."""
     max_tries: int | None
     """None: in place, until it is done."""
     pause_s: float

@@ -1,4 +1,4 @@
-"""ConsumerCore whole topics, or chosen partitions, without sharing them: no group, or a group in broadcast mode.
+"""Reading whole topics, or chosen partitions, without sharing them: no group, or a group in broadcast mode.
 
 Has the face of a `Membership`: everything is assigned once it is known, partitions that a topic gains later as they
 appear, and those that it loses (when it is made anew with fewer) are given up.
