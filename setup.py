@@ -28,6 +28,8 @@ KERNELS = ("kernel", "key_hashes", "builder", "router", "consumer_records", "arr
 # What Cython otherwise writes into every module with typed memory views, and that is more than the module itself.
 SUPPORT = "headrace.records.cython_support"
 RECORDS = Path("src/headrace/records")
+# What they share: numbers and inlined functions of C, beside the same in Python.
+SHARED = ("batch", "varints", "partitioner")
 
 
 def extensions() -> list[Extension]:
@@ -61,7 +63,7 @@ def remove_stale() -> None:
 
 
 def is_stale(compiled: Iterable[Path]) -> bool:
-    sources = [RECORDS / f"{name}{suffix}" for name in KERNELS for suffix in (".py", ".pxd")]
+    sources = [RECORDS / f"{name}{suffix}" for name in (*KERNELS, *SHARED) for suffix in (".py", ".pxd")]
     newest = max(source.stat().st_mtime for source in sources)
     return any(file.stat().st_mtime < newest for file in compiled)
 

@@ -26,22 +26,26 @@ try:
 except ImportError:
     from headrace.records import cython_stub as cython
 
+if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.batch import (
+        APPEND_TIME,
+        ATTRIBUTES_AT,
+        CODEC_MASK,
+        CONTROL,
+        CRC_AT,
+        HEADER_BYTES,
+        LEAST_RECORD_BYTES,
+        LENGTH_END,
+        MAGIC,
+        MAGIC_AT,
+        MAX_UNPACKED_BYTES,
+        MOST,
+    )
+    from headrace.records.varints import skip, skip_headers, varint
+
 compiled: Final = not __file__.endswith((".py", ".pyc"))
 
-# Of a batch; told again here, since imported names are Python objects also where this is compiled.
-HEADER_BYTES: Final = 61
-LENGTH_END: Final = 12
-MAGIC_AT: Final = 16
-CRC_AT: Final = 17
-ATTRIBUTES_AT: Final = 21
-MAGIC: Final = 2
-CODEC_MASK: Final = 0x07
-APPEND_TIME: Final = 0x08
-CONTROL: Final = 0x20
-LEAST_RECORD_BYTES: Final = 7
-MAX_UNPACKED_BYTES: Final = 64 << 20
 
-MOST: Final = 2**62
 LEAST_MS: Final = -62_135_596_800_000
 MOST_MS: Final = 253_402_300_799_999
 """First and last moment of the years 1 to 9999: as far as dates of Python, Spark and Delta reach."""
@@ -102,53 +106,6 @@ def number(data: Any, pos: int, size: int) -> int:
         bits = 64 - 8 * size
         return cython.cast("long long", raw << bits) >> bits  # type: ignore[no-any-return]
     return int.from_bytes(data[pos : pos + size], "big", signed=True)
-
-
-def varint(data: Any, pos: int, end: int) -> tuple[int, int]:
-    """As `kernel.varint`, with two bytes at hand as well: the length of a hundred bytes is such."""
-    if pos < 0 or pos >= end:
-        return 0, -1
-    raw = data[pos]
-    if raw < 0x80:
-        return (raw >> 1) ^ -(raw & 1), pos + 1
-    if pos + 1 < end and data[pos + 1] < 0x80:
-        raw = (raw & 0x7F) | (data[pos + 1] << 7)
-        return (raw >> 1) ^ -(raw & 1), pos + 2
-    return long_varint(data, pos, end)
-
-
-def long_varint(data: Any, pos: int, end: int) -> tuple[int, int]:
-    raw = 0
-    shift = 0
-    while pos < end and shift <= 63:
-        byte = data[pos]
-        pos += 1
-        if shift == 63 and byte > 1:
-            break
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (raw >> 1) ^ -(raw & 1), pos
-        shift += 7
-    return 0, -1
-
-
-def skip(pos: int, length: int, end: int) -> int:
-    """The position after `length` bytes (none for a null), or -1 if they do not fit."""
-    if pos < 0 or length < -1 or length > end - pos:
-        return -1
-    return pos + length if length > 0 else pos
-
-
-def skip_headers(data: Any, pos: int, count: int, end: int) -> int:
-    while count > 0 and pos >= 0:
-        length, pos = varint(data, pos, end)
-        if length < 0:
-            return -1
-        pos = skip(pos, length, end)
-        length, pos = varint(data, pos, end)
-        pos = skip(pos, length, end)
-        count -= 1
-    return pos if count == 0 else -1
 
 
 def is_ascii(data: Any, pos: int, length: int) -> bool:

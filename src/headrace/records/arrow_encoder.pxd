@@ -1,16 +1,15 @@
-# C types for encoding.py.
+# C types for arrow_encoder.py.
 cimport cython
+from headrace.records.batch cimport MOST
+from headrace.records.partitioner cimport murmur2
+from headrace.records.varints cimport put_varint, varint_size
 from libc.string cimport memcpy
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 
-cdef long long MOST
 cdef Py_ssize_t MOST_SECTION_BYTES
 cdef unsigned long long SEED
 cdef unsigned long long FACTOR
 cdef unsigned long long WORD
-cdef unsigned long long MURMUR_SEED
-cdef unsigned long long MURMUR_FACTOR
-cdef unsigned long long HALF_WORD
 
 cdef bytearray fresh(Py_ssize_t size)
 cdef unsigned char* octets(bytearray buffer) noexcept
@@ -36,12 +35,6 @@ cdef class Table:
     cdef Cells key, value, lists, names, contents
     cdef bint timed
     cdef const long long[::1] times
-
-@cython.locals(raw="unsigned long long", size=cython.Py_ssize_t)
-cdef Py_ssize_t varint_size(long long value) noexcept
-
-@cython.locals(raw="unsigned long long")
-cdef Py_ssize_t put_varint(unsigned char* out, Py_ssize_t pos, long long value) noexcept
 
 cdef Py_ssize_t cell_size(Py_ssize_t length) noexcept
 
@@ -98,9 +91,6 @@ cpdef object digest(object key, object value, object headers)
 @cython.locals(buffer=bytearray, out="long long*", lists=Cells, row=cython.Py_ssize_t, state="unsigned long long",
                count=cython.Py_ssize_t, start=cython.Py_ssize_t, item=cython.Py_ssize_t)
 cpdef bytearray digests(Table table)
-
-@cython.locals(hashed="unsigned long long", part="unsigned long long")
-cdef unsigned long long murmur2(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) noexcept
 
 @cython.locals(buffer=bytearray, out="int*", row=cython.Py_ssize_t, length=cython.Py_ssize_t)
 cpdef bytearray partitions_of(Cells keys, int partition_count, long long turn=*, long long run=*)

@@ -22,17 +22,18 @@ try:
 except ImportError:
     from headrace.records import cython_stub as cython
 
+if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.batch import MOST
+    from headrace.records.partitioner import murmur2
+    from headrace.records.varints import put_varint, varint_size
+
 compiled: Final = not __file__.endswith((".py", ".pyc"))
 
-MOST: Final = 2**62
 MOST_SECTION_BYTES: Final = 2**31 - 1 - 61
 LEAST_ROOM_BYTES: Final = 4096
 SEED: Final = 0x9E3779B97F4A7C15
 FACTOR: Final = 0xD6E8FEB86659FD93
 WORD: Final = 0xFFFFFFFFFFFFFFFF
-MURMUR_SEED: Final = 0x9747B28C
-MURMUR_FACTOR: Final = 0x5BD1E995
-HALF_WORD: Final = 0xFFFFFFFF
 
 
 def fresh(size: int) -> bytearray:
@@ -114,25 +115,6 @@ class Table:
         self.contents = contents
         self.timed = times is not None
         self.times = memoryview(bytes(8)).cast("q") if times is None else times
-
-
-def varint_size(value: int) -> int:
-    raw = (value << 1) ^ (value >> 63)
-    size = 1
-    while raw >= 0x80:
-        raw >>= 7
-        size += 1
-    return size
-
-
-def put_varint(out: Any, pos: int, value: int) -> int:
-    raw = (value << 1) ^ (value >> 63)
-    while raw >= 0x80:
-        out[pos] = (raw & 0x7F) | 0x80
-        pos += 1
-        raw >>= 7
-    out[pos] = raw
-    return pos + 1
 
 
 def cell_size(length: int) -> int:
@@ -290,21 +272,6 @@ def digests(table: Table) -> bytearray:
                 state = take_in_cell(take_in_cell(state, table.names, item), table.contents, item)
         out[row] = finished(state)
     return buffer
-
-
-def murmur2(data: Any, pos: int, length: int) -> int:
-    """As `partitioner.murmur2`."""
-    hashed = MURMUR_SEED ^ length
-    while length >= 4:
-        part = word(data, pos, 4) * MURMUR_FACTOR & HALF_WORD
-        part = (part ^ part >> 24) * MURMUR_FACTOR & HALF_WORD
-        hashed = (hashed * MURMUR_FACTOR & HALF_WORD) ^ part
-        pos += 4
-        length -= 4
-    if length > 0:
-        hashed = (hashed ^ word(data, pos, length)) * MURMUR_FACTOR & HALF_WORD
-    hashed = (hashed ^ hashed >> 13) * MURMUR_FACTOR & HALF_WORD
-    return hashed ^ hashed >> 15
 
 
 def partitions_of(keys: Cells, partition_count: int, turn: int = 0, run: int = 1) -> bytearray:

@@ -13,6 +13,8 @@ On the wire and on disk, big-endian:
 Batch length counts what follows it, so a batch takes `batch length + 12` bytes. The CRC leaves out base offset and
 leader epoch: a broker stamps both without touching the rest. After a crash a log ends in a whole batch or in a cut
 one; `batches` stops before a cut one, and `check` tells a damaged one.
+
+The kernels know these numbers from `batch.pxd`, where they are compiled; a test compares the two.
 """
 
 from __future__ import annotations
@@ -37,6 +39,13 @@ CODEC_MASK: Final = 0x07
 APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
+
+LEAST_RECORD_BYTES: Final = 7
+MOST_BATCH_BYTES: Final = 2**31 - 1
+MAX_UNPACKED_BYTES: Final = 64 << 20
+"""Of the records of one batch, whatever their codec; a few bytes can claim to hold gigabytes."""
+MOST: Final = 2**62
+"""Offsets and timestamps stay below it, either sign, so that the sum of two fits 64 bits."""
 
 NO_PRODUCER: Final = -1
 

@@ -1,23 +1,12 @@
-# C types for building.py.
+# C types for builder.py.
 cimport cython
+from headrace.records.batch cimport HEADER_BYTES, LENGTH_END, CRC_AT, ATTRIBUTES_AT, MAGIC, MOST_BATCH_BYTES, MOST
+from headrace.records.varints cimport put_varint, varint_size
 from libc.string cimport memcpy
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 
-cdef Py_ssize_t HEADER_BYTES
-cdef Py_ssize_t LENGTH_END
-cdef Py_ssize_t CRC_AT
-cdef Py_ssize_t ATTRIBUTES_AT
-cdef long long MOST
-cdef Py_ssize_t MOST_BATCH_BYTES
-
 cdef unsigned char* octets(bytearray buffer) noexcept
 cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_ssize_t size) noexcept
-
-@cython.locals(raw="unsigned long long", size=cython.Py_ssize_t)
-cdef Py_ssize_t varint_size(long long value) noexcept
-
-@cython.locals(raw="unsigned long long")
-cdef Py_ssize_t put_varint(unsigned char* out, Py_ssize_t pos, long long value) noexcept
 
 cdef void put_number(unsigned char* out, Py_ssize_t pos, Py_ssize_t size, long long value) noexcept
 

@@ -49,15 +49,12 @@ try:
 except ImportError:
     from headrace.records import cython_stub as cython
 
+if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.batch import ATTRIBUTES_AT, CRC_AT, HEADER_BYTES, LENGTH_END, MAGIC, MOST, MOST_BATCH_BYTES
+    from headrace.records.varints import put_varint, varint_size
+
 compiled: Final = not __file__.endswith((".py", ".pyc"))
 
-HEADER_BYTES: Final = 61
-LENGTH_END: Final = 12
-CRC_AT: Final = 17
-ATTRIBUTES_AT: Final = 21
-MAGIC: Final = 2
-MOST: Final = 2**62
-MOST_BATCH_BYTES: Final = 2**31 - 1
 
 _make = tuple.__new__
 
@@ -91,25 +88,6 @@ def copy(out: Any, at: int, data: Any, size: int) -> None:
         memcpy(out + at, data, size)  # type: ignore[name-defined] # noqa: F821
     else:
         out[at : at + size] = data
-
-
-def varint_size(value: int) -> int:
-    raw = (value << 1) ^ (value >> 63)
-    size = 1
-    while raw >= 0x80:
-        raw >>= 7
-        size += 1
-    return size
-
-
-def put_varint(out: Any, pos: int, value: int) -> int:
-    raw = (value << 1) ^ (value >> 63)
-    while raw >= 0x80:
-        out[pos] = (raw & 0x7F) | 0x80
-        pos += 1
-        raw >>= 7
-    out[pos] = raw
-    return pos + 1
 
 
 def put_number(out: Any, pos: int, size: int, value: int) -> None:

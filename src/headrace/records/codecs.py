@@ -21,8 +21,7 @@ import cramjam
 import lz4.frame
 
 from headrace.errors import CorruptBatch, InvalidRecord
-
-MAX_UNPACKED_BYTES: Final = 64 << 20
+from headrace.records.batch import MAX_UNPACKED_BYTES
 
 Data = bytes | bytearray | memoryview
 

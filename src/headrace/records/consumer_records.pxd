@@ -1,33 +1,14 @@
-# C types for received.py.
+# C types for consumer_records.py.
 cimport cython
+from headrace.records.batch cimport (
+    HEADER_BYTES, LENGTH_END, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, MAGIC, CODEC_MASK, APPEND_TIME, CONTROL,
+    LEAST_RECORD_BYTES, MAX_UNPACKED_BYTES, MOST,
+)
+from headrace.records.varints cimport skip, skip_headers, varint
 from cpython.bytes cimport PyBytes_FromStringAndSize
-
-cdef Py_ssize_t HEADER_BYTES
-cdef Py_ssize_t LENGTH_END
-cdef Py_ssize_t MAGIC_AT
-cdef Py_ssize_t CRC_AT
-cdef Py_ssize_t ATTRIBUTES_AT
-cdef int MAGIC
-cdef int CODEC_MASK
-cdef int APPEND_TIME
-cdef int CONTROL
-cdef Py_ssize_t LEAST_RECORD_BYTES
-cdef Py_ssize_t MAX_UNPACKED_BYTES
-cdef long long MOST
 
 @cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
 cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
-
-@cython.locals(raw="unsigned long long")
-cdef (long long, Py_ssize_t) varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
-
-@cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
-cdef (long long, Py_ssize_t) long_varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
-
-cdef Py_ssize_t skip(Py_ssize_t pos, long long length, Py_ssize_t end) noexcept
-
-@cython.locals(length="long long")
-cdef Py_ssize_t skip_headers(const unsigned char* data, Py_ssize_t pos, long long count, Py_ssize_t end) noexcept
 
 cdef object piece(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length)
 

@@ -1,18 +1,8 @@
 # C types for kernel.py, so that the compiled one keeps its numbers out of Python objects.
 cimport cython
+from headrace.records.batch cimport LEAST_RECORD_BYTES, MOST_BATCH_BYTES, MOST
+from headrace.records.varints cimport skip, skip_headers, varint
 
-cdef long long MOST
-
-@cython.locals(raw="unsigned long long")
-cdef (long long, Py_ssize_t) varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
-
-@cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
-cdef (long long, Py_ssize_t) long_varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
-
-cdef Py_ssize_t skip(Py_ssize_t pos, long long length, Py_ssize_t end) noexcept
-
-@cython.locals(length="long long")
-cdef Py_ssize_t skip_headers(const unsigned char* data, Py_ssize_t pos, long long count, Py_ssize_t end) noexcept
 
 @cython.locals(
     data="const unsigned char*",

@@ -3,13 +3,12 @@
 The same file runs as Python and, where the install could do it, compiled by Cython: `kernel.pxd` gives the C types and
 `compiled` tells which one runs. After a change, `pip install -e .` compiles it again.
 
-A record is, with every number a zigzag varint (seven bits a byte, lowest first) and -1 the length of a null:
+A record is, with every number a zigzag varint (`varints`) and -1 the length of a null:
 
     length of what follows, attributes (one byte, unused), timestamp delta, offset delta, length of key, key,
     length of value, value, count of headers, then for each header: length of name, name, length of value, value
 
-Positions are checked before a byte is read, also where compiled. A reader that runs out answers position -1, every
-later one hands it on, and the record is refused once, at its end.
+Positions are checked before a byte is read, also where compiled.
 """
 
 from __future__ import annotations
@@ -23,56 +22,16 @@ from headrace.records import batch, codecs
 from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, View
 from headrace.records.record import Columns, Header, NewRecord, Payload, Record
 
+try:
+    import cython
+except ImportError:
+    from headrace.records import cython_stub as cython
+
+if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.batch import LEAST_RECORD_BYTES, MOST, MOST_BATCH_BYTES
+    from headrace.records.varints import skip, skip_headers, varint
+
 compiled: Final = not __file__.endswith((".py", ".pyc"))
-
-LEAST_RECORD_BYTES: Final = 7
-MOST_BATCH_BYTES: Final = 2**31 - 1
-MOST: Final = 2**62
-"""Offsets and timestamps stay below it, either sign, so that the sum of two fits 64 bits."""
-
-
-def varint(data: Payload, pos: int, end: int) -> tuple[int, int]:
-    """The zigzag varint at `pos` and the position after it, or -1 if it has no end before `end` or in ten bytes."""
-    if pos < 0 or pos >= end:
-        return 0, -1
-    raw = data[pos]
-    if raw < 0x80:
-        return (raw >> 1) ^ -(raw & 1), pos + 1
-    return long_varint(data, pos, end)
-
-
-def long_varint(data: Payload, pos: int, end: int) -> tuple[int, int]:
-    raw = 0
-    shift = 0
-    while pos < end and shift <= 63:
-        byte = data[pos]
-        pos += 1
-        if shift == 63 and byte > 1:
-            break
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (raw >> 1) ^ -(raw & 1), pos
-        shift += 7
-    return 0, -1
-
-
-def skip(pos: int, length: int, end: int) -> int:
-    """The position after `length` bytes (none for a null), or -1 if they do not fit."""
-    if pos < 0 or length < -1 or length > end - pos:
-        return -1
-    return pos + length if length > 0 else pos
-
-
-def skip_headers(data: Payload, pos: int, count: int, end: int) -> int:
-    while count > 0 and pos >= 0:
-        length, pos = varint(data, pos, end)
-        if length < 0:
-            return -1
-        pos = skip(pos, length, end)
-        length, pos = varint(data, pos, end)
-        pos = skip(pos, length, end)
-        count -= 1
-    return pos if count == 0 else -1
 
 
 def decode(payload: View, header: BatchHeader) -> Columns:
@@ -170,7 +129,7 @@ def _zeros(count: int) -> array[int]:
     return array("q", bytes(8 * count))
 
 
-def columns(view: View, max_bytes: int = codecs.MAX_UNPACKED_BYTES) -> Columns:
+def columns(view: View, max_bytes: int = batch.MAX_UNPACKED_BYTES) -> Columns:
     """Check the batch at the start of `view`, decompress it within `max_bytes`, and decode it."""
     header = batch.check(view)
     return decode(_payload(view, header, max_bytes), header)
@@ -181,7 +140,7 @@ def _payload(view: View, header: BatchHeader, max_bytes: int) -> View:
     return codecs.decompress(header.codec, packed, max_bytes)
 
 
-def records(view: View, max_bytes: int = codecs.MAX_UNPACKED_BYTES) -> list[Record]:
+def records(view: View, max_bytes: int = batch.MAX_UNPACKED_BYTES) -> list[Record]:
     """Every record of the batch as an object of its own."""
     found = columns(view, max_bytes)
     payload = bytes(found.payload)
@@ -220,7 +179,7 @@ def _headers(payload: bytes, pos: int, count: int) -> list[Header]:
     return headers
 
 
-def keys(view: View, max_bytes: int = codecs.MAX_UNPACKED_BYTES) -> list[tuple[int, bytes | None, bool]]:
+def keys(view: View, max_bytes: int = batch.MAX_UNPACKED_BYTES) -> list[tuple[int, bytes | None, bool]]:
     """Offset, key and whether the value is null, for each record of the batch."""
     found = columns(view, max_bytes)
     payload = bytes(found.payload)
@@ -233,7 +192,7 @@ def keys(view: View, max_bytes: int = codecs.MAX_UNPACKED_BYTES) -> list[tuple[i
 
 
 def filter_batch(
-    view: View, keep: bytes | Sequence[bool], max_bytes: int = codecs.MAX_UNPACKED_BYTES
+    view: View, keep: bytes | Sequence[bool], max_bytes: int = batch.MAX_UNPACKED_BYTES
 ) -> bytearray | None:
     """The batch with only the records whose place in `keep` is true, or None if that is no record.
 
@@ -338,7 +297,7 @@ def build(
 
 def assemble(header: BatchHeader, section: View) -> bytearray:
     """Header and compressed section joined, with the length and the CRC that they have."""
-    packed = codecs.compress(header.codec, section)
+    packed = codecs.compress(header.codec, section) if header.codec else section
     size_bytes = HEADER_BYTES + len(packed)
     if size_bytes > MOST_BATCH_BYTES:
         raise BatchTooLarge(f"a batch of {size_bytes} bytes: the format ends at {MOST_BATCH_BYTES}")

@@ -1,14 +1,8 @@
-# C types for key_hashing.py.
+# C types for key_hashes.py.
 cimport cython
+from headrace.records.batch cimport HEADER_BYTES, LENGTH_END, MAGIC_AT, MAGIC, CODEC_MASK, APPEND_TIME, CONTROL, MOST
+from headrace.records.varints cimport varint
 
-cdef Py_ssize_t HEADER_BYTES
-cdef Py_ssize_t LENGTH_END
-cdef Py_ssize_t MAGIC_AT
-cdef int MAGIC
-cdef int CODEC_MASK
-cdef int APPEND_TIME
-cdef int CONTROL
-cdef long long MOST
 cdef Py_ssize_t FIELDS
 cdef unsigned long long ALL_BITS
 cdef long long LOW_HALF
@@ -20,12 +14,6 @@ cdef unsigned long long MIX
 
 @cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
 cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
-
-@cython.locals(raw="unsigned long long")
-cdef (long long, Py_ssize_t) varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
-
-@cython.locals(raw="unsigned long long", byte="unsigned long long", shift=cython.int)
-cdef (long long, Py_ssize_t) long_varint(const unsigned char* data, Py_ssize_t pos, Py_ssize_t end) noexcept
 
 @cython.locals(found="unsigned long long", at=cython.Py_ssize_t)
 cdef unsigned long long hash_of(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) noexcept

@@ -28,17 +28,12 @@ try:
 except ImportError:
     from headrace.records import cython_stub as cython
 
+if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.batch import APPEND_TIME, CODEC_MASK, CONTROL, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, MOST
+    from headrace.records.varints import varint
+
 compiled: Final = not __file__.endswith((".py", ".pyc"))
 
-# Of a batch; told again here, since imported names are Python objects also where this is compiled.
-HEADER_BYTES: Final = 61
-LENGTH_END: Final = 12
-MAGIC_AT: Final = 16
-MAGIC: Final = 2
-CODEC_MASK: Final = 0x07
-APPEND_TIME: Final = 0x08
-CONTROL: Final = 0x20
-MOST: Final = 2**62
 
 FIELDS: Final = 5
 ALL_BITS: Final = (1 << 64) - 1
@@ -64,34 +59,6 @@ def number(data: Any, pos: int, size: int) -> int:
         bits = 64 - 8 * size
         return cython.cast("long long", raw << bits) >> bits  # type: ignore[no-any-return]
     return int.from_bytes(data[pos : pos + size], "big", signed=True)
-
-
-def varint(data: Any, pos: int, end: int) -> tuple[int, int]:
-    """As `kernel.varint`, with two bytes at hand as well."""
-    if pos < 0 or pos >= end:
-        return 0, -1
-    raw = data[pos]
-    if raw < 0x80:
-        return (raw >> 1) ^ -(raw & 1), pos + 1
-    if pos + 1 < end and data[pos + 1] < 0x80:
-        raw = (raw & 0x7F) | (data[pos + 1] << 7)
-        return (raw >> 1) ^ -(raw & 1), pos + 2
-    return long_varint(data, pos, end)
-
-
-def long_varint(data: Any, pos: int, end: int) -> tuple[int, int]:
-    raw = 0
-    shift = 0
-    while pos < end and shift <= 63:
-        byte = data[pos]
-        pos += 1
-        if shift == 63 and byte > 1:
-            break
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (raw >> 1) ^ -(raw & 1), pos
-        shift += 7
-    return 0, -1
 
 
 def hash_of(data: Any, pos: int, length: int) -> int:

@@ -1,25 +1,17 @@
-# C types for routing.py.
+# C types for router.py.
 cimport cython
+from headrace.records.partitioner cimport murmur2
 from libc.string cimport memcpy
 from posix.time cimport clock_gettime, timespec, CLOCK_REALTIME
 from headrace.records.builder cimport Delivery, OpenBatch, SentBatch, as_bytes, encoded_headers
 
 cdef Py_ssize_t RECORD_OVERHEAD_BYTES
-cdef unsigned long long MURMUR_SEED
-cdef unsigned long long MURMUR_FACTOR
-cdef unsigned long long HALF_WORD
 
 @cython.locals(moment=timespec)
 cdef long long now_ms() noexcept
 
 @cython.locals(number="long long")
 cdef long long whole(object given, str what, object topic) except? -1
-
-@cython.locals(raw="unsigned int")
-cdef unsigned long long four_bytes(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
-
-@cython.locals(hashed="unsigned long long", part="unsigned long long", pos=cython.Py_ssize_t)
-cdef unsigned long long murmur2(const unsigned char* data, Py_ssize_t length) noexcept
 
 @cython.final
 cdef class Quota:

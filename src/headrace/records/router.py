@@ -48,13 +48,13 @@ try:
 except ImportError:
     from headrace.records import cython_stub as cython
 
+if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.partitioner import murmur2
+
 compiled: Final = not __file__.endswith((".py", ".pyc"))
 
 RECORD_OVERHEAD_BYTES: Final = 32
 """As much as the numbers of a record can take beside key, value and headers; never less."""
-MURMUR_SEED: Final = 0x9747B28C
-MURMUR_FACTOR: Final = 0x5BD1E995
-HALF_WORD: Final = 0xFFFFFFFF
 
 
 class Owner(Protocol):
@@ -83,31 +83,6 @@ def whole(given: Any, what: str, topic: str) -> int:
     except OverflowError:
         raise InvalidRecord(f"a record for {topic} has {what}={given}, out of range") from None
     return number
-
-
-def four_bytes(data: Any, pos: int, size: int) -> int:
-    """Up to four bytes as a little-endian number."""
-    if cython.compiled:
-        raw = 0
-        memcpy(cython.address(raw), data + pos, size)  # type: ignore[name-defined] # noqa: F821
-        return raw
-    return int.from_bytes(data[pos : pos + size], "little")
-
-
-def murmur2(data: Any, length: int) -> int:
-    """As `partitioner.murmur2`."""
-    hashed = MURMUR_SEED ^ length
-    pos = 0
-    while length >= 4:
-        part = four_bytes(data, pos, 4) * MURMUR_FACTOR & HALF_WORD
-        part = (part ^ part >> 24) * MURMUR_FACTOR & HALF_WORD
-        hashed = (hashed * MURMUR_FACTOR & HALF_WORD) ^ part
-        pos += 4
-        length -= 4
-    if length > 0:
-        hashed = (hashed ^ four_bytes(data, pos, length)) * MURMUR_FACTOR & HALF_WORD
-    hashed = (hashed ^ hashed >> 13) * MURMUR_FACTOR & HALF_WORD
-    return hashed ^ hashed >> 15
 
 
 class Quota:
@@ -297,7 +272,7 @@ class Router:
         if partition >= 0:
             lane = lanes.lanes[partition]
         elif key is not None:
-            partition = (murmur2(key, len(key)) & 0x7FFFFFFF) % count
+            partition = (murmur2(key, 0, len(key)) & 0x7FFFFFFF) % count
             lane = lanes.lanes[partition]
         else:
             lane = lanes.sticky

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from headrace.errors import BatchTooLarge
 from headrace.records import batch, codecs
-from headrace.records.batch import ATTRIBUTES_AT, CODEC_MASK, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT
-from headrace.records.kernel import MOST_BATCH_BYTES
+from headrace.records.batch import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_AT,
+    MOST_BATCH_BYTES,
+)
 
 
 def codec_of(view: memoryview) -> int | None:
