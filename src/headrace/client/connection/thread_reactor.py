@@ -36,9 +36,9 @@ from types import FrameType
 from typing import Any, Final
 
 from headrace.client.connection.callbacks import Teller
-from headrace.client.connection.errors import CalledWithin, EngineClosed
-from headrace.client.connection.forks import stays_with_parent
+from headrace.client.connection.errors import CalledWithin, EngineClosed, ForkedEngine
 from headrace.client.connection.reactor import Callback
+from headrace.client.connection.weak_set import Remembered
 
 AWAY_S: Final = 0.005
 DOZE_S: Final = 0.01
@@ -293,7 +293,7 @@ class ThreadReactor:
         self._rear_due = -math.inf  # when it looks in again, while it keeps out of the way
         self._thread: threading.Thread | None = None
         self._closed = False
-        stays_with_parent(self)
+        _left_behind.add(self)
 
     now = staticmethod(monotonic)
 
@@ -629,8 +629,32 @@ def _drain(fd: int) -> None:
         return
 
 
+class _Refusing:
+    """What a reactor, and its lock, become in a forked child, which has the parent's sockets but not its threads."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ForkedEngine
+
+    def __enter__(self) -> None:
+        raise ForkedEngine
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+_left_behind: Remembered[Any] = Remembered()
+
+
 def _after_fork() -> None:
-    """The thread that forked is the main thread of the child."""
+    for reactor in _left_behind:
+        # Who kept the lock itself must get past it to be told; the thread that held it is not in this process.
+        reactor.lock._at_fork_reinit()
+        reactor.lock.word = None
+        vars(reactor).clear()
+        reactor.__class__ = _Refusing
+        reactor.lock = _Refusing()
+    _left_behind.clear()
+    # The thread that forked is the main thread of the child.
     _shield.main = get_ident()
     _shield.rouse = None
     _shield.noted.clear()
