@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.kafka.connection import Connection, raw_api
-from headrace.kafka.request import Request, Slot
+from headrace.kafka.connection import Connection, Request, Slot, raw_api
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.network import Address, Part

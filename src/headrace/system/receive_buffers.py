@@ -27,16 +27,13 @@ class ReceiveBuffers:
         self.shared = memoryview(bytearray(SHARED_BYTES))
         self.held_bytes = 0
         self.limit_bytes = limit_bytes
+        self.lean = False
+        """Somebody starves: whoever reads should read little, for the rest of a cut frame has to be kept."""
         self._call_soon = call_soon
         self._growing = 0
         self._spare: memoryview | None = None
         self._line: deque[Starving] = deque()
         self._feeding = False
-
-    @property
-    def lean(self) -> bool:
-        """Somebody starves: whoever reads should read little, for the rest of a cut frame has to be kept."""
-        return bool(self._line)
 
     def take(self, count: int, replaced_bytes: int = 0) -> memoryview | None:
         """A buffer of at least so many bytes instead of a smaller one, or None when the budget is used up."""
@@ -59,6 +56,7 @@ class ReceiveBuffers:
             kept[: len(data)] = data
             self._growing -= 1
         self._line.append(channel)
+        self.lean = True
         self._feed_soon()
         return kept
 
@@ -79,3 +77,4 @@ class ReceiveBuffers:
         self._feeding = False
         while self._line and self._line[0].feed():
             self._line.popleft()
+        self.lean = bool(self._line)

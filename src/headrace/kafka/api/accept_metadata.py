@@ -10,7 +10,7 @@ from functools import partial
 from headrace.cluster.controller_state import Doubt
 from headrace.cluster.lineage import plan_accept
 from headrace.errors import Code, HeadraceError
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

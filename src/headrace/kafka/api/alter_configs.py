@@ -14,7 +14,7 @@ from headrace.cluster.config import ConfigChange, Operation
 from headrace.errors import Code, HeadraceError, InvalidRequest
 from headrace.kafka import broker_names
 from headrace.kafka.api.describe_configs import BROKER, GROUP, TOPIC
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 OPERATIONS: Final = frozenset(Operation)

@@ -10,7 +10,7 @@ from typing import Final
 from headrace.cluster.orders import Refusals, Targets, plan_moves
 from headrace.coordination.waits import at_once
 from headrace.errors import Code, HeadraceError, InvalidRequest
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.placement.plans import Where
 from headrace.wire.message import Message
 

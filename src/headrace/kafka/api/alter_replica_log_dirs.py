@@ -10,7 +10,7 @@ import os.path
 from typing import Final
 
 from headrace.errors import Code
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 REPLICA_NOT_AVAILABLE: Final = 9

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.errors import Code
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.api import API, OWN, Api
 from headrace.wire.message import Message
 

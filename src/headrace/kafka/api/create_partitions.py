@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.cluster.topics import EnlargeTopic
 from headrace.errors import Code, HeadraceError
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

@@ -8,7 +8,7 @@ from headrace.cluster.config import text_of
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import Code, HeadraceError, InvalidRequest, PolicyViolation
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.settings.values import TOPIC_SETTINGS, log_settings
 from headrace.wire.message import Message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

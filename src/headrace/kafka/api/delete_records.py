@@ -11,7 +11,7 @@ import logging
 
 from headrace.errors import Code, HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.kafka import leader_lookup
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.partitions.partition import Partition
 from headrace.storage.log import TopicPartition
 from headrace.wire.message import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.errors import Code
 from headrace.kafka import authorized
 from headrace.kafka.api.metadata import brokers
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 BROKERS = 1

@@ -11,7 +11,7 @@ from typing import Final
 from headrace.cluster.config import DYNAMIC, effective, text_of
 from headrace.errors import Code, HeadraceError, InvalidRequest, UnknownPartition
 from headrace.kafka import broker_names
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.settings.values import BROKER_BY_NAME, GROUP_BY_NAME, TOPIC_SETTINGS, Setting
 from headrace.wire.message import Message
 

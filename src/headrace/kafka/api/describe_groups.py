@@ -8,7 +8,7 @@ from typing import Final
 from headrace.errors import Code
 from headrace.groups.messages import DescribedGroup
 from headrace.kafka import authorized
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 AUTHORIZED_FROM: Final = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from headrace.errors import Code
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

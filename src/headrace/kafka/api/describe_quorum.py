@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import Code
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 METADATA_TOPIC: Final = "__cluster_metadata"

@@ -8,7 +8,7 @@ from headrace.cluster.image import Topic
 from headrace.errors import Code
 from headrace.kafka import authorized
 from headrace.kafka.api import metadata
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 PAGE_PARTITIONS_MAX: Final = 2000

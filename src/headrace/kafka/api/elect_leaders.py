@@ -14,7 +14,7 @@ from headrace.cluster.controller_state import PREFERRED, UNCLEAN
 from headrace.cluster.image import PartitionState
 from headrace.cluster.orders import carried_out, election_needed, plan_elections
 from headrace.errors import Code, HeadraceError, RequestTimedOut
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.placement.plans import Where
 from headrace.wire.message import Message
 

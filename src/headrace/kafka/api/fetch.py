@@ -17,8 +17,7 @@ from typing import Final
 
 from headrace.errors import Code, HeadraceError
 from headrace.kafka import leader_lookup
-from headrace.kafka.connection import Connection
-from headrace.kafka.request import Slot
+from headrace.kafka.connection import Connection, Slot
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part

@@ -12,7 +12,7 @@ from typing import Final
 from headrace.cluster.names import OFFSETS_TOPIC, group_name_fault
 from headrace.errors import Code, HeadraceError
 from headrace.groups.coordinator import partition_of
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 GROUP: Final = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.errors import Code, CoordinationError
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 LAST_EPOCH: Final = 32_766

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.groups.messages import JoinReply, JoinRequest
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 REBALANCE_TIMEOUT_FROM: Final = 1

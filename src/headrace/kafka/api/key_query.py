@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.errors import Code, HeadraceError
 from headrace.kafka import leader_lookup
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.storage.keys.builder import no_index
 from headrace.storage.keys.query import Found, Wanted
 from headrace.wire.message import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.groups.messages import Leaver, LeaveReply
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 MANY_FROM: Final = 3

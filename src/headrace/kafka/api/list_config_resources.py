@@ -9,7 +9,7 @@ from typing import Final
 
 from headrace.errors import Code
 from headrace.kafka.api.describe_configs import BROKER, GROUP, TOPIC
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 BROKER_LOGGER: Final = 8

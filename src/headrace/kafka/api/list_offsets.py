@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from headrace.errors import Code, HeadraceError, OffsetNotAvailable
 from headrace.kafka import leader_lookup
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.partitions.partition import Partition
 from headrace.storage.log import TimedOffset
 from headrace.wire.message import Message

@@ -11,7 +11,7 @@ from __future__ import annotations
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from headrace.errors import Code, CoordinationError, HeadraceError
 from headrace.kafka import authorized, leader_lookup
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 ZERO_ID = bytes(16)

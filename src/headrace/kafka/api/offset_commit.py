@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.errors import Code
 from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 BY_ID_FROM: Final = 10

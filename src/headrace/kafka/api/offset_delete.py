@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.groups.messages import OffsetDeleteReply
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.errors import Code
 from headrace.groups.messages import FetchedOffset, OffsetFetchReply
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 MANY_GROUPS_FROM: Final = 8

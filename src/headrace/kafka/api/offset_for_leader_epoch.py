@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from headrace.errors import Code, HeadraceError
 from headrace.kafka import leader_lookup
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

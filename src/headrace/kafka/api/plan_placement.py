@@ -12,7 +12,7 @@ from headrace.cluster import keys
 from headrace.cluster.changes import Plan, Step
 from headrace.cluster.image import Image
 from headrace.errors import Code, HeadraceError, InvalidRequest
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.placement.plans import Reassignment, drain, rebalance
 from headrace.ports.coordination import Delete, Put
 from headrace.wire.message import Message

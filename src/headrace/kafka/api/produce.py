@@ -15,8 +15,7 @@ from typing import Final
 
 from headrace.errors import Code, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
 from headrace.kafka import leader_lookup
-from headrace.kafka.connection import Connection
-from headrace.kafka.request import Slot
+from headrace.kafka.connection import Connection, Slot
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures

@@ -5,7 +5,7 @@ Beside them stands what elections outside the in-sync set have cost the partitio
 
 from __future__ import annotations
 
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 

@@ -6,7 +6,7 @@ The answer waits for the leader's assignment, and that for its record in the log
 from __future__ import annotations
 
 from headrace.groups.messages import SyncReply, SyncRequest
-from headrace.kafka.request import Request
+from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 
