@@ -84,6 +84,7 @@ def test_kernels_that_serve_stay_when_the_later_ones_cannot_be_compiled(checkout
     import_all(checkout)
 
 
+@pytest.mark.thorough
 def test_a_wheel_takes_the_kernels_beside_their_sources(checkout: Path) -> None:
     assert not is_cut_short(compile_in_vain(checkout, "RuntimeError", "--build-lib=taken"))
     taken = {file.name: file.read_bytes() for file in (checkout / "taken").rglob("*.so")}
