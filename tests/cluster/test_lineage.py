@@ -27,7 +27,7 @@ from headrace.cluster.lineage import (
     EPOCHS_ABOVE,
     FILE_NAME,
     PRODUCER_IDS_ABOVE,
-    Seen,
+    SeenMetadata,
     encode_seen,
     is_older,
     plan_accept,
@@ -436,13 +436,13 @@ def test_a_term_that_coordination_forgot_before_anybody_saw_it_is_won_again(monk
 def test_a_history_is_older_by_its_lineage_and_then_by_its_revision(found: tuple[int, str, int], older: bool) -> None:
     number, known_as, revision = found
     image = Image("/headrace/c/", revision=revision, controls=Controls(lineage=Lineage(number, known_as)))
-    assert is_older(image, Seen("c", Lineage(1, "a"), 10)) is older
+    assert is_older(image, SeenMetadata("c", Lineage(1, "a"), 10)) is older
 
 
 def test_what_was_seen_and_doubted_is_kept_as_it_is() -> None:
     disk = VirtualDisk(VirtualClock())
     disk.make_folder(DATA)
-    seen = Seen("c", Lineage(2, "ff"), 7)
+    seen = SeenMetadata("c", Lineage(2, "ff"), 7)
     assert read_seen(disk, DATA) is None
     write_atomically(disk, f"{DATA}/{FILE_NAME}", encode_seen(seen))
     assert read_seen(disk, DATA) == seen
@@ -469,7 +469,7 @@ def test_a_folder_of_another_cluster_is_refused() -> None:
     async def body(cluster: Cluster) -> None:
         await cluster[1].start()
         await cluster[1].stop()
-        write_atomically(cluster[1].disk, f"{DATA}/{FILE_NAME}", encode_seen(Seen("another", Lineage(), 1)))
+        write_atomically(cluster[1].disk, f"{DATA}/{FILE_NAME}", encode_seen(SeenMetadata("another", Lineage(), 1)))
         participant = cluster[1].make()
         with pytest.raises(DataFolderError, match="belongs to cluster 'another'"):
             await cluster[1].process.run(participant.start())
@@ -528,7 +528,7 @@ async def begin_alone(cluster: Cluster) -> None:
     await asyncio.sleep(3)
 
 
-def kept(cluster: Cluster) -> Seen:
+def kept(cluster: Cluster) -> SeenMetadata:
     found = read_seen(cluster[1].disk, DATA)
     assert found is not None
     return found

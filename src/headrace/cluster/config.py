@@ -81,7 +81,7 @@ def effective(settings: BrokerSettings, image: Image, broker: int) -> BrokerSett
     return BrokerSettings(values, sources)
 
 
-class Effective:
+class EffectiveSettings:
     """The settings of one broker, or of none, as they are now; made anew only when the image has changed."""
 
     def __init__(self, settings: Callable[[], BrokerSettings], image: Callable[[], Image], broker: int) -> None:

@@ -55,7 +55,7 @@ EPOCH: Final = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenMetadata:
     """The newest metadata that a broker has seen."""
 
     cluster: str
@@ -63,14 +63,15 @@ class Seen:
     revision: int
 
 
-def read_seen(disk: Disk, folder: str) -> Seen | None:
+def read_seen(disk: Disk, folder: str) -> SeenMetadata | None:
     """None for a folder that has seen none. DataFolderError: the file is damaged."""
     path = f"{folder}/{FILE_NAME}"
     if not disk.exists(path):
         return None
     try:
         value = json.loads(read_whole(disk, path))
-        return Seen(str(value["cluster"]), Lineage(int(value["lineage"]), str(value["id"])), int(value["revision"]))
+        lineage = Lineage(int(value["lineage"]), str(value["id"]))
+        return SeenMetadata(str(value["cluster"]), lineage, int(value["revision"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DataFolderError(
             f"{path} is damaged ({error!r}), so nobody can tell whether the cluster's metadata is older than this "
@@ -78,12 +79,12 @@ def read_seen(disk: Disk, folder: str) -> Seen | None:
         ) from None
 
 
-def encode_seen(seen: Seen) -> bytes:
+def encode_seen(seen: SeenMetadata) -> bytes:
     value = {"cluster": seen.cluster, "lineage": seen.lineage.number, "id": seen.lineage.id, "revision": seen.revision}
     return json.dumps(value).encode() + b"\n"
 
 
-def is_older(image: Image, seen: Seen) -> bool:
+def is_older(image: Image, seen: SeenMetadata) -> bool:
     """Whether the image is of a history that had gone further when it was seen."""
     found, known = image.controls.lineage, seen.lineage
     if found.number != known.number:
@@ -174,7 +175,7 @@ class MetadataWatch:
                 f"{cluster!r}: correct the setting coordination, or put its metadata back; if the folder's logs are "
                 f"not wanted, use another one"
             )
-        self._seen = known or Seen(cluster, Lineage(), 0)
+        self._seen = known or SeenMetadata(cluster, Lineage(), 0)
         self._kept = known
         """What the file says."""
         self._doubt: Doubt | None = None
@@ -233,7 +234,7 @@ class MetadataWatch:
         except OSError as error:
             self._synced(file, before, seen, error)
 
-    def _synced(self, file: File, before: Seen, seen: Seen, error: OSError | None) -> None:
+    def _synced(self, file: File, before: SeenMetadata, seen: SeenMetadata, error: OSError | None) -> None:
         file.close()
         self._running = False
         if self._closed or self.is_held or self._seen is not before:
@@ -248,7 +249,7 @@ class MetadataWatch:
         else:
             self._seen = self._kept = seen
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: SeenMetadata) -> None:
         """Now, and safely."""
         self._seen = seen
         write_atomically(self._disk, self._path, encode_seen(seen))

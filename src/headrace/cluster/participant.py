@@ -18,7 +18,7 @@ from typing import Final
 from headrace.cluster import keys
 from headrace.cluster.assignment import Assignment
 from headrace.cluster.changes import Tasks
-from headrace.cluster.config import Configs, Effective, durability_altered_at, effective
+from headrace.cluster.config import Configs, EffectiveSettings, durability_altered_at, effective
 from headrace.cluster.controller import Controller
 from headrace.cluster.controller_core import Rules
 from headrace.cluster.deletions import Deletions
@@ -106,7 +106,7 @@ class Participant:
         self._sync_files_max = sync_files_max
         self.compute = compute
         self._built = contextlib.AsyncExitStack()
-        self.effective_settings = Effective(lambda: self.settings, lambda: self.view.image, self.broker_id)
+        self.effective_settings = EffectiveSettings(lambda: self.settings, lambda: self.view.image, self.broker_id)
         self._rules: dict[str, tuple[Topic, BrokerSettings, Rules]] = {}
         self._replication_end: Endpoint | None = None
         self._look_again_at = 0.0

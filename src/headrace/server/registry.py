@@ -19,7 +19,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.changes import Tasks
-from headrace.cluster.config import Configs, Effective
+from headrace.cluster.config import Configs, EffectiveSettings
 from headrace.cluster.image import NO_BROKER, Image
 from headrace.cluster.leadership import Leadership
 from headrace.cluster.producer_ids import ProducerIds
@@ -87,7 +87,7 @@ class Registry:
         await self._view.start()
         self._told = ToldView(self._view, self._clock, settings["registry.drop.after.ms"] / 1000)
         built.callback(self._told.close)
-        self._effective = Effective(lambda: settings, lambda: self._view.image, NO_BROKER)
+        self._effective = EffectiveSettings(lambda: settings, lambda: self._view.image, NO_BROKER)
         self._pulse = Pulse(self._coordination, self._clock, self.cluster_id, self._failed)
         built.callback(self._background.cancel)
         self._background.spawn(self._pulse.run())
