@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client.connection.errors import EngineClosed, ForkedEngine
     from headrace.client.consumer.consumer import Consumer
     from headrace.client.consumer.failure_policy import LATER
     from headrace.client.consumer.progress import NotHeld
     from headrace.client.consumer.read import read
-    from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, UnknownTopic
+    from headrace.client.errors import BrokerUnreachable, EngineClosed, ForkedEngine, NoBroker, Refusal, UnknownTopic
     from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
     from headrace.client.producer.producer import Producer
     from headrace.errors import HeadraceError
@@ -54,8 +53,8 @@ _HOMES = {
     "Consumer": "client.consumer.consumer",
     "Delivery": "records.builder",
     "DeliveryUnknown": "client.producer.errors",
-    "EngineClosed": "client.connection.errors",
-    "ForkedEngine": "client.connection.errors",
+    "EngineClosed": "client.errors",
+    "ForkedEngine": "client.errors",
     "HeadraceError": "errors",
     "NoBroker": "client.errors",
     "NotDelivered": "client.producer.errors",

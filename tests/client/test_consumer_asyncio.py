@@ -12,8 +12,7 @@ from brokers import Broker
 from client.test_consumer_pull import NOW_MS, send, values
 from headrace.aio.consumer import Consumer
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.errors import EngineClosed
-from headrace.client.errors import UnknownTopic
+from headrace.client.errors import EngineClosed, UnknownTopic
 from headrace.errors import InvalidRequest
 from proving import proves
 

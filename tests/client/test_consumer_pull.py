@@ -13,12 +13,11 @@ from brokers import Broker, wait_for
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.produce import Outgoing, Produced, produce
-from headrace.client.connection.errors import EngineClosed
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.consumer.fetcher import Reset
 from headrace.client.consumer.options import ConsumerOptions
 from headrace.client.consumer.read import read
-from headrace.client.errors import NoBroker, Refusal, UnknownTopic
+from headrace.client.errors import EngineClosed, NoBroker, Refusal, UnknownTopic
 from headrace.errors import (
     HeadraceError,
     InvalidRecord,

@@ -12,8 +12,8 @@ import pytest
 from brokers import Broker, wait_for
 from client.test_consumer_pull import collect, send, values
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.errors import EngineClosed
 from headrace.client.consumer.consumer import Consumer
+from headrace.client.errors import EngineClosed
 from headrace.errors import InvalidRequest
 from proving import proves
 

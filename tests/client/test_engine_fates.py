@@ -14,9 +14,8 @@ from client.engine_drivers import KINDS, Driver
 from client.engine_peer import Answer, Peer
 from headrace.client.connection import broker_connection as links
 from headrace.client.connection.broker_connection import Link
-from headrace.client.connection.errors import EngineClosed, NeverSent
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.errors import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.wire import api as apis
 from headrace.wire.message import Message

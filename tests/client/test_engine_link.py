@@ -22,8 +22,7 @@ from headrace.client.admin.produce import Outgoing, encode_parts
 from headrace.client.connection import broker_connection as links
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.connections import parse_address
-from headrace.client.connection.errors import EngineClosed, NeverSent
-from headrace.client.errors import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address

@@ -13,10 +13,9 @@ from client.engine_peer import Answer, Peer
 from headrace.client.connection import connections as networks
 from headrace.client.connection import metadata as engine_routes
 from headrace.client.connection.connections import Network
-from headrace.client.connection.errors import EngineClosed
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import Topic
-from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, UnknownTopic
+from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal, UnknownTopic
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis

@@ -16,8 +16,8 @@ import pytest
 from brokers import Broker, wait_for
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.connections import parse_address, shared
-from headrace.client.connection.errors import EngineClosed, ForkedEngine
 from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.errors import EngineClosed, ForkedEngine
 from headrace.errors import HeadraceError
 from headrace.records.builder import Delivery, SentBatch
 from headrace.wire import api as apis

@@ -14,7 +14,7 @@ import headrace.aio
 from brokers import Broker, wait_for
 from client.reading_back import read_partition
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.errors import ForkedEngine
+from headrace.client.errors import ForkedEngine
 from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError

@@ -19,8 +19,8 @@ from client.wire_tap import Seen, WireTap
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection import thread_reactor
 from headrace.client.connection.broker_connection import Link
-from headrace.client.connection.errors import CalledWithin, ForkedEngine
 from headrace.client.connection.stream import FrameReader
+from headrace.client.errors import CalledWithin, ForkedEngine
 from headrace.client.producer.errors import DeliveryUnknown, NotDelivered
 from headrace.client.producer.producer import Producer
 from headrace.client.producer.request import ProduceTemplate

@@ -12,7 +12,7 @@ from cli.conftest import run_command
 from clusters import BrokerCluster
 from headrace import Producer
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.metadata_doubts import metadata_doubts
+from headrace.client.admin.operations import metadata_doubts
 from headrace.cluster.lineage import EPOCHS_ABOVE
 from proving import proves
 

@@ -7,10 +7,9 @@ Deliveries, records and errors are those of `headrace`.
 
 from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
-from headrace.client.connection.errors import EngineClosed
 from headrace.client.consumer.failure_policy import LATER
 from headrace.client.consumer.progress import NotHeld
-from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, UnknownTopic
+from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal, UnknownTopic
 from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
 from headrace.errors import HeadraceError
 from headrace.records.builder import Delivery, Report

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from headrace.client.connection.errors import EngineClosed
 from headrace.client.connection.reactor import Callback, Timer
+from headrace.client.errors import EngineClosed
 
 
 class AsyncioReactor:

@@ -9,7 +9,7 @@ import click
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.options import json_option
 from headrace.cli.output import show_json, show_table
-from headrace.client.admin.metadata_doubts import MetadataDoubt, metadata_doubts
+from headrace.client.admin.operations import MetadataDoubt, metadata_doubts
 
 
 @click.command("accept-metadata")

@@ -11,7 +11,7 @@ import click
 
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.metadata_doubts import MetadataDoubt, metadata_doubts
+from headrace.client.admin.operations import MetadataDoubt, metadata_doubts
 from headrace.client.connection.topology import NO_LEADER, Topology
 from headrace.client.errors import BrokerUnreachable
 from headrace.errors import Unsupported

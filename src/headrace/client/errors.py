@@ -69,6 +69,34 @@ class Refusal(HeadraceError):
         self.mapping = Mapping(code, 502, is_retriable(code))
 
 
+class NeverSent(BrokerUnreachable):
+    """The broker cannot be reached, and not one byte of the request was handed to the kernel: it has not seen it."""
+
+
+class EngineClosed(HeadraceError):
+    """The client was closed while this was under way, or before it was asked."""
+
+
+class CalledWithin(HeadraceError):
+    """A call that waits was made by code that runs in the middle of another call of the same thread."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this was called in the middle of another call of the same client, by a signal's handler or a finalizer: "
+            "use send_async there, or set a flag and send outside of it"
+        )
+
+
+class ForkedEngine(HeadraceError):
+    """A client made before a fork was used in the child."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this client was made before the process forked, and its connections belong to the parent; "
+            "make the Producer or Consumer in the child, after the fork"
+        )
+
+
 class UnknownTopic(HeadraceError):
     """A topic or partition that the cluster does not have, and that asking again will not bring."""
 

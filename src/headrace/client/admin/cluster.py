@@ -22,12 +22,10 @@ from typing import Final, Self, TypeVar
 
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.broker_connection import Body, Link
-from headrace.client.connection.connections import Network, parse_bootstrap
-from headrace.client.connection.coordinators import GROUP_KEY_TYPE
-from headrace.client.connection.errors import NeverSent
+from headrace.client.connection.connections import GROUP_KEY_TYPE, Network, parse_bootstrap
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
-from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, UnknownTopic, check
+from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic, check
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis

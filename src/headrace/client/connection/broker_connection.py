@@ -28,10 +28,9 @@ from typing import Any, Final, NamedTuple
 
 from headrace import __version__
 from headrace.client.connection.connector import Opening
-from headrace.client.connection.errors import NeverSent
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES, FrameReader, PartWriter
-from headrace.client.errors import BrokerUnreachable, check
+from headrace.client.errors import BrokerUnreachable, NeverSent, check
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address

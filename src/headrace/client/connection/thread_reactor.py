@@ -36,9 +36,9 @@ from types import FrameType
 from typing import Any, Final
 
 from headrace.client.connection.callbacks import Teller
-from headrace.client.connection.errors import CalledWithin, EngineClosed, ForkedEngine
 from headrace.client.connection.reactor import Callback
 from headrace.client.connection.weak_set import Remembered
+from headrace.client.errors import CalledWithin, EngineClosed, ForkedEngine
 
 AWAY_S: Final = 0.005
 DOZE_S: Final = 0.01

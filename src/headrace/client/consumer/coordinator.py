@@ -16,11 +16,10 @@ from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
-from headrace.client.connection.errors import EngineClosed
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.assignors import Assignor
 from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, encode_subscription
-from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal
+from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
 from headrace.errors import Code, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message

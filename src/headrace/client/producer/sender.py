@@ -19,12 +19,11 @@ from typing import Final
 from headrace.client.connection import exits
 from headrace.client.connection.broker_connection import Written
 from headrace.client.connection.connections import Network
-from headrace.client.connection.errors import ForkedEngine, NeverSent
 from headrace.client.connection.reactor import Timer
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.topology import Topic
 from headrace.client.connection.weak_set import Remembered
-from headrace.client.errors import BrokerUnreachable, Refusal, UnknownTopic
+from headrace.client.errors import BrokerUnreachable, ForkedEngine, NeverSent, Refusal, UnknownTopic
 from headrace.client.producer.accumulator import (
     Accumulator,
     BufferMemory,
