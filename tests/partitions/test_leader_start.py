@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange, StorageFailed
@@ -57,6 +57,7 @@ steps = st.lists(
 
 
 @proves("F6")
+@settings(deadline=None)
 @given(steps, st.integers(0, END))
 def test_the_start_is_what_every_replica_in_sync_has_safe_and_never_falls(course: list[Step], own: int) -> None:
     core = core_of(*REPLICAS, own=own)

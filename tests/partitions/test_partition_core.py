@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.partitions.leader_core import (
@@ -74,6 +74,7 @@ steps = st.lists(
 
 
 @proves("G2", "G11")
+@settings(deadline=None)
 @given(steps, st.integers(1, 3))
 def test_the_watermark_is_what_every_replica_in_sync_holds_and_never_falls(course: list[Step], least: int) -> None:
     group = Group(*REPLICAS, least=least)
