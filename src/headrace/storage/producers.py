@@ -121,8 +121,9 @@ class ProducerTable:
         "_past_damage",
         "_refused",
         "_states",
-        "_undo",
         "left_out",
+        "loaded",
+        "undo",
     )
 
     def __init__(self, loads: ProducerLoads, begin_load: Callable[[bool], Load]) -> None:
@@ -135,7 +136,10 @@ class ProducerTable:
         self._failure: UnreadableProducers | None = None
         """Damage that a step found when nobody had asked."""
         self._states: dict[int, ProducerState] | None = None
-        self._undo: list[tuple[int, ProducerState | None]] = []
+        self.loaded = False
+        """Whether there are states: asked for each batch."""
+        self.undo: list[tuple[int, ProducerState | None]] = []
+        """What each producer was before its batch of this turn, until that is settled."""
         self._refused: dict[int, RefusedBatch] = {}
 
     @property
@@ -183,7 +187,7 @@ class ProducerTable:
         try:
             next(self._loading)
         except StopIteration as ended:
-            self._states, self._loading = ended.value, None
+            self._states, self._loading, self.loaded = ended.value, None, True
         except BaseException:
             self._loading = None
             raise
@@ -195,10 +199,6 @@ class ProducerTable:
     def pass_damage(self) -> None:
         """Nobody else can tell what damaged batches say: they are left out."""
         self._past_damage = True
-
-    @property
-    def loaded(self) -> bool:
-        return self._states is not None
 
     def check(self, header: BatchHeader) -> int | None:
         """None: take it. An offset: a duplicate, which was appended there. Raises OutOfOrderSequence and kin."""
@@ -256,7 +256,7 @@ class ProducerTable:
             self._refused.pop(header.producer_id, None)
         states = self.states
         old = states.get(header.producer_id)
-        self._undo.append((header.producer_id, old))
+        self.undo.append((header.producer_id, old))
         states[header.producer_id] = _after(old, header, base_offset, self._loads.wall_ms())
 
     def drop(self, header: BatchHeader) -> None:
@@ -266,29 +266,30 @@ class ProducerTable:
             self.states[header.producer_id] = state._replace(batches=state.batches[:-1])
 
     def settled(self) -> None:
-        if self._undo:
-            self._undo.clear()
+        self.undo.clear()
 
     def take_back(self) -> None:
-        for producer_id, old in reversed(self._undo):
+        for producer_id, old in reversed(self.undo):
             if old is None:
                 state = self.states.pop(producer_id, None)
                 if state is not None and state.batches:
                     self._await(producer_id, RefusedBatch(state.epoch, state.batches[0].first))
             else:
                 self.states[producer_id] = old
-        self._undo.clear()
+        self.undo.clear()
 
     def learn(self, states: dict[int, ProducerState]) -> None:
         """Another replica knows these."""
         self._states = {**self.states, **states}
+        self.loaded = True
 
     def forget(self) -> None:
         """Load again at next use."""
         self._states = None
+        self.loaded = False
         self._past_damage = False
         self.left_out.clear()
-        self._undo.clear()
+        self.undo.clear()
         self.moved()
 
     def expire(self, before_ms: int) -> None:

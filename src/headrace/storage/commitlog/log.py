@@ -272,7 +272,8 @@ class SharedLog(LocalLog):
     def _begin_turn(self, base: int) -> None:
         """What could fail for lack of files is done here, before anything has changed."""
         try:
-            self.producers.load()
+            if not self.producers.loaded:
+                self.producers.load()
             self._turn.epochs_before = len(self.epochs.entries)
         except OSError as error:
             raise self._refuse(error).again() from error
@@ -357,7 +358,8 @@ class SharedLog(LocalLog):
             self.snapshot_bytes += turn.size
             self.written_offset = self.end_offset
             turn.clear()
-            self.producers.settled()
+            if self.producers.undo:
+                self.producers.settled()
         if self._shortage.lasts:
             self._shortage.ended()
 

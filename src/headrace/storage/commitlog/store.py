@@ -204,7 +204,8 @@ class SharedStore(LocalStore[SharedLog]):
             if written in failed:
                 continue
             self._flushes.wrote(written)
-            self._dirty.wrote(written)
+            if written.settings.compact:
+                self._dirty.wrote(written)
         staged.clear()
         self.commit.start()
         return [(each, error) for each, error in failures]

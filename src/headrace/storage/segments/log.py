@@ -245,7 +245,8 @@ class PartitionedLog(LocalLog):
             if segment.size == 0 and self.settings.preallocate:
                 file.reserve(self.settings.segment_bytes)
             segment.load_indexes()
-            self.producers.load()
+            if not self.producers.loaded:
+                self.producers.load()
             if segment.size == 0:  # one that a truncation began has no snapshot yet
                 self._remember_producers(segment.base_offset)
             turn = Turn.begin(self.end_offset, segment, self.epochs)
@@ -309,7 +310,8 @@ class PartitionedLog(LocalLog):
         self.size_bytes += segment.size - segment.written
         segment.written = segment.size
         self.written_offset = self.end_offset
-        self.producers.settled()
+        if self.producers.undo:
+            self.producers.settled()
         if self._shortage.lasts:
             self._shortage.ended()
         return None

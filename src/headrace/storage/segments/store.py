@@ -178,7 +178,8 @@ class PartitionedStore(LocalStore[PartitionedLog]):
                 failures.append((staged, error))
                 continue
             self._flushes.wrote(staged)
-            self._dirty.wrote(staged)
+            if staged.settings.compact:
+                self._dirty.wrote(staged)
         self._staged.clear()
         commit.start()
         return failures
