@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.kafka.connection import Connection, Request, Slot, raw_api
+from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.network import Address, Part
@@ -105,3 +106,8 @@ def test_a_later_answer_that_fails_closes_the_connection_and_is_counted() -> Non
     Request(connection, Slot("Metadata", 0.0), apis.METADATA, 8, 1, "c", Message()).later(breaks())
     assert channel.closed
     assert services.metrics.protocol_errors == 1
+
+
+def test_every_api_of_the_table_has_one_handler() -> None:
+    assert HANDLERS.keys() | RAW_HANDLERS.keys() == apis.KNOWN.keys()
+    assert not HANDLERS.keys() & RAW_HANDLERS.keys()

@@ -1,4 +1,7 @@
-"""A small synchronous client on blocking sockets: one connection per broker, leader routing, raw record sets."""
+"""The client: connections without blocking (`connection`), producer and consumer on it, operators' questions (`admin`).
+
+`headrace.Producer` and `headrace.Consumer` are the faces for threads; `headrace.aio` has those for asyncio.
+"""
 
 from typing import Final
 

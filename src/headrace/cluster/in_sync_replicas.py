@@ -1,6 +1,6 @@
 """Carries out the changes that leaders want in their in-sync sets: compare-and-swap on the partition's key.
 
-The leader's core counts both sets from the proposal until its outcome is known (partitions.core). A transaction
+The leader's core counts both sets from the proposal until its outcome is known (partitions.leader_core). A transaction
 compares the key's revision and the registration of every broker that it adds, so that a broker that was restarted in
 the meantime does not come in by what its earlier process had told (KIP-903), and that no replica doubts the metadata: a
 leader whose view is behind may be one of a history that has gone on without it. Many changes go in one transaction;

@@ -1,4 +1,4 @@
-"""What the handlers of the Kafka front end may use; server/node.py fills it in."""
+"""What the handlers of the Kafka front end may use; `front_end` fills it in, for a registry `server.registry`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from headrace.wire.message import Message
 
 APPEAR_WITHIN_MS: Final = 5_000
 ADMIN: Final = "admin"
-"""The lane of all questions but those of a BulkReader."""
+"""The lane of all questions but those of bulk reading."""
 
 T = TypeVar("T")
 

@@ -60,7 +60,7 @@ class FailurePolicy:
         return shown
 
     def after_failure(self, job: Job, error: str) -> float | None:
-        """Try it again after so many seconds, or not here: then the job may have got a outgoing to be sent."""
+        """Try it again after so many seconds, or not here: then the job may have a record to be sent elsewhere."""
         record = job.record
         job.tries += 1
         log.warning(

@@ -1,6 +1,7 @@
 """The producer: records into batches, batches to the leaders of their partitions.
 
 producer       the public face for threads; `headrace.aio` has the one for asyncio
+               (`records.router` and `records.builder`, compiled, put a record into the open batch of its partition)
 accumulator    records into the open batch of their partition; batches from their first record to their fate
 partitioner    where records without a key go, and which brokers they avoid
 lane           one partition under one acks: which batch may leave, under which sequence, what an answer means; no I/O

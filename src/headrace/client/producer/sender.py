@@ -1,4 +1,4 @@
-"""The sender: what is ready leaves at the end of a turn, one request for each leader and acks; answers settle batches.
+"""The sender: what is ready leaves at the end of a turn, in requests to each leader, by acks; answers settle batches.
 
 All of this runs under the reactor's lock. A batch is open until it is full, or its linger (`interval_ms`) is over and
 its lane can send; it is settled when its fate is known, at the latest when its delivery timeout is over. A record
