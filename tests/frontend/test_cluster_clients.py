@@ -89,7 +89,7 @@ def test_topics_are_made_with_replicas_and_the_offsets_topic_with_three(cluster:
     assert {len(each.replicas) for each in cluster.state(topic)} == {2}
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": f"{topic}-g"})
     try:
-        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        wait_for("a commit", lambda: _commits(consumer, offsets=[TopicPartition(topic, 0, 0)]))
     finally:
         consumer.close()
     assert {len(each.replicas) for each in cluster.state("__consumer_offsets")} == {3}
@@ -202,9 +202,9 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(cluster: SharedCluster, 
         consumer.close()
 
 
-def _commits(consumer: Consumer) -> bool:
+def _commits(consumer: Consumer, **what: Any) -> bool:
     try:
-        return bool(consumer.commit(asynchronous=False))
+        return bool(consumer.commit(asynchronous=False, **what))
     except KafkaException:
         consumer.poll(0.1)
         return False
