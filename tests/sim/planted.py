@@ -373,6 +373,7 @@ def retention_without_the_followers(stack: ExitStack) -> None:
 
 
 @plant
+@found_by("tests/storage/test_committed.py")
 def compact_what_is_not_committed(stack: ExitStack) -> None:
     """Compaction goes by everything that is written, though a truncation may take it."""
     swap(stack, LocalLog, "deletable_below", lambda self: self.written_offset)
@@ -454,6 +455,7 @@ def compaction_drops_the_last_of_a_key(stack: ExitStack) -> None:
 
 
 @plant
+@found_by("tests/partitions/test_roles.py")
 def count_what_is_written_after_a_change_to_disk(stack: ExitStack) -> None:
     """A leader whose topic comes to ask for syncs goes on counting what is written."""
     changed = LeaderCore.durability_changed
