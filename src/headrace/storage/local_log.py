@@ -14,6 +14,7 @@ deletes at once. `safe_start_offset` is the start that a checkpoint holds, so th
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -74,7 +75,7 @@ class RecoveredLog:
     tail: Tail = Tail.WHOLE
 
 
-class LocalLog:
+class LocalLog(ABC):
     """Offsets rise with deletions, appends and syncs: durable_offset <= written_offset <= end_offset, and start_offset
     is at most end_offset. Only a truncation lowers them, and everything that was known of what it cut with them."""
 
@@ -283,40 +284,40 @@ class LocalLog:
 
     # What a layout has to say.
 
+    @abstractmethod
     def _read(self, offset: int, max_bytes: int, limit: int, warm: bool) -> ReadResult:
         """From an offset of the log up to the limit, which is written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sound_headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
         """As `Log.headers`, but known damage is left out."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _checked_headers(self, from_offset: int, past_damage: bool) -> Iterator[tuple[BatchHeader, FileSlice]]:
         """The same, of batches that agree with their CRCs. Others are left out, and `producers.left_out` hears of them,
         or they raise CorruptBatch."""
-        raise NotImplementedError
 
-    def _load_producers(self, past_damage: bool) -> Load:
-        raise NotImplementedError
+    @abstractmethod
+    def _load_producers(self, past_damage: bool) -> Load: ...
 
-    def _has_snapshot_at(self, offset: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _has_snapshot_at(self, offset: int) -> bool: ...
 
+    @abstractmethod
     def _write_snapshot_at(self, offset: int, states: dict[int, ProducerState]) -> None:
         """What is known of producers before the offset; it is to be synced."""
-        raise NotImplementedError
 
-    def _sync_snapshot_soon(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _sync_snapshot_soon(self) -> None: ...
 
-    def delete_before(self, offset: int, done: Done | None = None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def delete_before(self, offset: int, done: Done | None = None) -> None: ...
 
-    def restart_at(self, offset: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def restart_at(self, offset: int) -> None: ...
 
-    def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _stage(self, batch: memoryview, header: BatchHeader, base: int, epoch: int) -> None: ...
 
-    def _drop_staged(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _drop_staged(self) -> None: ...

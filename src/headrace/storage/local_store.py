@@ -8,6 +8,7 @@ layout's: see `segments.store` and `commitlog.store`.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class StoreOptions(TypedDict, total=False):
     sync_files_max: int
 
 
-class LocalStore(Generic[OneLog]):
+class LocalStore(ABC, Generic[OneLog]):
     """See `storage.log.LogStore`."""
 
     def __init__(
@@ -276,35 +277,35 @@ class LocalStore(Generic[OneLog]):
 
     # What a layout has to say.
 
+    @abstractmethod
     def encode(self) -> bytes:
         """The checkpoint, as of now (see `checkpoint.Contents`)."""
-        raise NotImplementedError
 
-    def files_to_sync(self) -> Sequence[File]:
-        raise NotImplementedError
+    @abstractmethod
+    def files_to_sync(self) -> Sequence[File]: ...
 
-    def synced(self, error: OSError | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def synced(self, error: OSError | None) -> None: ...
 
-    def _open(self, expected: Expected, same_boot: bool) -> list[Stray]:
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self, expected: Expected, same_boot: bool) -> list[Stray]: ...
 
+    @abstractmethod
     def _write_first_checkpoint(self) -> None:
         """All logs are open, and what they may have lost is kept."""
-        raise NotImplementedError
 
-    def _create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> OneLog:
-        raise NotImplementedError
+    @abstractmethod
+    def _create(self, topic_partition: TopicPartition, topic_id: bytes, settings: LogSettings) -> OneLog: ...
 
+    @abstractmethod
     def _apply_retention(self, checked: OneLog, now_ms: int) -> None:
         """Retire what the topic's settings do not keep."""
-        raise NotImplementedError
 
-    def _compaction_due(self, one: OneLog, now_ms: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _compaction_due(self, one: OneLog, now_ms: int) -> bool: ...
 
-    def _compact(self, one: OneLog) -> Steps:
-        raise NotImplementedError
+    @abstractmethod
+    def _compact(self, one: OneLog) -> Steps: ...
 
     def _roll_aged(self, now_ms: int) -> None:
         """Close what is written for its age."""
