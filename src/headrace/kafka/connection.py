@@ -42,7 +42,17 @@ class Slot:
 class Request:
     """A decoded request of any API but Produce and Fetch, which have their own road."""
 
-    __slots__ = ("api_key", "body", "client_id", "connection", "correlation_id", "services", "slot", "version")
+    __slots__ = (
+        "api_key",
+        "body",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "is_unsupported",
+        "services",
+        "slot",
+        "version",
+    )
 
     def __init__(
         self,
@@ -53,6 +63,8 @@ class Request:
         correlation_id: int,
         client_id: str | None,
         body: Message,
+        *,
+        is_unsupported: bool = False,
     ) -> None:
         self.connection = connection
         self.services = connection.services
@@ -62,6 +74,9 @@ class Request:
         self.correlation_id = correlation_id
         self.client_id = client_id
         self.body: Any = body
+        self.is_unsupported = is_unsupported
+        """Asked in a version that is not served, so that the body could not be read. Only ApiVersions is then answered.
+        """
 
     def encode(self, message: Message) -> bytes:
         return encode_response(self.api_key, self.version, message)
@@ -266,7 +281,7 @@ class Connection:
                 raise ProtocolError(
                     f"{api.name} v{version} is not served, only v{api.min_version} to v{api.max_version}"
                 )
-            self._answer(Request(self, slot, api_key, 0, correlation_id, None, Message(unsupported=True)))
+            self._answer(Request(self, slot, api_key, 0, correlation_id, None, Message(), is_unsupported=True))
             return
         raw = self._raw_handlers.get(api_key)
         if raw is not None:

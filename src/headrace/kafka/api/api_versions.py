@@ -25,10 +25,9 @@ _SERVED_OWN = _served((*API.values(), *OWN.values()))
 
 
 def handle(request: Request) -> Message:
-    unsupported = "unsupported" in vars(request.body)
-    own = not unsupported and request.version >= 3 and request.body.client_software_name == OWN_CLIENT
+    own = request.version >= 3 and request.body.client_software_name == OWN_CLIENT
     return Message(
-        error_code=Code.UNSUPPORTED_VERSION if unsupported else Code.NONE,
+        error_code=Code.UNSUPPORTED_VERSION if request.is_unsupported else Code.NONE,
         api_keys=_SERVED_OWN if own else _SERVED,
         throttle_time_ms=0,
     )

@@ -29,7 +29,10 @@ def handle(request: Request) -> Message:
         endpoint_type=BROKERS,
         cluster_id=services.cluster_id,
         controller_id=services.view.image.controller_id(),
-        brokers=brokers(services.view.image, request.connection.listener),
+        brokers=[
+            Message(broker_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
+            for broker in brokers(services.view.image, request.connection.listener)
+        ],
         cluster_authorized_operations=authorized.told(
             authorized.ON_CLUSTER, request.body.include_cluster_authorized_operations
         ),

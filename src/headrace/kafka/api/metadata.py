@@ -117,7 +117,6 @@ def brokers(image: Image, listener: str) -> list[Message]:
     return [
         Message(
             node_id=broker.id,
-            broker_id=broker.id,
             host=broker.listeners[listener].host,
             port=broker.listeners[listener].port,
             rack=broker.rack or None,
