@@ -135,6 +135,38 @@ def test_a_topic_that_grows_is_used_whole_by_coroutines(broker: Broker, cluster:
     run(go())
 
 
+@proves("J8")
+@pytest.mark.parametrize("interval_ms", [0, 5])
+def test_an_encoder_runs_once_for_a_record_of_a_topic_not_known_yet(
+    broker: Broker, cluster: Cluster, interval_ms: int
+) -> None:
+    """And at once: what is done to a value after the call is not sent."""
+    names = [f"encoded-{uuid.uuid4().hex}" for _ in range(3)]
+    encoded: list[int] = []
+
+    def encode(value: list[int]) -> bytes:
+        encoded.append(value[0])
+        return b"%d" % value[0]
+
+    async def go() -> None:
+        async with Producer(broker.bootstrap, encoder=encode, interval_ms=interval_ms) as producer:
+            values = [[nth] for nth in range(6)]
+            deliveries = [producer.send_async(names[0], value) for value in values[:3]]
+            deliveries += [producer.send_ordered(names[1], value, b"k") for value in values[3:5]]
+            sending = asyncio.create_task(producer.send(names[2], values[5]))
+            await asyncio.sleep(0)
+            for value in values:
+                value[0] = 99
+            for delivery in deliveries:
+                await delivery
+            await sending
+
+    run(go())
+    assert encoded == list(range(6))
+    found = [record.value for name in names for records in read_topic(cluster, name).values() for record in records]
+    assert found == [b"%d" % nth for nth in range(6)]
+
+
 @proves("G17")
 def test_a_record_that_cannot_be_sent_fails_alone_among_those_set_aside(broker: Broker) -> None:
     async def go() -> None:

@@ -173,6 +173,34 @@ def test_an_encoder_makes_bytes_of_values(producing: MakeProducer, cluster: Clus
         producing().send(name, {"a": 1})
 
 
+@proves("J8")
+def test_an_encoder_runs_without_the_lock_and_once_for_a_record(
+    producing: MakeProducer, cluster: Cluster, topic: MakeTopic
+) -> None:
+    """It may wait for another thread that sends, and it is not called again when a full queue had to be waited for."""
+    name = topic()
+    other = producing()
+    other.send(name, b"before")
+    encoded: list[bytes] = []
+
+    def encode(value: bytes) -> bytes:
+        sending = threading.Thread(target=other.send, args=(name, b"meanwhile"), daemon=True)
+        sending.start()
+        sending.join(20.0)
+        assert not sending.is_alive(), "nobody else can send while a value is encoded"
+        encoded.append(value)
+        return value
+
+    values = [b"%d" % nth for nth in range(3)]
+    producer = producing(encoder=encode, queue_records=1)
+    deliveries = [producer.send_ordered(name, value, b"k") for value in values]
+    assert [delivery.result(20.0).partition for delivery in deliveries] == [0, 0, 0]
+    producer.send(name, b"3")
+    producer.send_async(name, b"4").result(20.0)
+    assert encoded == [*values, b"3", b"4"]
+    assert [record.value for record in read_partition(cluster, name, 0) if record.value in encoded] == encoded
+
+
 @proves("L3", "G17")
 def test_an_unknown_topic_is_created_by_use(broker: Broker, cluster: Cluster) -> None:
     name = f"made-by-use-{time.time_ns()}"

@@ -25,9 +25,8 @@ from headrace.records.record import Header
 
 ASIDE_MAX: Final = 10_000
 
-Append = Callable[..., Delivery]
-"""Puts a record into its batch; takes the callback that hears what becomes of it."""
 Put = Callable[[], Delivery]
+"""Puts a record into its batch; made again after what it would have waited for."""
 
 
 class _WouldWait(Exception):
@@ -40,6 +39,8 @@ class _WouldWait(Exception):
 
 class LoopDriver(Waiters):
     """How one producer waits: the loop drives, and only coroutines wait."""
+
+    router_encodes = False
 
     def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
         if done():
@@ -80,6 +81,8 @@ class Intake:
         self._sender = sender
         self._driver = driver
         self._loop = driver.reactor.loop
+        self._encoder = sender.options.encoder
+        """Called here, once for a record: a put may be made again."""
         self._acks = sender.options.acks
         self._find_s = min(FIND_WITHIN_S, sender.options.delivery_timeout_ms / 1000)
         self._interval = sender.options.interval_ms > 0
@@ -99,13 +102,17 @@ class Intake:
         acks: int | None,
     ) -> Report:
         """Send a record at once, and wait."""
-
-        def put() -> Delivery:
-            return self.router.send_async(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=acks
-            )
-
         self._check_open()
+        put = partial(
+            self.router.send_async,
+            topic,
+            value if self._encoder is None else self._encoder(value),
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            acks=acks,
+        )
         if topic in self._aside:
             return await self._set_aside(topic, put)
         delivery = await self._put(topic, put, self._loop.time() + self._find_s)
@@ -124,6 +131,8 @@ class Intake:
         acks: int | None = None,
         callback: Callable[[Delivery], object] | None = None,
     ) -> Delivery:
+        if self._encoder is not None:
+            value = self._encoder(value)
         if self._interval and not self._aside and not self._closed:
             # The way of nearly every record: one call more than the router's own.
             try:
@@ -140,7 +149,8 @@ class Intake:
             except _WouldWait as wait:
                 if wait.need is Need.ROOM:
                     raise self._no_room(topic) from None
-        append = partial(
+        self._check_open()
+        put = partial(
             self.router.send_async,
             topic,
             value,
@@ -150,12 +160,39 @@ class Intake:
             timestamp_ms=timestamp_ms,
             acks=acks,
         )
-        return self.put(topic, append, callback)
+        return self._put_or_set_aside(topic, put, callback)
 
-    def put(self, topic: str, append: Append, callback: Callable[[Delivery], object] | None) -> Delivery:
-        """Put a record into its batch, or aside until it can be."""
-        put = partial(append, callback=None)
+    send_now = send_async
+    """Without an interval every record leaves at once."""
+
+    def send_ordered(
+        self,
+        topic: str,
+        value: Any,
+        order_key: bytes,
+        *,
+        key: bytes | None,
+        headers: Sequence[Header] | None,
+        timestamp_ms: int | None,
+        acks: int | None,
+        callback: Callable[[Delivery], object] | None,
+    ) -> Delivery:
+        """Put a record into the batch of its order key, or aside until it can be."""
         self._check_open()
+        accumulator = self._sender.accumulator(self._acks if acks is None else acks, ordered=True)
+        put = partial(
+            accumulator.append_ordered,
+            topic,
+            value if self._encoder is None else self._encoder(value),
+            order_key,
+            key=key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            callback=None,
+        )
+        return self._put_or_set_aside(topic, put, callback)
+
+    def _put_or_set_aside(self, topic: str, put: Put, callback: Callable[[Delivery], object] | None) -> Delivery:
         if topic in self._aside:
             delivery = self._set_aside(topic, put)
         else:
@@ -171,8 +208,6 @@ class Intake:
         if callback is not None:
             delivery.add_callback(callback)
         return delivery
-
-    put_now = put
 
     def refuse(self) -> None:
         """Take no record any more; what is aside still gets into its batch."""
@@ -237,7 +272,7 @@ class Intake:
                 except HeadraceError as error:
                     delivery.sent.fail(error)
                     delivery.sent.tell()
-                except Exception as error:  # noqa: BLE001 - what an encoder raises is for this record alone
+                except Exception as error:  # noqa: BLE001 - a value that is no bytes fails alone
                     refused = InvalidRecord(f"a record for {topic} cannot be sent: {error}")
                     refused.__cause__ = error
                     delivery.sent.fail(refused)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -33,9 +32,6 @@ from headrace.records.builder import Delivery, Report
 from headrace.records.record import Header
 
 ONE_WAY: Final = 0
-
-Append = Callable[..., Delivery]
-"""Puts a record into its batch; takes the callback that hears what becomes of it."""
 
 
 class Producer:
@@ -100,7 +96,6 @@ class Producer:
         self._network, self._driver = connect(bootstrap, client_id, tls)
         self._sender = Sender(self._network, options, self._driver)
         self._intake = Intake(self._sender, self._driver)
-        self._acks = acks
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # Without a call in between.
@@ -144,8 +139,7 @@ class Producer:
 
         Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
         """
-        append = partial(
-            self._intake.router.send_async,
+        return self._intake.send_now(
             topic,
             value,
             key=key,
@@ -153,8 +147,8 @@ class Producer:
             partition=partition,
             timestamp_ms=timestamp_ms,
             acks=acks,
+            callback=callback,
         )
-        return self._intake.put_now(topic, append, callback)
 
     def send_oneway(
         self,
@@ -187,14 +181,9 @@ class Producer:
 
         When a record fails, those of its order key that wait behind it fail too.
         """
-
-        def append(callback: Callable[[Delivery], object] | None) -> Delivery:
-            accumulator = self._sender.accumulator(self._acks if acks is None else acks, ordered=True)
-            return accumulator.append_ordered(
-                topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, callback=callback
-            )
-
-        return self._intake.put(topic, append, callback)
+        return self._intake.send_ordered(
+            topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, acks=acks, callback=callback
+        )
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed; deliveries say which."""

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.topology import Topic
@@ -65,6 +65,9 @@ class Need(Enum):
 
 class Driver(Protocol):
     """How those who use a producer wait: on threads whoever waits drives the connections, on asyncio the loop does."""
+
+    router_encodes: bool
+    """A send is made once, so its router calls the encoder. Where it is made again after a wait, who makes it does."""
 
     def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
         """Wait until `done()`; False at the deadline. Where nobody may wait, it raises."""
@@ -454,9 +457,9 @@ class Accumulator:
         self.ordered = ordered
         self.numbered = options.numbered(acks)
         self.codec_id = options.codec_id
-        self.own_router = Router(
-            self, sender.reactor.lock, sender.quota, acks, options.max_record_bytes, options.encoder
-        )
+        # The encoder is the user's code: it runs once for a record, and never with the lock held.
+        encoder = options.encoder if sender.driver.router_encodes and not ordered else None
+        self.own_router = Router(self, sender.reactor.lock, sender.quota, acks, options.max_record_bytes, encoder)
         self.may_wait = True
         self.producer_ids = sender.producer_ids(self._named)
         self._topic_ids: dict[str, bytes] = {}
@@ -470,7 +473,7 @@ class Accumulator:
     def append_ordered(
         self,
         topic: str,
-        value: Any,
+        value: bytes | None,
         order_key: bytes,
         *,
         key: bytes | None,
@@ -481,7 +484,8 @@ class Accumulator:
         """Put a record into the batch of its order key, which none overtakes, not even when one before it failed.
 
         The order key alone chooses the partition, by the number of partitions that the topic had when it was first
-        used, so a key stays where it is when the topic grows. One batch of a partition is out at a time.
+        used, so a key stays where it is when the topic grows. One batch of a partition is out at a time. The value
+        is encoded already.
         """
         if topic not in self.own_router.topics:
             self.find(topic, -1)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -33,11 +32,10 @@ from headrace.records.record import Header
 
 ONE_WAY: Final = 0
 
-Append = Callable[..., Delivery]
-"""Puts a record into its batch; takes the callback that hears what becomes of it."""
-
 
 class ThreadDriver:
+    router_encodes = True
+
     def __init__(self, reactor: ThreadReactor) -> None:
         self.reactor = reactor
         self.lock = reactor.lock
@@ -121,16 +119,57 @@ class Intake:
         self._leave(delivery)
         return delivery.result()
 
-    def put(self, topic: str, append: Append, callback: Callable[[Delivery], object] | None) -> Delivery:
-        """Put a record into its batch."""
-        return append(callback=callback)
-
-    def put_now(self, topic: str, append: Append, callback: Callable[[Delivery], object] | None) -> Delivery:
+    def send_now(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: bytes | None,
+        headers: Sequence[Header] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        acks: int | None,
+        callback: Callable[[Delivery], object] | None,
+    ) -> Delivery:
         """Put a record into its batch, which leaves."""
-        delivery = append(callback=callback)
+        delivery = self.send_async(
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            acks=acks,
+            callback=callback,
+        )
         self._leave(delivery)
         self._driver.turn()
         return delivery
+
+    def send_ordered(
+        self,
+        topic: str,
+        value: Any,
+        order_key: bytes,
+        *,
+        key: bytes | None,
+        headers: Sequence[Header] | None,
+        timestamp_ms: int | None,
+        acks: int | None,
+        callback: Callable[[Delivery], object] | None,
+    ) -> Delivery:
+        """Put a record into the batch of its order key."""
+        encoder = self._sender.options.encoder
+        accumulator = self._sender.accumulator(self._acks if acks is None else acks, ordered=True)
+        return accumulator.append_ordered(
+            topic,
+            value if encoder is None else encoder(value),
+            order_key,
+            key=key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            callback=callback,
+        )
 
     def refuse(self) -> None:
         """Take no record any more."""
@@ -217,7 +256,6 @@ class Producer:
         self._network, self._driver = connect(bootstrap, client_id, tls)
         self._sender = Sender(self._network, options, self._driver)
         self._intake = Intake(self._sender, self._driver)
-        self._acks = acks
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # Without a call in between.
@@ -261,8 +299,7 @@ class Producer:
 
         Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
         """
-        append = partial(
-            self._intake.router.send_async,
+        return self._intake.send_now(
             topic,
             value,
             key=key,
@@ -270,8 +307,8 @@ class Producer:
             partition=partition,
             timestamp_ms=timestamp_ms,
             acks=acks,
+            callback=callback,
         )
-        return self._intake.put_now(topic, append, callback)
 
     def send_oneway(
         self,
@@ -304,14 +341,9 @@ class Producer:
 
         When a record fails, those of its order key that wait behind it fail too.
         """
-
-        def append(callback: Callable[[Delivery], object] | None) -> Delivery:
-            accumulator = self._sender.accumulator(self._acks if acks is None else acks, ordered=True)
-            return accumulator.append_ordered(
-                topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, callback=callback
-            )
-
-        return self._intake.put(topic, append, callback)
+        return self._intake.send_ordered(
+            topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, acks=acks, callback=callback
+        )
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed, and callbacks have heard which."""
