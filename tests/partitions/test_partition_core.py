@@ -356,18 +356,53 @@ def test_a_follower_that_keeps_up_at_a_distance_stays() -> None:
 def test_the_rule_of_quick_rounds_takes_several_slow_ones_to_leave_and_many_quick_ones_to_return() -> None:
     limits = LagLimits(10.0, 0.25)
     group = Group(1, 2)
+
+    def judged(rounds: int, seconds_behind: float) -> list[bool]:
+        """Whether a change is wanted, once a second; so long before, the follower held all that there was."""
+        found = []
+        for _ in range(rounds):
+            group.now += 1.0 - seconds_behind
+            group.moved(2, 0)
+            end = 10 if seconds_behind else 0
+            group.now += seconds_behind
+            found.append(group.core.wanted_change(group.now, end, group.heard_at, limits) is not None)
+        return found
+
+    assert judged(9, 0.25) == [False] * 9, "so much is quick enough"
+    assert judged(3, 0.5) == [False, False, True]
+    group.confirm(LEADER)
+    quick = STRIKES_TO_STAY_OUT - STRIKES_TO_LEAVE
+    assert judged(quick, 0.0) == [False] * quick
+    assert judged(1, 0.5) == [False], "a slow round while it stays out costs one quick one"
+    assert judged(1, 0.0) == [True]
+
+
+def test_a_quick_round_takes_one_slow_one_away() -> None:
+    limits = LagLimits(10.0, 0.25)
+    group = Group(1, 2)
+    for nth in range(1, 41):
+        group.now = float(nth)
+        group.moved(LEADER, 10 * nth)
+        if nth % 2:
+            group.moved(2, 10 * nth)
+        assert group.wanted(limits) is None, nth
+
+
+@proves("G10")
+def test_one_slow_round_counts_once_however_often_the_set_is_judged() -> None:
+    """The set is judged at each position of a follower that catches up, which may come every millisecond."""
+    limits = LagLimits(10.0, 0.25)
+    group = Group(1, 2)
     group.moved(2, 0)
     group.moved(LEADER, 10)
-    group.now = 0.25
-    assert [group.wanted(limits) for _ in range(9)] == [None] * 9, "so much is quick enough"
-    group.now = 0.5
-    assert [group.wanted(limits) is not None for _ in range(3)] == [False, False, True]
-    group.confirm(LEADER)
+    for nth in range(500):
+        group.now = 1.0 + nth / 1000
+        assert group.wanted(limits) is None
     group.moved(2, 10)
-    quick = STRIKES_TO_STAY_OUT - STRIKES_TO_LEAVE
-    assert [group.wanted(limits) for _ in range(quick)] == [None] * quick
-    assert group.core.wanted_change(1.0, 20, {2: 1.0}, limits) is None
-    assert group.wanted(limits) is not None, "one slow look while it stays out costs one quick look"
+    for nth in range(500):
+        group.now = 10.0 + nth / 1000
+        assert group.wanted(limits) is None
+    assert group.followers[2].strikes == 0
 
 
 def test_a_member_that_begins_again_below_the_watermark_leaves_at_once() -> None:
@@ -441,6 +476,7 @@ def test_another_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
     group.subscribe(2, 0)
     again = group.followers[2]
     assert (again.strikes, again.caught_up_at, again.end_then) == (7, 0.0, 0)
+    assert again.rounds_judged_at == 0.0, "who subscribes all the time is judged all the same"
     group.subscribe(2, 0, run="another")
     another = group.followers[2]
     assert (another.strikes, another.caught_up_at, another.end_then) == (0, 5.0, NEVER_REACHED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend
+from headrace.replication.replication import ReplicationSettings
 from proving import proves
 from replication.scene import Scene
 
@@ -28,6 +29,53 @@ def test_a_follower_that_falls_silent_leaves_and_its_waiters_are_answered() -> N
     scene.network.heal("b1", "b3")
     scene.until("the return", lambda: members(scene) == [1, 2, 3])
     scene.settle()
+
+
+@proves("G10")
+def test_a_hitch_of_one_follower_is_one_slow_round_though_another_catches_up() -> None:
+    """Each position of the one that catches up has the set judged."""
+    settings = ReplicationSettings(round_max_ms=50, catchup_bytes_per_second=4 << 20)
+    scene = Scene(replication=settings)
+    scene.kill(3)
+    scene.elect(1, (1, 2))
+    for _ in range(200):
+        scene.until_answered(scene.produce(bytes(100_000)))
+    scene.start(3)
+    scene.tell(3)
+    scene.run(1.2)
+    scene.network.slow("b1", "b2", (0.15, 0.15))
+    for _ in range(60):
+        scene.produce(b"live")
+        scene.run(0.005)
+    assert 0 < scene.alive[3].log().end_offset < 200, "it catches up"
+    scene.network.slow("b1", "b2", None)
+    scene.until("the join", lambda: members(scene) == [1, 2, 3])
+    assert [change.removed for change in scene.changes] == [()]
+
+
+@proves("G10")
+def test_a_follower_whose_rounds_stay_slow_leaves_and_one_that_is_quick_again_returns() -> None:
+    scene = Scene(replication=ReplicationSettings(round_max_ms=50))
+    scene.elect(1, (1, 2, 3))
+
+    def load(seconds: float) -> None:
+        end = scene.clock.now() + seconds
+        while scene.clock.now() < end:
+            scene.produce(b"live")
+            scene.run(0.005)
+
+    load(2)
+    scene.network.slow("b1", "b2", (0.15, 0.15))
+    load(2)
+    assert members(scene) == [1, 2, 3]
+    load(3)
+    assert members(scene) == [1, 3]
+    scene.network.slow("b1", "b2", None)
+    load(10)
+    assert members(scene) == [1, 3]
+    load(12)
+    assert members(scene) == [1, 2, 3]
+    assert [change.removed for change in scene.changes] == [(2,), ()]
 
 
 @proves("G5")

@@ -24,6 +24,9 @@ from typing import Final
 REFUSED_PAUSE_SECONDS: Final = 1.0
 STRIKES_TO_LEAVE: Final = 3
 STRIKES_TO_STAY_OUT: Final = 20
+STRIKE_SECONDS: Final = 0.9
+"""A follower's rounds are judged at most once in this time, however often the set is: it is judged once a second, and
+besides at each position of a follower that is not in it."""
 UNKNOWN: Final = -1
 START_SECONDS_MAX: Final = 30.0
 """A member that does not raise its start at all in this time leaves the set: the others could delete nothing."""
@@ -42,8 +45,8 @@ class SetChange:
 
 @dataclass(frozen=True, slots=True)
 class LagLimits:
-    """When a follower is too far behind. A round limit of 0 is off; otherwise it takes several slow rounds to leave and
-    many quick ones to return."""
+    """When a follower is too far behind. A round limit of 0 is off; otherwise it takes a few seconds of slow rounds to
+    leave, and many of quick ones to return."""
 
     lag_seconds: float = 10.0
     round_seconds: float = 0.0
@@ -61,6 +64,7 @@ class Progress:
         "incarnation",
         "queued",
         "received",
+        "rounds_judged_at",
         "sent",
         "start",
         "start_due_at",
@@ -82,6 +86,8 @@ class Progress:
         self.has_lost = False
         """It began below what may be committed, which no member of the set may."""
         self.strikes = 0
+        """Slow rounds less quick ones, from 0 to `STRIKES_TO_LEAVE`; then `STRIKES_TO_STAY_OUT`, less quick ones."""
+        self.rounds_judged_at = now
 
 
 class LeaderCore:
@@ -188,7 +194,8 @@ class LeaderCore:
         if before is not None and before.incarnation == incarnation:
             progress.caught_up_at = before.caught_up_at
             progress.end_then, progress.heard_at = before.end_then, before.heard_at
-            progress.strikes, progress.start_due_at = before.strikes, before.start_due_at
+            progress.strikes, progress.rounds_judged_at = before.strikes, before.rounds_judged_at
+            progress.start_due_at = before.start_due_at
         progress.has_lost = from_offset < self.high_watermark
         self._recount()
         return progress
@@ -343,8 +350,8 @@ class LeaderCore:
             behind = now - self._began_at
         else:
             behind = self._behind(progress, now, end)
-            if self._is_slow(progress, behind, limits):
-                return f"was {behind * 1000:.0f} ms behind in {STRIKES_TO_LEAVE} looks in a row"
+            if self._is_slow(progress, behind, now, limits):
+                return f"was too often more than {limits.round_seconds * 1000:.0f} ms behind"
         return f"was behind for {behind:.1f} s" if behind > limits.lag_seconds else ""
 
     def _why_out_by_start(self, progress: Progress, now: float) -> str:
@@ -364,7 +371,7 @@ class LeaderCore:
         position = progress.flushed if self.flushed_counts else progress.written
         if position < self.high_watermark or position < self.epoch_start:
             return False
-        return not self._is_slow(progress, self._behind(progress, now, end), limits)
+        return not self._is_slow(progress, self._behind(progress, now, end), now, limits)
 
     def _behind(self, progress: Progress, now: float, end: int) -> float:
         position = progress.flushed if self.flushed_counts else progress.written
@@ -372,10 +379,13 @@ class LeaderCore:
             progress.caught_up_at = now
         return now - max(progress.caught_up_at, self._began_at)
 
-    def _is_slow(self, progress: Progress, behind: float, limits: LagLimits) -> bool:
+    def _is_slow(self, progress: Progress, behind: float, now: float, limits: LagLimits) -> bool:
         """The rule of quick rounds, with hysteresis: each flap would cost a change of metadata."""
         if not limits.round_seconds:
             return False
+        if now - progress.rounds_judged_at < STRIKE_SECONDS:
+            return progress.strikes >= STRIKES_TO_LEAVE
+        progress.rounds_judged_at = now
         if behind <= limits.round_seconds:
             progress.strikes = max(0, progress.strikes - 1)
         elif progress.strikes < STRIKES_TO_LEAVE:

@@ -70,7 +70,8 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "replica.lag.time.max.ms",
         "int",
         10_000,
-        "a follower that is silent or behind for so long leaves the in-sync set",
+        "a follower that is silent or behind for so long leaves the in-sync set, which is judged once a second: it may "
+        "take a second more",
         "ms",
         100,
     ),
@@ -94,8 +95,8 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "replica.round.max.ms",
         "int",
         0,
-        "a follower that takes longer for several rounds leaves the in-sync set, and returns after many quick ones; "
-        "0 is off",
+        "a follower that is so far behind in three more seconds than not leaves the in-sync set, and returns after 18 "
+        "seconds in which it is not; judged once a second; 0 is off",
         "ms",
         0,
     ),
