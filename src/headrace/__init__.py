@@ -15,8 +15,18 @@ if TYPE_CHECKING:
     from headrace.client.consumer.failure_policy import LATER
     from headrace.client.consumer.progress import NotHeld
     from headrace.client.consumer.read import read
-    from headrace.client.errors import BrokerUnreachable, EngineClosed, ForkedEngine, NoBroker, Refusal, UnknownTopic
-    from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+    from headrace.client.errors import (
+        BrokerUnreachable,
+        DeliveryUnknown,
+        EngineClosed,
+        ForkedEngine,
+        NoBroker,
+        NotDelivered,
+        ProducerClosed,
+        QueueFull,
+        Refusal,
+        UnknownTopic,
+    )
     from headrace.client.producer.producer import Producer
     from headrace.errors import HeadraceError
     from headrace.records.builder import Delivery, Report
@@ -52,16 +62,16 @@ _HOMES = {
     "BrokerUnreachable": "client.errors",
     "Consumer": "client.consumer.consumer",
     "Delivery": "records.builder",
-    "DeliveryUnknown": "client.producer.errors",
+    "DeliveryUnknown": "client.errors",
     "EngineClosed": "client.errors",
     "ForkedEngine": "client.errors",
     "HeadraceError": "errors",
     "NoBroker": "client.errors",
-    "NotDelivered": "client.producer.errors",
+    "NotDelivered": "client.errors",
     "NotHeld": "client.consumer.progress",
     "Producer": "client.producer.producer",
-    "ProducerClosed": "client.producer.errors",
-    "QueueFull": "client.producer.errors",
+    "ProducerClosed": "client.errors",
+    "QueueFull": "client.errors",
     "Record": "records.consumer_records",
     "Refusal": "client.errors",
     "Report": "records.builder",

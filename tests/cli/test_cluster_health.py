@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headrace.cli.health import read
-from headrace.client.connection.topology import Broker, Partition, Topic, Topology
+from headrace.client.connection.metadata import Broker, MetadataSnapshot, Partition, Topic
 from headrace.ports.network import Address
 
 
-def topology(*partitions: Partition) -> Topology:
-    return Topology("c", -1, {}, {"t": Topic("t", b"t" * 16, False, partitions)}, {})
+def topology(*partitions: Partition) -> MetadataSnapshot:
+    return MetadataSnapshot("c", -1, {}, {"t": Topic("t", b"t" * 16, False, partitions)}, {})
 
 
 def test_a_partition_without_a_key_is_told_from_one_without_a_leader() -> None:
@@ -19,7 +19,7 @@ def test_a_partition_without_a_key_is_told_from_one_without_a_leader() -> None:
 
 def test_internal_partitions_below_their_factor_are_named_and_no_fault() -> None:
     offsets = Topic("o", b"o" * 16, True, (Partition(0, 1, 0, (1,), (1,), ()), Partition(1, 1, 0, (1, 2), (1, 2), ())))
-    found = Topology("c", 1, {1: Broker(1, Address("h", 1), "")}, {"o": offsets}, {})
+    found = MetadataSnapshot("c", 1, {1: Broker(1, Address("h", 1), "")}, {"o": offsets}, {})
     assert read(found, 2).below_factor == ["o-0: 1 of 2 replicas"]
     assert read(found, 1).below_factor == []
     assert read(found, 2).is_whole

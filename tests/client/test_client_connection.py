@@ -203,7 +203,7 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
 
 
 def test_what_a_client_raises_of_itself_does_not_make_a_code_final() -> None:
-    import headrace.client.producer.errors  # noqa: F401
+    import headrace.client.errors  # noqa: F401
     from headrace.client.errors import is_retriable
 
     assert [is_retriable(code) for code in (3, 5, 6, 7, 19, 56)] == [True] * 6

@@ -48,7 +48,7 @@ def led_by_a_stranger() -> Iterator[tuple[Scripted, Consumer]]:
         stack.callback(scripted.close)
         scripted.leader = 3
         consumer = stack.enter_context(Consumer("t", bootstrap=scripted.bootstrap, max_wait_ms=10))
-        wait_for("the topic", lambda: consumer._network.routes.leader(*PLACE) == 3)
+        wait_for("the topic", lambda: consumer._network.metadata.leader(*PLACE) == 3)
         yield scripted, consumer
 
 

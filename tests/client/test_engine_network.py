@@ -1,4 +1,4 @@
-"""The shared set of connections: one per client id, opened when first needed, its routes kept fresh."""
+"""The shared set of connections: one per client id, opened when first needed, its metadata kept fresh."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from brokers import Broker
 from client.conftest import MakeTopic
 from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.metadata import Topic
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.connection.topology import Topic
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -27,7 +27,7 @@ def until(network: Network, done: Callable[[], object]) -> None:
 
 def known(network: Network, topic: str, create: bool = False) -> Topic | HeadraceError:
     found: list[Topic | HeadraceError] = []
-    network.routes.want(topic, create=create, on_known=found.append)
+    network.metadata.want(topic, create=create, on_known=found.append)
     until(network, lambda: found)
     return found[0]
 
@@ -51,7 +51,7 @@ def test_one_set_of_connections_per_client_id_opened_when_needed(
     name = topic()
     assert isinstance(known(network, name), Topic)
     assert [link.is_open for link in network.links] == [True]
-    leader = network.routes.leader(name, 0)
+    leader = network.metadata.leader(name, 0)
     assert leader is not None
     link = network.broker(leader)
     assert link is again.broker(leader)

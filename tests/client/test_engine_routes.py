@@ -1,4 +1,4 @@
-"""Routes against a peer that tells of leaders as a test wants: what is newer counts, asking is held back, all hear."""
+"""Metadata of a peer that tells of leaders as a test wants: what is newer counts, asking is held back, all hear."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from client.engine_peer import Answer, Peer
 from headrace.client.connection import connections as networks
 from headrace.client.connection import metadata as engine_routes
 from headrace.client.connection.connections import Network
+from headrace.client.connection.metadata import Topic
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.connection.topology import Topic
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal, UnknownTopic
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
@@ -83,7 +83,7 @@ class Scene:
         self.told = told
         self.peer = peer
         self.network = network
-        self.routes = network.routes
+        self.metadata = network.metadata
 
     def until(self, done: Callable[[], object]) -> None:
         reactor = self.network.reactor
@@ -92,13 +92,13 @@ class Scene:
 
     def want(self, name: str, create: bool = False) -> Topic | HeadraceError:
         found: list[Topic | HeadraceError] = []
-        self.routes.want(name, create=create, on_known=found.append)
+        self.metadata.want(name, create=create, on_known=found.append)
         self.until(lambda: found)
         return found[0]
 
     def heard_of(self) -> list[tuple[str, Topic | None]]:
         heard: list[tuple[str, Topic | None]] = []
-        self.routes.listeners.append(lambda name, topic: heard.append((name, topic)))
+        self.metadata.listeners.append(lambda name, topic: heard.append((name, topic)))
         return heard
 
 
@@ -138,16 +138,16 @@ def test_routes_are_refreshed_by_the_clock_and_listeners_hear_what_changed(scene
     scene.told.topics["t"] = [(1, 0), (1, 0), (1, 0)]
     scene.until(lambda: heard)
     assert [name for name, _ in heard] == ["t"]
-    known = scene.routes.topic("t")
+    known = scene.metadata.topic("t")
     assert known is not None
     assert len(known.partitions) == 3
-    assert scene.routes.leader("t", 2) == 1
-    assert scene.routes.leader("t", 3) is None
+    assert scene.metadata.leader("t", 2) == 1
+    assert scene.metadata.leader("t", 3) is None
 
 
 def test_routes_are_refreshed_every_thirty_seconds_unless_told_otherwise() -> None:
     assert engine_routes.REFRESH_MS == 30_000
-    assert Network((Address("127.0.0.1", 1),), client_id="x").routes._refresh_s == 30
+    assert Network((Address("127.0.0.1", 1),), client_id="x").metadata._refresh_s == 30
 
 
 @proves("R16")
@@ -155,12 +155,12 @@ def test_an_older_leader_epoch_does_not_replace_a_newer(scene: Scene) -> None:
     scene.told.topics["t"] = [(1, 5), (1, 5)]
     scene.want("t")
     scene.told.topics["t"] = [(2, 4), (2, 6)]
-    scene.until(lambda: scene.routes.leader("t", 1) == 2)
-    assert scene.routes.leader("t", 0) == 1
+    scene.until(lambda: scene.metadata.leader("t", 1) == 2)
+    assert scene.metadata.leader("t", 0) == 1
     scene.told.topics["t"] = [(2, 4)]
     before = len(scene.told.asked)
     scene.until(lambda: len(scene.told.asked) > before + 2)
-    known = scene.routes.topic("t")
+    known = scene.metadata.topic("t")
     assert known is not None
     assert [part.leader_epoch for part in known.partitions] == [5, 6]
 
@@ -169,8 +169,8 @@ def test_a_topic_that_was_made_again_begins_anew(scene: Scene) -> None:
     scene.told.topics["t"] = [(1, 5), (1, 5)]
     scene.want("t")
     scene.told.ids["t"], scene.told.topics["t"] = SECOND_ID, [(1, 0)]
-    scene.until(lambda: (known := scene.routes.topic("t")) and known.topic_id == SECOND_ID)
-    known = scene.routes.topic("t")
+    scene.until(lambda: (known := scene.metadata.topic("t")) and known.topic_id == SECOND_ID)
+    known = scene.metadata.topic("t")
     assert known is not None
     assert [part.leader_epoch for part in known.partitions] == [0]
 
@@ -179,7 +179,7 @@ def test_a_broker_that_lags_behind_cannot_bring_a_deleted_topic_back(scene: Scen
     scene.told.topics["t"] = [(1, 5)]
     scene.want("t")
     scene.told.ids["t"] = SECOND_ID
-    scene.until(lambda: (known := scene.routes.topic("t")) and known.topic_id == SECOND_ID)
+    scene.until(lambda: (known := scene.metadata.topic("t")) and known.topic_id == SECOND_ID)
     heard = scene.heard_of()
     scene.told.ids["t"] = FIRST_ID
     before = len(scene.told.asked)
@@ -193,7 +193,7 @@ def test_a_listener_that_raises_keeps_nobody_else_from_hearing(scene: Scene, cap
 
     scene.told.topics["t"] = [(1, 5)]
     scene.want("t")
-    scene.routes.listeners.append(faulty)
+    scene.metadata.listeners.append(faulty)
     heard = scene.heard_of()
     for epoch in (6, 7):
         scene.told.topics["t"] = [(1, epoch)]
@@ -205,11 +205,11 @@ def test_routes_that_nobody_could_tell_are_asked_for_until_somebody_can(quiet: S
     quiet.told.topics["t"] = [(1, 5)]
     quiet.want("t")
     quiet.peer.reply = lambda key, request: b""
-    quiet.routes.stale("t")
+    quiet.metadata.stale("t")
     quiet.until(lambda: len(quiet.peer.accepted_at) > 2)
     quiet.told.topics["t"] = [(1, 6)]
     quiet.peer.reply = quiet.told.reply
-    quiet.until(lambda: (known := quiet.routes.topic("t")) and known.partitions[0].leader_epoch == 6)
+    quiet.until(lambda: (known := quiet.metadata.topic("t")) and known.partitions[0].leader_epoch == 6)
 
 
 def test_a_topic_is_gone_when_it_stays_away_and_not_when_one_answer_lacks_it(
@@ -221,7 +221,7 @@ def test_a_topic_is_gone_when_it_stays_away_and_not_when_one_answer_lacks_it(
     del scene.told.topics["t"]
     before = len(scene.told.asked)
     scene.until(lambda: len(scene.told.asked) > before + 2)
-    assert scene.routes.topic("t") is not None
+    assert scene.metadata.topic("t") is not None
     scene.told.topics["t"] = [(1, 0)]
     before = len(scene.told.asked)
     scene.until(lambda: len(scene.told.asked) > before + 2)
@@ -229,7 +229,7 @@ def test_a_topic_is_gone_when_it_stays_away_and_not_when_one_answer_lacks_it(
     del scene.told.topics["t"]
     scene.until(lambda: heard)
     assert heard == [("t", None)]
-    assert scene.routes.topic("t") is None
+    assert scene.metadata.topic("t") is None
 
 
 def test_a_hint_counts_if_its_epoch_is_newer(quiet: Scene) -> None:
@@ -237,16 +237,16 @@ def test_a_hint_counts_if_its_epoch_is_newer(quiet: Scene) -> None:
     quiet.want("t")
     heard = quiet.heard_of()
     endpoint = Message(node_id=7, host="127.0.0.1", port=99, rack=None)
-    quiet.routes.hint("t", 0, 7, 5, [endpoint])
-    quiet.routes.hint("t", 9, 7, 6, [endpoint])
-    quiet.routes.hint("t", 0, 8, 6, [endpoint])
-    quiet.routes.hint("unknown", 0, 7, 6, [endpoint])
+    quiet.metadata.hint("t", 0, 7, 5, [endpoint])
+    quiet.metadata.hint("t", 9, 7, 6, [endpoint])
+    quiet.metadata.hint("t", 0, 8, 6, [endpoint])
+    quiet.metadata.hint("unknown", 0, 7, 6, [endpoint])
     assert heard == []
-    before = quiet.routes.image
-    quiet.routes.hint("t", 0, 7, 6, [endpoint])
+    before = quiet.metadata.snapshot
+    quiet.metadata.hint("t", 0, 7, 6, [endpoint])
     assert [name for name, _ in heard] == ["t"]
-    assert quiet.routes.leader("t", 0) == 7
-    assert quiet.routes.leader("t", 1) == 1
+    assert quiet.metadata.leader("t", 0) == 7
+    assert quiet.metadata.leader("t", 1) == 1
     assert quiet.network.broker(7).address == Address("127.0.0.1", 99)
     assert before.topics["t"].partitions[0].leader_id == 1
 
@@ -257,18 +257,18 @@ def test_many_who_want_topics_are_answered_by_one_request(quiet: Scene) -> None:
     found: list[Topic | HeadraceError] = []
     with quiet.network.reactor.lock:
         for name in names * 3:
-            quiet.routes.want(name, create=False, on_known=found.append)
+            quiet.metadata.want(name, create=False, on_known=found.append)
     quiet.until(lambda: len(found) == 60)
     assert [sorted(asked) for _, asked, _ in quiet.told.asked] == [sorted(names)]
-    quiet.routes.want("t3", create=False, on_known=found.append)
+    quiet.metadata.want("t3", create=False, on_known=found.append)
     assert len(found) == 61
 
 
 def test_only_topics_that_are_to_be_created_are_asked_for_so(quiet: Scene) -> None:
     quiet.told.topics = {"old": [(1, 0)]}
     found: list[Topic | HeadraceError] = []
-    quiet.routes.want("old", create=False, on_known=found.append)
-    quiet.routes.want("new", create=True, on_known=found.append)
+    quiet.metadata.want("old", create=False, on_known=found.append)
+    quiet.metadata.want("new", create=True, on_known=found.append)
     quiet.until(lambda: len(quiet.told.asked) >= 2)
     assert {(tuple(names), create) for _, names, create in quiet.told.asked[:2]} == {
         (("old",), False),
@@ -301,12 +301,12 @@ def test_a_topic_that_is_not_there_is_told_and_one_that_does_not_appear(
 def test_stale_routes_are_asked_for_at_once_then_after_growing_pauses(quiet: Scene) -> None:
     quiet.told.topics["t"] = [(1, 0)]
     quiet.want("t")
-    asked_at = [quiet.routes._asked_at]
+    asked_at = [quiet.metadata._asked_at]
     for count in range(2, 8):
         for _ in range(10):
-            quiet.routes.stale("t")
+            quiet.metadata.stale("t")
         quiet.until(lambda: len(quiet.told.asked) == count)  # noqa: B023
-        asked_at.append(quiet.routes._asked_at)
+        asked_at.append(quiet.metadata._asked_at)
     gaps = [later - earlier for earlier, later in pairwise(asked_at)]
     assert all(gap >= least / 1000 for gap, least in zip(gaps, (20, 40, 80, 160, 320, 640), strict=True))
 
@@ -314,10 +314,10 @@ def test_stale_routes_are_asked_for_at_once_then_after_growing_pauses(quiet: Sce
 def test_a_partition_without_a_leader_is_asked_for_until_it_has_one(quiet: Scene) -> None:
     quiet.told.topics["t"] = [(-1, 3)]
     quiet.want("t")
-    assert quiet.routes.leader("t", 0) is None
+    assert quiet.metadata.leader("t", 0) is None
     quiet.until(lambda: len(quiet.told.asked) > 2)
     quiet.told.topics["t"] = [(1, 4)]
-    quiet.until(lambda: quiet.routes.leader("t", 0) == 1)
+    quiet.until(lambda: quiet.metadata.leader("t", 0) == 1)
 
 
 def test_a_broker_that_lags_behind_is_left_for_another(told: Told) -> None:
@@ -328,11 +328,11 @@ def test_a_broker_that_lags_behind_is_left_for_another(told: Told) -> None:
         told.topics["t"], ahead.topics["t"] = [(1, 1)], [(2, 2)]
         scene = Scene(told, lagging, Network((lagging.address,), client_id="lag", refresh_ms=600_000))
         scene.want("t")
-        assert scene.routes.leader("t", 0) == 1
+        assert scene.metadata.leader("t", 0) == 1
 
         def moved() -> bool:
-            scene.routes.stale("t")
-            return scene.routes.leader("t", 0) == 2
+            scene.metadata.stale("t")
+            return scene.metadata.leader("t", 0) == 2
 
         scene.until(moved)
         scene.network.release()
@@ -366,8 +366,8 @@ def test_a_broker_that_was_lost_is_failing_for_a_while_and_not_when_it_is_back(q
     network = quiet.network
     assert network.failing() == frozenset()
     quiet.told.brokers[2] = Address("127.0.0.1", free_port())
-    quiet.routes.stale("t")
-    quiet.until(lambda: 2 in quiet.routes.brokers)
+    quiet.metadata.stale("t")
+    quiet.until(lambda: 2 in quiet.metadata.brokers)
     heard: list[Message | HeadraceError] = []
     network.broker(2).ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
     quiet.until(lambda: heard)
@@ -446,7 +446,7 @@ def test_the_last_release_tells_everyone_who_waits(told: Told) -> None:
         network = networks.shared(str(silent.address), client_id="leaving")
         assert networks.shared(str(silent.address), client_id="leaving") is network
         found: list[Topic | HeadraceError] = []
-        network.routes.want("t", create=False, on_known=found.append)
+        network.metadata.want("t", create=False, on_known=found.append)
         network.release()
         assert found == []
         network.release()

@@ -25,9 +25,9 @@ SCRIPT = textwrap.dedent("""
 
     network, name, known = shared(sys.argv[1], client_id="traced"), sys.argv[2], []
     reactor = network.reactor
-    network.routes.want(name, create=False, on_known=known.append)
+    network.metadata.want(name, create=False, on_known=known.append)
     reactor.wait(lambda: known, reactor.now() + 30)
-    link = network.broker(network.routes.leader(name, 0))
+    link = network.broker(network.metadata.leader(name, 0))
     batch = kernel.build([(1, None, b"v" * 100, [])])
     body = lambda version: encode_parts(
         version, [Outgoing(name, 0, batch)], {name: known[0].topic_id}, acks=-1, timeout_ms=9000)

@@ -249,7 +249,7 @@ def test_in_broadcast_mode_each_reads_what_a_topic_gains_and_goes_on_there_after
         for consumer in (first, second):
             # What a refresh brings every half minute, now.
             with consumer._driver.reactor.lock:
-                consumer._network.routes.stale(target)
+                consumer._network.metadata.stale(target)
             assert len(read(consumer, 30)) == 30
             assert consumer.assignment == [(target, partition) for partition in range(3)]
     write(broker, target, 6, partitions=3)

@@ -17,8 +17,7 @@ from client.reading_back import read_partition, read_topic
 from headrace.aio import Delivery, NotDelivered, Producer, QueueFull
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.errors import UnknownTopic
-from headrace.client.producer.errors import ProducerClosed
+from headrace.client.errors import ProducerClosed, UnknownTopic
 from headrace.errors import HeadraceError, InvalidRecord, RequestTimedOut
 from proving import proves
 

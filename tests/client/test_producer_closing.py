@@ -14,8 +14,7 @@ import headrace.aio
 from brokers import Broker, wait_for
 from client.reading_back import read_partition
 from headrace.client.admin.cluster import Cluster
-from headrace.client.errors import ForkedEngine
-from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed
+from headrace.client.errors import DeliveryUnknown, ForkedEngine, NotDelivered, ProducerClosed
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError
 from proving import proves
@@ -41,7 +40,7 @@ def test_what_was_told_as_not_written_is_not_written_later(fresh_broker: StartBr
         other.send("t", b"of the other", partition=0)
         producer, numbered = Producer(broker.bootstrap), Producer(broker.bootstrap, batch_bytes=200)
         numbered.send("t", b"first", partition=0)
-        leader = other._network.routes.leader("t", 0)
+        leader = other._network.metadata.leader("t", 0)
         assert leader is not None
         link = other._network.broker(leader)
         broker.kill()

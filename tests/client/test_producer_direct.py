@@ -20,8 +20,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.connection import thread_reactor
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.stream import FrameReader
-from headrace.client.errors import CalledWithin, ForkedEngine
-from headrace.client.producer.errors import DeliveryUnknown, NotDelivered
+from headrace.client.errors import CalledWithin, DeliveryUnknown, ForkedEngine, NotDelivered
 from headrace.client.producer.producer import Producer
 from headrace.client.producer.request import ProduceTemplate
 from headrace.errors import Code, HeadraceError

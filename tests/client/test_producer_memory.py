@@ -13,8 +13,8 @@ from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import QueueFull
 from headrace.client.producer.accumulator import ProducerBatch
-from headrace.client.producer.errors import QueueFull
 from headrace.client.producer.producer import Producer
 from headrace.records.builder import Delivery
 from proving import proves

@@ -20,9 +20,15 @@ from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import FetchLimits, Position, fetch
 from headrace.client.connection import connections
-from headrace.client.errors import BrokerUnreachable, UnknownTopic
+from headrace.client.errors import (
+    BrokerUnreachable,
+    DeliveryUnknown,
+    NotDelivered,
+    ProducerClosed,
+    QueueFull,
+    UnknownTopic,
+)
 from headrace.client.producer.accumulator import ProducerBatch
-from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
 from headrace.client.producer.producer import Producer
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError
 from headrace.records.batch import BatchHeader

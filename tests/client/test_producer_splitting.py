@@ -17,7 +17,7 @@ from headrace import aio
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import FetchLimits, Position, fetch
-from headrace.client.producer.errors import DeliveryUnknown, NotDelivered
+from headrace.client.errors import DeliveryUnknown, NotDelivered
 from headrace.client.producer.producer import Producer
 from headrace.records.builder import Delivery
 from headrace.wire import api as apis

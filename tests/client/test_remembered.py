@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 import headrace.client
-from headrace.client.connection.weak_set import Remembered
+from headrace.client.connection.reactor import WeakIdentitySet
 
 
 class Thing:
@@ -17,7 +17,7 @@ class Thing:
 
 
 def test_what_is_gone_is_not_remembered_and_takes_no_room() -> None:
-    remembered: Remembered[Thing] = Remembered()
+    remembered: WeakIdentitySet[Thing] = WeakIdentitySet()
     kept = [Thing() for _ in range(40)]
     for nth in range(4_000):
         remembered.add(kept[nth // 100] if nth % 100 == 0 else Thing())
@@ -31,14 +31,14 @@ def test_what_is_gone_is_not_remembered_and_takes_no_room() -> None:
 
 
 def test_nothing_runs_when_something_remembered_goes() -> None:
-    remembered: Remembered[Thing] = Remembered()
+    remembered: WeakIdentitySet[Thing] = WeakIdentitySet()
     thing = Thing()
     remembered.add(thing)
     assert [ref.__callback__ for ref in weakref.getweakrefs(thing)] == [None]
 
 
 def test_nothing_is_forgotten_when_threads_come_and_go_at_once() -> None:
-    remembered: Remembered[Thing] = Remembered()
+    remembered: WeakIdentitySet[Thing] = WeakIdentitySet()
     kept = [Thing() for _ in range(20)]
     for thing in kept:
         remembered.add(thing)

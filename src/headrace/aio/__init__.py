@@ -9,8 +9,17 @@ from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
 from headrace.client.consumer.failure_policy import LATER
 from headrace.client.consumer.progress import NotHeld
-from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal, UnknownTopic
-from headrace.client.producer.errors import DeliveryUnknown, NotDelivered, ProducerClosed, QueueFull
+from headrace.client.errors import (
+    BrokerUnreachable,
+    DeliveryUnknown,
+    EngineClosed,
+    NoBroker,
+    NotDelivered,
+    ProducerClosed,
+    QueueFull,
+    Refusal,
+    UnknownTopic,
+)
 from headrace.errors import HeadraceError
 from headrace.records.builder import Delivery, Report
 from headrace.records.consumer_records import ReceivedRecord as Record

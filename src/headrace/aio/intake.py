@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from headrace.aio.reactor import AsyncioReactor, Waiters
 from headrace.client.connection.connections import Network, shared
+from headrace.client.errors import ProducerClosed, QueueFull
 from headrace.client.producer.accumulator import FIND_WITHIN_S, Need, ProduceResult, not_heard_of
-from headrace.client.producer.errors import ProducerClosed, QueueFull
 from headrace.client.producer.sender import Sender
 from headrace.errors import HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, Report, SentBatch

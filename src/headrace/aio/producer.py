@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 from headrace.aio.intake import Intake, connect
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
-from headrace.client.producer.errors import ProducerClosed
+from headrace.client.errors import ProducerClosed
 from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
 from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender

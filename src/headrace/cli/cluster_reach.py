@@ -19,7 +19,7 @@ import click
 from headrace.cli.options import with_connect
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.broker_connection import Link, question
-from headrace.client.connection.topology import Broker
+from headrace.client.connection.metadata import Broker
 from headrace.client.errors import BrokerUnreachable, NoBroker
 from headrace.errors import HeadraceError, Mapping
 from headrace.wire import api as apis

@@ -12,7 +12,7 @@ import click
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import MetadataDoubt, metadata_doubts
-from headrace.client.connection.topology import NO_LEADER, Topology
+from headrace.client.connection.metadata import NO_LEADER, MetadataSnapshot
 from headrace.client.errors import BrokerUnreachable
 from headrace.errors import Unsupported
 from headrace.placement.internal_topics import INTERNAL_REPLICAS
@@ -50,7 +50,7 @@ def ask(client: Cluster) -> Health:
     return read(topology, _internal_replicas(client, topology), _doubts(client))
 
 
-def _internal_replicas(client: Cluster, topology: Topology) -> int:
+def _internal_replicas(client: Cluster, topology: MetadataSnapshot) -> int:
     for broker in sorted(topology.brokers):
         try:
             settings = operations.describe_configs(client, "broker", str(broker))
@@ -69,7 +69,7 @@ def _doubts(client: Cluster) -> list[MetadataDoubt]:
 
 
 def read(
-    topology: Topology, internal_replicas: int = INTERNAL_REPLICAS, doubts: Sequence[MetadataDoubt] = ()
+    topology: MetadataSnapshot, internal_replicas: int = INTERNAL_REPLICAS, doubts: Sequence[MetadataDoubt] = ()
 ) -> Health:
     partitions = [(topic.name, part) for topic in topology.topics.values() for part in topic.partitions]
     partitions.sort(key=lambda place: (place[0], place[1].index))

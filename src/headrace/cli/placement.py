@@ -9,7 +9,7 @@ from headrace.cli.output import NOTHING
 from headrace.client.admin import placement
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.placement import Lost, MoveUnderWay, PlacementPlan, PlannedMove
-from headrace.client.connection.topology import Topology
+from headrace.client.connection.metadata import MetadataSnapshot
 from headrace.cluster.controller_state import Controls
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState, Topic
 from headrace.placement.listing import BrokerRow, PartitionRow, by_broker, by_topic
@@ -22,7 +22,7 @@ class Placement:
     partitions: tuple[PartitionRow, ...]
     brokers: tuple[BrokerRow, ...]
     lost: tuple[Lost, ...]
-    topology: Topology
+    topology: MetadataSnapshot
 
 
 def ask(cluster: Cluster) -> Placement:
@@ -35,7 +35,7 @@ def ask(cluster: Cluster) -> Placement:
     return Placement(by_topic(image, watermarks), by_broker(image, watermarks), found.lost, topology)
 
 
-def image_of(topology: Topology, draining: tuple[int, ...], moves: list[MoveUnderWay]) -> Image:
+def image_of(topology: MetadataSnapshot, draining: tuple[int, ...], moves: list[MoveUnderWay]) -> Image:
     """As much of the image as clients are told."""
     moving = {(move.topic, move.partition): move for move in moves}
     topics = {}
@@ -97,7 +97,7 @@ def held_rows(found: Placement, topic: str | None, internal: bool) -> list[dict[
     return rows
 
 
-def _is_wanted(topology: Topology, name: str, topic: str | None, internal: bool) -> bool:
+def _is_wanted(topology: MetadataSnapshot, name: str, topic: str | None, internal: bool) -> bool:
     return name == topic if topic is not None else internal or not topology.topics[name].is_internal
 
 

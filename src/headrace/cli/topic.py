@@ -10,7 +10,7 @@ from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
 from headrace.client.admin import offsets, operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.topology import Topic
+from headrace.client.connection.metadata import Topic
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""What can go wrong for a client: a broker that does not answer, and a broker that answers no.
+"""What can go wrong for a client: a broker that does not answer, a broker that answers no, a record given up.
 
 Whether a second try makes sense comes from the table in `errors`, and from the Kafka protocol for codes that only
 other brokers send.
@@ -107,6 +107,31 @@ class UnknownTopic(HeadraceError):
             super().__init__(f"there is no topic {topic!r}; `headrace topic create {topic}` makes it")
         else:
             super().__init__(f"topic {topic!r} has no partition {partition}, only 0 to {partition_count - 1}")
+
+
+class NotDelivered(HeadraceError):
+    """The producer has given the record up. It is not in the log and can be sent again, but see DeliveryUnknown."""
+
+    mapping = Mapping(7, 504, False)
+
+    def __init__(self, message: str, reason: HeadraceError | None = None) -> None:
+        super().__init__(message)
+        if reason is not None:
+            self.mapping = Mapping(reason.kafka_code, reason.mapping.http_status, False)
+
+
+class DeliveryUnknown(NotDelivered):
+    """The record that was given up may be in the log or not: sent again, it may be there twice."""
+
+
+class QueueFull(HeadraceError):
+    """More waits for acknowledgements than the producer may hold."""
+
+    mapping = Mapping(-1, 429, True)
+
+
+class ProducerClosed(HeadraceError):
+    """The producer was closed."""
 
 
 def check(code: int, about: str, message: str | None = None) -> None:

@@ -25,7 +25,7 @@ from headrace.cli.local.traffic import PartitionTraffic
 from headrace.cli.options import json_option
 from headrace.cli.output import show_json
 from headrace.client.admin import operations
-from headrace.client.connection.topology import NO_LEADER, Partition
+from headrace.client.connection.metadata import NO_LEADER, Partition
 from headrace.errors import HeadraceError
 
 LINE_SECONDS: Final = 0.2

@@ -23,8 +23,8 @@ from typing import Final, Self, TypeVar
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.broker_connection import Body, Link
 from headrace.client.connection.connections import GROUP_KEY_TYPE, Network, parse_bootstrap
+from headrace.client.connection.metadata import NO_LEADER, Broker, MetadataSnapshot, Partition, Topic, read_metadata
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.connection.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
 from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic, check
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
@@ -108,12 +108,12 @@ class Cluster:
 
         self.retry(ask)
 
-    def topology(self, topics: Sequence[str] | None = None, *, create: bool = False) -> Topology:
+    def topology(self, topics: Sequence[str] | None = None, *, create: bool = False) -> MetadataSnapshot:
         """Ask anew: brokers and all topics, or those named. `create` lets the broker make topics that are missing."""
         asked = None if topics is None else [Message(name=name) for name in topics]
         request = Message(topics=asked, allow_auto_topic_creation=create)
-        answer = read_topology(self.ask(apis.METADATA, request))
-        self._network.routes.learn(answer)
+        answer = read_metadata(self.ask(apis.METADATA, request))
+        self._network.metadata.learn(answer)
         self._topics.update(answer.topics)
         for name in answer.refused:
             self._topics.pop(name, None)
@@ -172,7 +172,7 @@ class Cluster:
             request = Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group_id])
             (found,) = self.ask(apis.FIND_COORDINATOR, request).coordinators
             check(found.error_code, f"coordinator of group {group_id!r}", found.error_message)
-            self._network.routes.add_broker(Broker(found.node_id, Address(found.host, found.port), ""))
+            self._network.metadata.add_broker(Broker(found.node_id, Address(found.host, found.port), ""))
             self._coordinators[group_id] = found.node_id
         return self.broker(self._coordinators[group_id])
 
@@ -187,7 +187,7 @@ class Cluster:
                 if link.opened_count and not isinstance(error, NeverSent):
                     raise
                 failures.append(str(error))
-        reached_before = bool(self._network.routes.brokers)
+        reached_before = bool(self._network.metadata.brokers)
         raise (BrokerUnreachable if reached_before else NoBroker)("; ".join(dict.fromkeys(failures)))
 
     def call(self, link: Link, api_key: int, message: Message, timeout_ms: int | None = None) -> Message:
@@ -253,13 +253,13 @@ class Cluster:
         self._coordinators.clear()
 
     def _link(self, broker_id: int, lane: str) -> Link:
-        if broker_id not in self._network.routes.brokers:
+        if broker_id not in self._network.metadata.brokers:
             self.topology([])
         return self._network.broker(broker_id, lane)
 
     def _candidates(self) -> list[Link]:
         """Whom to ask what any broker knows, best first."""
-        known = (broker.address for broker in self._network.routes.brokers.values())
+        known = (broker.address for broker in self._network.metadata.brokers.values())
         links = [self._network.link(address, ADMIN) for address in dict.fromkeys((*known, *self._bootstrap))]
         return sorted(links, key=lambda link: not link.is_open or link.in_flight > 0)
 

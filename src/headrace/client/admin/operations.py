@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, Literal
 
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.topology import Broker
+from headrace.client.connection.metadata import Broker
 from headrace.client.errors import check
 from headrace.ports.network import Address
 from headrace.wire import api as apis

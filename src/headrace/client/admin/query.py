@@ -15,7 +15,7 @@ from typing import Final
 from headrace.client.admin import fetch, offsets
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
-from headrace.client.connection.topology import NO_LEADER, Topic
+from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
 from headrace.errors import Code, HeadraceError
 from headrace.records import kernel

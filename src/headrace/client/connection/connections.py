@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.connection.broker_connection import PAUSE_S, Body, Link, OnAnswer
-from headrace.client.connection.metadata import REFRESH_MS, Routes
+from headrace.client.connection.metadata import REFRESH_MS, Broker, Metadata
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
 from headrace.client.connection.thread_reactor import JOIN_S, ThreadReactor
-from headrace.client.connection.topology import Broker
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
 from headrace.errors import Code, HeadraceError, ProtocolError, SettingError
 from headrace.ports.network import Address
@@ -57,7 +56,7 @@ class Network:
     ) -> None:
         self.client_id = client_id
         self.reactor = ThreadReactor() if reactor is None else reactor
-        self.routes = Routes(self.reactor, self, refresh_ms=refresh_ms)
+        self.metadata = Metadata(self.reactor, self, refresh_ms=refresh_ms)
         self._owns_reactor = reactor is None
         self._bootstrap = bootstrap
         self._tls = tls
@@ -80,7 +79,7 @@ class Network:
 
     def broker(self, broker_id: int, lane: str = SEND) -> Link:
         """The connection to a broker; BrokerUnreachable if the cluster has none of that id now."""
-        broker = self.routes.image.brokers.get(broker_id)
+        broker = self.metadata.snapshot.brokers.get(broker_id)
         if broker is None:
             raise BrokerUnreachable(f"broker {broker_id} is not in the cluster now")
         return self.link(broker.address, lane)
@@ -108,7 +107,7 @@ class Network:
 
     def _prune(self) -> None:
         """Let go of what was never opened again at addresses that the cluster has left."""
-        kept = {*self._bootstrap, *(broker.address for broker in self.routes.image.brokers.values())}
+        kept = {*self._bootstrap, *(broker.address for broker in self.metadata.snapshot.brokers.values())}
         for key in [key for key, link in self._links.items() if key[1] not in kept and link.is_idle]:
             del self._links[key]
 
@@ -155,7 +154,7 @@ class Network:
             now = self.reactor.now()
             self._avoided = {address: until for address, until in self._avoided.items() if until > now}
             self._marked = {broker_id: until for broker_id, until in self._marked.items() if until > now}
-            brokers = self.routes.image.brokers.items()
+            brokers = self.metadata.snapshot.brokers.items()
             return frozenset(self._marked) | {id for id, broker in brokers if broker.address in self._avoided}
 
     def release(self) -> None:
@@ -175,7 +174,7 @@ class Network:
         error = EngineClosed("the client was closed before the answer came")
         with self.reactor.lock:
             self._closed = True
-            self.routes.close(error)
+            self.metadata.close(error)
             for link in self.links:
                 link.end(error)
             self._links.clear()
@@ -194,7 +193,7 @@ class Network:
     def _candidates(self) -> list[Address]:
         """Where to ask what any broker knows, best first."""
         now = self.reactor.now()
-        known = [broker.address for broker in self.routes.image.brokers.values()]
+        known = [broker.address for broker in self.metadata.snapshot.brokers.values()]
         opened = {address for (_, address), link in self._links.items() if link.is_open}
         first = [] if self._control is None else [self._control]
 
@@ -257,7 +256,7 @@ class _Round:
         self._finish(answer)
 
     def _failure(self) -> HeadraceError:
-        reached_before = bool(self._network.routes.image.brokers)
+        reached_before = bool(self._network.metadata.snapshot.brokers)
         reasons = "; ".join(dict.fromkeys(self._failures)) or "no broker answered in time"
         return (BrokerUnreachable if reached_before else NoBroker)(reasons)
 
@@ -342,7 +341,7 @@ class Coordinators:
             if found.error_code != Code.NONE:
                 return Refusal(found.error_code, f"coordinator of group {group!r}", found.error_message)
             address = Address(found.host, found.port)
-            self._network.routes.add_broker(Broker(found.node_id, address, ""))
+            self._network.metadata.add_broker(Broker(found.node_id, address, ""))
             return address
         return Refusal(Code.UNKNOWN, f"coordinator of group {group!r}", "the broker's answer leaves the group out")
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Protocol
 
-from headrace.client.connection.weak_set import Remembered
+from headrace.client.connection.reactor import WeakIdentitySet
 
 EXIT_TIMEOUT_MS = 5000
 LISTENERS_PART = 0.8
@@ -42,7 +42,7 @@ class Leaver(Protocol):
 
 _consumers: set[Leaver] = set()
 """Held here, because who forgets a consumer without closing it is still a member of its group."""
-_others: Remembered[Leaver] = Remembered()
+_others: WeakIdentitySet[Leaver] = WeakIdentitySet()
 
 
 _finalizers: list[object] = []

@@ -1,4 +1,5 @@
-"""Who leads what: one image of the topics that somebody wants, replaced whole, never edited.
+"""What a client knows of a cluster: brokers, topics, leaders. One snapshot, of the topics that somebody wants, replaced
+whole, never edited.
 
 It is asked for anew every 30 s, and at once when somebody found it stale; further asking is held back by a pause of
 20 ms, doubling to 1 s, and many who ask are answered by one request. What an answer says of a partition counts only if
@@ -19,12 +20,13 @@ from typing import Final, Protocol
 
 from headrace.client.connection.broker_connection import Body, OnAnswer
 from headrace.client.connection.reactor import Reactor, Timer
-from headrace.client.connection.topology import NO_LEADER, Broker, Partition, Topic, Topology, read_topology
 from headrace.client.errors import Refusal, UnknownTopic
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis
 from headrace.wire.message import ZERO_UUID, Message
+
+NO_LEADER: Final = -1
 
 REFRESH_MS: Final = 30_000
 PAUSE_S: Final = 0.02
@@ -35,6 +37,76 @@ WANT_WITHIN_S: Final = 30.0
 ASK_TIMEOUT_S: Final = 10.0
 FRUITLESS_MAX: Final = 3
 
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    broker_id: int
+    address: Address
+    rack: str
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    index: int
+    leader_id: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    offline: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    name: str
+    topic_id: bytes
+    is_internal: bool
+    partitions: tuple[Partition, ...]
+    """By index, without gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSnapshot:
+    """The cluster at one time. Never changed: another one takes its place."""
+
+    cluster_id: str = ""
+    controller_id: int = -1
+    brokers: dict[int, Broker] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    """Of one answer: topics that were asked for and are not there, or not readable now."""
+
+
+def read_metadata(answer: Message) -> MetadataSnapshot:
+    """The contents of a Metadata answer."""
+    topics: dict[str, Topic] = {}
+    refused: dict[str, Refusal] = {}
+    for topic in answer.topics:
+        if topic.error_code != Code.NONE:
+            refused[topic.name] = Refusal(topic.error_code, f"topic {topic.name!r}")
+        else:
+            topics[topic.name] = Topic(topic.name, topic.topic_id, topic.is_internal, _partitions(topic.partitions))
+    brokers = {broker.node_id: _broker(broker) for broker in answer.brokers}
+    return MetadataSnapshot(answer.cluster_id or "", answer.controller_id, brokers, topics, refused)
+
+
+def _broker(endpoint: Message) -> Broker:
+    return Broker(endpoint.node_id, Address(endpoint.host, endpoint.port), endpoint.rack or "")
+
+
+def _partitions(partitions: Iterable[Message]) -> tuple[Partition, ...]:
+    return tuple(
+        Partition(
+            partition.partition_index,
+            partition.leader_id,
+            partition.leader_epoch,
+            tuple(partition.replica_nodes),
+            tuple(partition.isr_nodes),
+            tuple(partition.offline_replicas),
+        )
+        for partition in sorted(partitions, key=lambda partition: int(partition.partition_index))
+    )
+
+
 OnKnown = Callable[[Topic | HeadraceError], None]
 Listener = Callable[[str, Topic | None], None]
 """Hears the name and the topic as it is now (None: gone) when its id, partitions, leaders or epochs have changed."""
@@ -44,21 +116,13 @@ log = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
-    """What routes need of a network."""
+    """What asks the brokers."""
 
     def ask_any(self, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float) -> None: ...
 
     def ask_elsewhere(self) -> None:
         """The broker that was asked last may lag behind: take another one next time."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    cluster_id: str = ""
-    controller_id: int = -1
-    brokers: dict[int, Broker] = field(default_factory=dict)
-    topics: dict[str, Topic] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -69,9 +133,11 @@ class _Wanted:
     missing_since: float = math.inf
 
 
-class Routes:
+class Metadata:
+    """See the module."""
+
     def __init__(self, reactor: Reactor, asker: Asker, *, refresh_ms: int = REFRESH_MS) -> None:
-        self.image = Image()
+        self.snapshot = MetadataSnapshot()
         self.listeners: list[Listener] = []
         self._reactor = reactor
         self._asker = asker
@@ -93,26 +159,26 @@ class Routes:
 
     @property
     def brokers(self) -> dict[int, Broker]:
-        return self.image.brokers
+        return self.snapshot.brokers
 
     def topic(self, name: str) -> Topic | None:
         """The topic as last seen; None if it is not known yet, or not any more."""
-        return self.image.topics.get(name)
+        return self.snapshot.topics.get(name)
 
     def leader(self, topic: str, partition: int) -> int | None:
         """The broker that leads a partition; None if it is not known or there is none."""
-        found = self.image.topics.get(topic)
+        found = self.snapshot.topics.get(topic)
         if found is None or not 0 <= partition < len(found.partitions):
             return None
         leader_id = found.partitions[partition].leader_id
         return None if leader_id == NO_LEADER else leader_id
 
     def want(self, topic: str, *, create: bool, on_known: OnKnown) -> None:
-        """Keep the topic in the image from now on. `on_known` hears once: at once if it is known; otherwise when it
+        """Keep the topic in the snapshot from now on. `on_known` hears once: at once if it is known; otherwise when it
         is, or when asking again will not help. `create` lets the broker make it.
         """
         with self._reactor.lock:
-            known = self.image.topics.get(topic)
+            known = self.snapshot.topics.get(topic)
             self._interest[topic] = None
             if known is not None:
                 _call(on_known, known)
@@ -134,27 +200,27 @@ class Routes:
     def hint(self, topic: str, partition: int, leader_id: int, epoch: int, endpoints: Iterable[Message]) -> None:
         """A broker that refused a request has named the leader (KIP-951); counts if its epoch is newer."""
         with self._reactor.lock:
-            known = self.image.topics.get(topic)
+            known = self.snapshot.topics.get(topic)
             if known is None or not 0 <= partition < len(known.partitions):
                 return
             before = known.partitions[partition]
             named = {each.node_id: _broker(each) for each in endpoints}
-            if leader_id < 0 or epoch <= before.leader_epoch or leader_id not in self.image.brokers.keys() | named:
+            if leader_id < 0 or epoch <= before.leader_epoch or leader_id not in self.snapshot.brokers.keys() | named:
                 return
             changed = replace(before, leader_id=leader_id, leader_epoch=epoch)
             partitions = (*known.partitions[:partition], changed, *known.partitions[partition + 1 :])
-            topics = {**self.image.topics, topic: replace(known, partitions=partitions)}
-            self._replace(replace(self.image, topics=topics, brokers={**self.image.brokers, **named}))
+            topics = {**self.snapshot.topics, topic: replace(known, partitions=partitions)}
+            self._replace(replace(self.snapshot, topics=topics, brokers={**self.snapshot.brokers, **named}))
 
-    def learn(self, topology: Topology) -> None:
+    def learn(self, heard: MetadataSnapshot) -> None:
         """What a question of another has brought of the brokers; of topics only who asks here learns."""
         with self._reactor.lock:
-            self.image = replace(self.image, controller_id=topology.controller_id, brokers=topology.brokers)
+            self.snapshot = replace(self.snapshot, controller_id=heard.controller_id, brokers=heard.brokers)
 
     def add_broker(self, broker: Broker) -> None:
         """One that another answer named, such as a group's coordinator."""
-        if broker.broker_id not in self.image.brokers:
-            self.image = replace(self.image, brokers={**self.image.brokers, broker.broker_id: broker})
+        if broker.broker_id not in self.snapshot.brokers:
+            self.snapshot = replace(self.snapshot, brokers={**self.snapshot.brokers, broker.broker_id: broker})
 
     def close(self, error: HeadraceError) -> None:
         self._closed = True
@@ -218,9 +284,9 @@ class Routes:
                 self._settle(names, answer)
                 self._stale.update(name for name in names if name in self._interest)
             else:
-                topology = read_topology(answer)
-                self._merge(names, topology)
-                self._settle(names, topology)
+                snapshot = read_metadata(answer)
+                self._merge(names, snapshot)
+                self._settle(names, snapshot)
             if not self._asking:
                 self._plan_next()
 
@@ -228,7 +294,7 @@ class Routes:
 
     def _plan_next(self) -> None:
         leaderless = any(
-            part.leader_id == NO_LEADER for topic in self.image.topics.values() for part in topic.partitions
+            part.leader_id == NO_LEADER for topic in self.snapshot.topics.values() for part in topic.partitions
         )
         if self._unasked:
             self._plan(self._reactor.now())
@@ -245,17 +311,17 @@ class Routes:
         self._fruitless = 0
         self._plan(self._reactor.now())
 
-    def _merge(self, names: Sequence[str], topology: Topology) -> None:
-        topics = dict(self.image.topics)
+    def _merge(self, names: Sequence[str], heard: MetadataSnapshot) -> None:
+        topics = dict(self.snapshot.topics)
         for name in names:
-            if name in topology.topics:
+            if name in heard.topics:
                 self._missing_since.pop(name, None)
-                topics[name] = self._newer(topics.get(name), topology.topics[name])
-            elif name in topics and self._is_gone(topology, name):
+                topics[name] = self._newer(topics.get(name), heard.topics[name])
+            elif name in topics and self._is_gone(heard, name):
                 del topics[name]
                 if name not in self._wanted:
                     self._interest.pop(name, None)
-        self._replace(Image(topology.cluster_id, topology.controller_id, topology.brokers, topics))
+        self._replace(replace(heard, topics=topics, refused={}))
 
     def _newer(self, known: Topic | None, heard: Topic) -> Topic:
         """Partition by partition, what has the newer leader epoch; partitions never become fewer."""
@@ -271,8 +337,8 @@ class Routes:
         count = min(len(known.partitions), len(heard.partitions))
         return replace(heard, partitions=(*both, *heard.partitions[count:], *known.partitions[count:]))
 
-    def _is_gone(self, topology: Topology, name: str) -> bool:
-        refusal = topology.refused.get(name)
+    def _is_gone(self, heard: MetadataSnapshot, name: str) -> bool:
+        refusal = heard.refused.get(name)
         if refusal is not None and refusal.kafka_code != Code.UNKNOWN_TOPIC_OR_PARTITION:
             return False
         now = self._reactor.now()
@@ -281,28 +347,28 @@ class Routes:
         del self._missing_since[name]
         return True
 
-    def _replace(self, image: Image) -> None:
-        before, self.image = self.image, image
+    def _replace(self, snapshot: MetadataSnapshot) -> None:
+        before, self.snapshot = self.snapshot, snapshot
         changed = [
             name
-            for name in before.topics.keys() | image.topics.keys()
-            if _course(before.topics.get(name)) != _course(image.topics.get(name))
+            for name in before.topics.keys() | snapshot.topics.keys()
+            if _course(before.topics.get(name)) != _course(snapshot.topics.get(name))
         ]
         if changed:
             self._pause_s = PAUSE_S
         self._fruitless = 0 if changed else self._fruitless + 1
         for name in changed:
             for listener in tuple(self.listeners):
-                _call(listener, name, image.topics.get(name))
+                _call(listener, name, snapshot.topics.get(name))
 
-    def _settle(self, names: Sequence[str], heard: Topology | HeadraceError) -> None:
+    def _settle(self, names: Sequence[str], heard: MetadataSnapshot | HeadraceError) -> None:
         """Tell those who want a topic what came of it; who may hope goes on waiting."""
         now = self._reactor.now()
         for name in names:
             waiting = self._wanted.pop(name, [])
             left = []
             for each in waiting:
-                found = self.image.topics.get(name) or _failure(name, heard, each, now)
+                found = self.snapshot.topics.get(name) or _failure(name, heard, each, now)
                 if found is None:
                     left.append(each)
                 else:
@@ -315,14 +381,14 @@ class Routes:
 
 
 def _call(fn: Callable[..., None], *told: object) -> None:
-    """Whoever hears of routes may fail without harm to the others."""
+    """Whoever hears of changes may fail without harm to the others."""
     try:
         fn(*told)
     except Exception:
-        log.exception("a fault in the client: %r raised on routes", fn)
+        log.exception("a fault in the client: %r raised on metadata", fn)
 
 
-def _failure(name: str, heard: Topology | HeadraceError, wanted: _Wanted, now: float) -> HeadraceError | None:
+def _failure(name: str, heard: MetadataSnapshot | HeadraceError, wanted: _Wanted, now: float) -> HeadraceError | None:
     """Why a topic that is not known yet will not be; None if it may still come."""
     over = now >= wanted.since + WANT_WITHIN_S
     if isinstance(heard, HeadraceError):
@@ -342,7 +408,3 @@ def _newer_partition(known: Partition, heard: Partition) -> Partition:
 def _course(topic: Topic | None) -> object:
     """What listeners care for: replicas that fall behind and catch up are not among it."""
     return topic and (topic.topic_id, [(part.leader_id, part.leader_epoch) for part in topic.partitions])
-
-
-def _broker(endpoint: Message) -> Broker:
-    return Broker(endpoint.node_id, Address(endpoint.host, endpoint.port), endpoint.rack or "")

@@ -8,11 +8,13 @@ is done by whoever drives next, so that on threads it then makes a turn itself, 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 Callback = Callable[[], None]
+Kept = TypeVar("Kept")
 
 
 class Timer(Protocol):
@@ -53,3 +55,35 @@ class Reactor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class WeakIdentitySet(Generic[Kept]):
+    """A set of objects that does not keep them, and runs no code when they go.
+
+    A `WeakSet` runs Python code whenever one of its objects is collected, in whatever thread and line that happens. An
+    exception that a signal's handler raises there, as Ctrl-C does, is thrown away by the interpreter.
+
+    For things that are equal to nothing but themselves. Any thread may use it: each change is a single step.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[weakref.ref[Kept], None] = {}
+        self._cleared_at = 16
+
+    def add(self, thing: Kept) -> None:
+        refs = self._refs
+        if len(refs) >= self._cleared_at:
+            for ref in list(refs):
+                if ref() is None:
+                    refs.pop(ref, None)
+            self._cleared_at = max(16, 2 * len(refs))
+        refs[weakref.ref(thing)] = None
+
+    def discard(self, thing: Kept) -> None:
+        self._refs.pop(weakref.ref(thing), None)
+
+    def clear(self) -> None:
+        self._refs.clear()
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter([thing for ref in list(self._refs) if (thing := ref()) is not None])

@@ -36,8 +36,7 @@ from types import FrameType
 from typing import Any, Final
 
 from headrace.client.connection.callbacks import Teller
-from headrace.client.connection.reactor import Callback
-from headrace.client.connection.weak_set import Remembered
+from headrace.client.connection.reactor import Callback, WeakIdentitySet
 from headrace.client.errors import CalledWithin, EngineClosed, ForkedEngine
 
 AWAY_S: Final = 0.005
@@ -642,7 +641,7 @@ class _Refusing:
         return
 
 
-_left_behind: Remembered[Any] = Remembered()
+_left_behind: WeakIdentitySet[Any] = WeakIdentitySet()
 
 
 def _after_fork() -> None:

@@ -337,9 +337,9 @@ class ConsumerCore:
 
     def _on_assigned(self, places: Iterable[Place], positions: Mapping[Place, int]) -> None:
         wanted = list(places)
-        routes = self.network.routes
+        metadata = self.network.metadata
         for topic in {topic for topic, _ in wanted} - self._counts.keys():
-            found = routes.topic(topic)
+            found = metadata.topic(topic)
             if found is not None:
                 self._counts[topic] = len(found.partitions)
         known = {place: positions.get(place) for place in wanted}

@@ -21,7 +21,7 @@ from typing import Final
 from headrace.client.admin.fetch import CorruptLog, FetchLimits
 from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import Network
-from headrace.client.connection.metadata import Routes
+from headrace.client.connection.metadata import Metadata
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.cursor import Cursor, InFlight, fetchable, larger, next_time
 from headrace.client.consumer.fetch_buffer import CompletedFetch, FetchBuffer
@@ -84,7 +84,7 @@ class Fetcher:
         self.cursors: dict[Place, Cursor] = {}
         self._network = network
         self._reactor = network.reactor
-        self._routes = network.routes
+        self._metadata = network.metadata
         self._limits = limits
         self._start = start
         self._buffer = FetchBuffer(buffer_bytes)
@@ -101,13 +101,13 @@ class Fetcher:
         self._closed = False
         # Of its own: an answer that waits for records to come holds up whatever is asked behind it.
         self._lane = f"fetch {next(_lanes)}"
-        self._routes.listeners.append(self._on_routes)
+        self._metadata.listeners.append(self._on_metadata)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._routes.listeners.remove(self._on_routes)
+        self._metadata.listeners.remove(self._on_metadata)
         self._network.close_lane(self._lane)
         for timer in (self._timer, self._watch):
             if timer is not None:
@@ -121,7 +121,7 @@ class Fetcher:
         unknown: dict[Place, int] = {}
         for place, offset in positions.items():
             cursor = self.cursors[place] = Cursor(*place, self._limits.partition_max_bytes)
-            found = self._routes.topic(place[0])
+            found = self._metadata.topic(place[0])
             cursor.topic_id = b"" if found is None else found.topic_id
             if offset is not None and offset >= 0:
                 cursor.seek(offset)
@@ -254,17 +254,17 @@ class Fetcher:
         by_broker, lost = fetchable(self.cursors.values(), self._leader, self._busy.__contains__, now)
         for cursor in lost:
             cursor.back_off(now)
-            self._routes.stale(cursor.topic)
+            self._metadata.stale(cursor.topic)
         for broker_id, cursors in by_broker.items():
             self._send_fetch(broker_id, cursors)
         self._wake_later(now)
 
     def _leader(self, cursor: Cursor) -> int | None:
-        return self._routes.leader(cursor.topic, cursor.partition)
+        return self._metadata.leader(cursor.topic, cursor.partition)
 
     def _was_replaced(self, cursor: Cursor) -> bool:
         """Notes the topic's id where it was not known yet."""
-        topic = self._routes.topic(cursor.topic)
+        topic = self._metadata.topic(cursor.topic)
         if topic is None or topic.topic_id == cursor.topic_id:
             return False
         before, cursor.topic_id = cursor.topic_id, topic.topic_id
@@ -298,7 +298,7 @@ class Fetcher:
             return
         timeout_s = self._limits.max_wait_ms / 1000 + ANSWER_WITHIN_S
         link.ask(
-            apis.FETCH, fetch_request(cursors, self._routes, self._limits, self._rack), on_answer, timeout_s=timeout_s
+            apis.FETCH, fetch_request(cursors, self._metadata, self._limits, self._rack), on_answer, timeout_s=timeout_s
         )
 
     def _on_fetched(
@@ -341,7 +341,7 @@ class Fetcher:
             if cursor.in_flight is not None and cursor.in_flight.broker_id in slow
         ]
         for topic in {cursor.topic for cursor in asked}:
-            self._routes.stale(topic)
+            self._metadata.stale(topic)
         if self._busy:
             self._watch = self._reactor.call_at(self._reactor.now() + self._slow_s, self._look_for_slow)
 
@@ -353,7 +353,7 @@ class Fetcher:
             if not error.mapping.retriable:
                 cursor.failure = error
         for topic in {cursor.topic for cursor in cursors}:
-            self._routes.stale(topic)
+            self._metadata.stale(topic)
 
     def _on_partition(self, cursor: Cursor, asked: InFlight, partition: Message, answer: Message) -> None:
         if partition.error_code != Code.NONE:
@@ -402,11 +402,11 @@ class Fetcher:
             cursor.back_off(now)
             leader = partition.current_leader
             if leader is not None and leader.leader_id >= 0:
-                self._routes.hint(
+                self._metadata.hint(
                     cursor.topic, cursor.partition, leader.leader_id, leader.leader_epoch, answer.node_endpoints
                 )
             else:
-                self._routes.stale(cursor.topic)
+                self._metadata.stale(cursor.topic)
 
     def _on_out_of_range(self, cursor: Cursor) -> None:
         if self._start is None:
@@ -451,7 +451,7 @@ class Fetcher:
         if cursor.turn == turn and not self._closed:
             self.fail(cursor, error)
 
-    def _on_routes(self, *_: object) -> None:
+    def _on_metadata(self, *_: object) -> None:
         """Leaders may have moved: who is asked at another broker than the one to be read is asked anew."""
         now = self._reactor.now()
         for cursor in self.cursors.values():
@@ -465,11 +465,11 @@ class Fetcher:
         self.send_fetches()
 
 
-def fetch_request(cursors: Iterable[Cursor], routes: Routes, limits: FetchLimits, rack: str) -> Message:
+def fetch_request(cursors: Iterable[Cursor], metadata: Metadata, limits: FetchLimits, rack: str) -> Message:
     topics: dict[str, Message] = {}
     most_bytes = limits.max_bytes
     for cursor in cursors:
-        known = routes.topic(cursor.topic)
+        known = metadata.topic(cursor.topic)
         is_known = known is not None and cursor.partition < len(known.partitions)
         wanted = Message(
             partition=cursor.partition,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from headrace.client.connection.connections import Network
-from headrace.client.connection.topology import Topic
+from headrace.client.connection.metadata import Topic
 from headrace.client.consumer.cursor import PAUSE_MOST_S
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets, Progress, Saved
@@ -43,7 +43,7 @@ class ManualAssignment:
         self._left = False
 
     def start(self) -> None:
-        self._network.routes.listeners.append(self._on_routes)
+        self._network.metadata.listeners.append(self._on_metadata)
         for topic in self._topics:
             self._look_up(topic)
 
@@ -64,7 +64,7 @@ class ManualAssignment:
     def leave(self, on_done: Saved) -> None:
         """Save the progress of everything."""
         self._left = True
-        self._network.routes.listeners.remove(self._on_routes)
+        self._network.metadata.listeners.remove(self._on_metadata)
         self._give_up([(topic, partition) for topic, held in self._held.items() for partition in held], on_done)
 
     def _give_up(self, places: list[Place], on_done: Saved) -> None:
@@ -76,7 +76,7 @@ class ManualAssignment:
 
     def _look_up(self, topic: str) -> None:
         if not self._left:
-            self._network.routes.want(topic, create=False, on_known=lambda found: self._on_known(topic, found))
+            self._network.metadata.want(topic, create=False, on_known=lambda found: self._on_known(topic, found))
 
     def _on_known(self, topic: str, found: Topic | HeadraceError) -> None:
         if self._left:
@@ -89,9 +89,9 @@ class ManualAssignment:
         if not found.mapping.retriable:
             self._on_missing(found)
 
-    def _on_routes(self, *_: object) -> None:
+    def _on_metadata(self, *_: object) -> None:
         for name in self._held:
-            topic = self._network.routes.topic(name)
+            topic = self._network.metadata.topic(name)
             if topic is not None:
                 self._hold(topic)
 

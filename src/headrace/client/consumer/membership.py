@@ -26,7 +26,7 @@ from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
-from headrace.client.connection.topology import Topology, read_topology
+from headrace.client.connection.metadata import MetadataSnapshot, read_metadata
 from headrace.client.consumer.assignors import ROOM_FIRST, Assign, Participant, Rooms, assignor_named
 from headrace.client.consumer.coordinator import (
     PAUSE_MAX_S,
@@ -500,12 +500,12 @@ def look(
     request = Message(topics=[Message(name=name) for name in sorted(topics)], allow_auto_topic_creation=False)
 
     def seen(answer: Message | HeadraceError) -> None:
-        on_seen(answer if isinstance(answer, HeadraceError) else rooms_of(read_topology(answer)))
+        on_seen(answer if isinstance(answer, HeadraceError) else rooms_of(read_metadata(answer)))
 
     network.ask_any(apis.METADATA, request, seen, timeout_s=LOOK_TIMEOUT_S)
 
 
-def rooms_of(topology: Topology) -> dict[str, list[str]]:
+def rooms_of(topology: MetadataSnapshot) -> dict[str, list[str]]:
     racks = {broker.broker_id: broker.rack for broker in topology.brokers.values()}
     return {
         name: [racks.get(partition.leader_id, "") for partition in topic.partitions]

@@ -54,9 +54,9 @@ class OffsetLookup:
             return
         by_leader: dict[int, list[Place]] = {}
         for place in self._wanted:
-            leader = self._network.routes.leader(*place)
+            leader = self._network.metadata.leader(*place)
             if leader is None:
-                self._network.routes.stale(place[0])
+                self._network.metadata.stale(place[0])
             else:
                 by_leader.setdefault(leader, []).append(place)
         for leader, places in by_leader.items():
@@ -85,7 +85,7 @@ class OffsetLookup:
                 for place in places:
                     self._fail(place, answer)
             for topic in {topic for topic, _ in places}:
-                self._network.routes.stale(topic)
+                self._network.metadata.stale(topic)
         else:
             for topic in answer.topics:
                 for partition in topic.partitions:
@@ -100,7 +100,7 @@ class OffsetLookup:
         if code != Code.NONE:
             if not is_retriable(code):
                 self._fail(place, Refusal(code, f"offsets of {place[0]}-{place[1]}"))
-            self._network.routes.stale(place[0])
+            self._network.metadata.stale(place[0])
         elif offset < 0 and self._wanted[place] >= 0:
             self._wanted[place] = LATEST
             self._pause_s = 0.0

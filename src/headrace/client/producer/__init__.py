@@ -8,5 +8,5 @@ lane           one partition under one acks: which batch may leave, under which 
 sender         what is ready into requests to leaders, answers to lanes, fates to deliveries
 request        produce requests and their answers
 direct         a record that is waited for alone, written and its answer read by its own sender
-options, errors
+options
 """

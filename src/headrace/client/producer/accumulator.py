@@ -23,10 +23,9 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from headrace.client.connection.metadata import Topic
 from headrace.client.connection.reactor import Reactor, Timer
-from headrace.client.connection.topology import Topic
-from headrace.client.errors import UnknownTopic
-from headrace.client.producer.errors import QueueFull
+from headrace.client.errors import QueueFull, UnknownTopic
 from headrace.client.producer.lane import Lane, LaneBatch
 from headrace.client.producer.options import check_acks
 from headrace.client.producer.partitioner import next_partition
@@ -536,14 +535,14 @@ class Accumulator:
         """Wait until the topic is known, and has the partition."""
         if self.sender.refusal is not None:
             raise self.sender.refusal.with_traceback(None)
-        sender, routes = self.sender, self.sender.network.routes
+        sender, metadata = self.sender, self.sender.network.metadata
         if topic not in self.own_router.topics:
             self._look_up(topic)
         if partition < len(self.buffers(topic)):
             return
         with sender.reactor.lock:
             asked_at = self._partition_wanted.setdefault((topic, partition), sender.reactor.now())
-            routes.stale(topic)
+            metadata.stale(topic)
         there = sender.driver.until(
             Need.TOPIC, lambda: partition < len(self.buffers(topic)), asked_at + ENLARGED_WITHIN_S
         )
@@ -655,10 +654,10 @@ class Accumulator:
         """Let records without a key go to the next good partition (see `partitioner`)."""
         count = len(lanes.lanes)
         if count > 1:
-            routes, avoided = self.sender.network.routes, self.sender.avoided()
+            metadata, avoided = self.sender.network.metadata, self.sender.avoided()
             following = (current + 1) % count
-            if avoided or routes.leader(lanes.topic, following) is None:
-                following = next_partition(current, count, partial(routes.leader, lanes.topic), avoided)
+            if avoided or metadata.leader(lanes.topic, following) is None:
+                following = next_partition(current, count, partial(metadata.leader, lanes.topic), avoided)
             lanes.sticky = lanes.lanes[following]
         elif count:
             lanes.sticky = lanes.lanes[0]
@@ -669,7 +668,7 @@ class Accumulator:
             lookup = self._lookups.get(topic)
             if lookup is None:
                 lookup = self._lookups[topic] = _TopicLookup(sender)
-                sender.network.routes.want(topic, create=True, on_known=lookup.hear)
+                sender.network.metadata.want(topic, create=True, on_known=lookup.hear)
         within_s = min(FIND_WITHIN_S, self.options.delivery_timeout_ms / 1000)
         known = sender.driver.until(Need.TOPIC, lambda: lookup.heard is not None, lookup.since + within_s)
         with sender.reactor.lock:

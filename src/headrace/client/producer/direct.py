@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from headrace.client.connection.broker_connection import Link, Written
-from headrace.client.connection.metadata import Image
+from headrace.client.connection.metadata import MetadataSnapshot
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable
 from headrace.client.producer.accumulator import PartitionBuffer, ProducerBatch
@@ -37,9 +37,9 @@ SPARE_BYTES: Final = 4096
 
 
 class Route(NamedTuple):
-    """How a partition's batches get to its leader, as long as the cluster's image and the connection are the same."""
+    """How a partition's batches get to its leader, as long as the metadata and the connection are the same."""
 
-    image: Image
+    snapshot: MetadataSnapshot
     leader: int
     link: Link
     opened_count: int
@@ -52,7 +52,7 @@ class Direct:
         self._sender = sender
         self._reactor = reactor
         self._network = sender.network
-        self._routes = sender.network.routes
+        self._metadata = sender.network.metadata
         self._timeout_ms = int(sender.options.request_timeout_ms)
 
     def deliver(self, pending: ProducerBatch) -> Report:
@@ -82,7 +82,11 @@ class Direct:
         """Whether the batch has left, and is in flight or done; if not, nothing was changed."""
         reactor, buffer, sent = self._reactor, pending.buffer, pending.batch.sent
         route = buffer.route
-        if route is None or route.image is not self._routes.image or route.opened_count != route.link.opened_count:
+        if (
+            route is None
+            or route.snapshot is not self._metadata.snapshot
+            or route.opened_count != route.link.opened_count
+        ):
             route = buffer.route = self._route(buffer)
         if route is None or buffer.batch is not None or not reactor.is_quiet or self._network.failing():
             return False
@@ -117,8 +121,8 @@ class Direct:
         return True
 
     def _route(self, buffer: PartitionBuffer) -> Route | None:
-        routes = self._routes
-        leader, topic = routes.leader(buffer.topic, buffer.partition), routes.topic(buffer.topic)
+        metadata = self._metadata
+        leader, topic = metadata.leader(buffer.topic, buffer.partition), metadata.topic(buffer.topic)
         if leader is None or topic is None:
             return None
         try:
@@ -129,7 +133,7 @@ class Direct:
             return None
         template = template_of(buffer, link.version(apis.PRODUCE), topic.topic_id, self._timeout_ms)
         frame = partial(template.frame, link.framer.head_end(apis.PRODUCE, template.version))
-        return Route(routes.image, leader, link, link.opened_count, template, frame)
+        return Route(metadata.snapshot, leader, link, link.opened_count, template, frame)
 
     def _enter(self, pending: ProducerBatch) -> None:
         """Put the batch into its lane."""

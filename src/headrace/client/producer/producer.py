@@ -20,9 +20,9 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.connections import Network, shared
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.errors import ProducerClosed
 from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceResult
 from headrace.client.producer.direct import Direct
-from headrace.client.producer.errors import ProducerClosed
 from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
 from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender

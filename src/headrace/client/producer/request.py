@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from headrace.client.admin.produce import Outgoing, encode_parts
 from headrace.client.connection.broker_connection import HEAD, make
-from headrace.client.connection.metadata import Routes
+from headrace.client.connection.metadata import Metadata
 from headrace.client.producer.accumulator import PartitionBuffer, ProducerBatch
 from headrace.client.producer.options import REQUEST_BYTES
 from headrace.ports.disk import Buffer
@@ -146,11 +146,11 @@ class ProduceRequest:
         self.attempts.append(attempt)
         self.size_bytes += len(attempt.data)
 
-    def body(self, routes: Routes, acks: int, timeout_ms: int) -> Callable[[int], Sequence[Buffer]]:
+    def body(self, metadata: Metadata, acks: int, timeout_ms: int) -> Callable[[int], Sequence[Buffer]]:
         """Makes the parts for the version that is agreed when the request leaves."""
         ids = {}
         for each in self.attempts:
-            topic = routes.topic(each.buffer.topic)
+            topic = metadata.topic(each.buffer.topic)
             if topic is not None:
                 ids[topic.name] = topic.topic_id
                 self.names[topic.topic_id] = topic.name

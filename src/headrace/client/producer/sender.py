@@ -19,11 +19,18 @@ from typing import Final
 from headrace.client.connection import exits
 from headrace.client.connection.broker_connection import Written
 from headrace.client.connection.connections import Network
-from headrace.client.connection.reactor import Timer
+from headrace.client.connection.metadata import Topic
+from headrace.client.connection.reactor import Timer, WeakIdentitySet
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.connection.topology import Topic
-from headrace.client.connection.weak_set import Remembered
-from headrace.client.errors import BrokerUnreachable, ForkedEngine, NeverSent, Refusal, UnknownTopic
+from headrace.client.errors import (
+    BrokerUnreachable,
+    DeliveryUnknown,
+    ForkedEngine,
+    NeverSent,
+    NotDelivered,
+    Refusal,
+    UnknownTopic,
+)
 from headrace.client.producer.accumulator import (
     Accumulator,
     BufferMemory,
@@ -32,8 +39,7 @@ from headrace.client.producer.accumulator import (
     PartitionBuffer,
     ProducerBatch,
 )
-from headrace.client.producer.errors import NotDelivered, failure
-from headrace.client.producer.lane import Fate, Lane, Outcome, Verdict, outcome_of_code, outcome_of_error
+from headrace.client.producer.lane import SIZES, Fate, Lane, Outcome, Verdict, outcome_of_code, outcome_of_error
 from headrace.client.producer.options import Options
 from headrace.client.producer.partitioner import FaultLatency, next_partition
 from headrace.client.producer.request import Acknowledged, Attempt, ProduceRequest, add
@@ -152,7 +158,7 @@ class Sender:
         """Over how many partitions of a topic order keys are spread."""
         self.unbatched = 0
         """Records that wait outside of batches."""
-        network.routes.listeners.append(self._routed)
+        network.metadata.listeners.append(self._routed)
         _stay_with_parent.add(self)
         exits.opened(self)
 
@@ -244,7 +250,7 @@ class Sender:
             for pending, fate in lane.expire(math.inf):
                 self._fail(pending, fate, error)
         self._ready.clear()
-        self.network.routes.listeners.remove(self._routed)
+        self.network.metadata.listeners.remove(self._routed)
         self.incomplete.end()
         if self._slow_check is not None:
             self._slow_check.cancel()
@@ -270,11 +276,11 @@ class Sender:
     ) -> None:
         """Put the batches of a partition that may leave into requests to its leader."""
         now, lane, accumulator = self.reactor.now(), buffer.lane, buffer.accumulator
-        leader = self.network.routes.leader(buffer.topic, buffer.partition)
+        leader = self.network.metadata.leader(buffer.topic, buffer.partition)
         if leader is None or leader in failing:
             self._move_away(buffer, failing)
         if leader is None:
-            self.network.routes.stale(buffer.topic)
+            self.network.metadata.stale(buffer.topic)
             self._look_again(buffer, now + LEADERLESS_S)
             return
         rounds = requests.setdefault((leader, accumulator.acks), [])
@@ -305,7 +311,7 @@ class Sender:
     def _move_away(self, buffer: PartitionBuffer, failing: frozenset[int]) -> None:
         """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
         buffers = buffer.accumulator.buffers(buffer.topic)
-        leader = partial(self.network.routes.leader, buffer.topic)
+        leader = partial(self.network.metadata.leader, buffer.topic)
         if not buffers:
             return
         target = next_partition(buffer.partition, len(buffers), leader, self.avoided())
@@ -341,7 +347,7 @@ class Sender:
         if self._slow_check is None:
             self._slow_check = self.reactor.call_at(self.reactor.now() + SLOW_AFTER_S, self._look_for_slow)
         self.count.retries += sum(each.number > 1 for each in request.attempts)
-        body = request.body(self.network.routes, acks, int(self.options.request_timeout_ms))
+        body = request.body(self.network.metadata, acks, int(self.options.request_timeout_ms))
         heard = partial(self._heard, leader, acks, request, self.reactor.now())
         try:
             link = self.network.broker(leader)
@@ -371,7 +377,7 @@ class Sender:
             if acks == 0 and outcome is Outcome.UNSURE:
                 outcome = Outcome.LOST
             for each in request.attempts:
-                self.network.routes.stale(each.buffer.topic)
+                self.network.metadata.stale(each.buffer.topic)
                 self._ended(each, outcome, answer, now)
             return
         if self.options.avoid_slow:
@@ -398,18 +404,18 @@ class Sender:
         if outcome is Outcome.WRITTEN:
             self._ended(each, outcome, None, now, row.base_offset, row.log_append_time_ms)
             return
-        routes = self.network.routes
+        metadata = self.network.metadata
         hinted = row.current_leader
         if hinted is not None and hinted.leader_id >= 0:
             ends = answer.node_endpoints
-            routes.hint(buffer.topic, buffer.partition, hinted.leader_id, hinted.leader_epoch, ends)
+            metadata.hint(buffer.topic, buffer.partition, hinted.leader_id, hinted.leader_epoch, ends)
         if code == Code.STORAGE_ERROR:
             self.network.failed(leader)
         self._ended(each, outcome, Refusal(code, f"produce to {buffer.label}", row.error_message), now)
-        if routes.leader(buffer.topic, buffer.partition) != leader:
+        if metadata.leader(buffer.topic, buffer.partition) != leader:
             buffer.lane.end_backoff()
         elif outcome in (Outcome.UNSURE, Outcome.REFUSED):
-            routes.stale(buffer.topic)
+            metadata.stale(buffer.topic)
 
     def _ended(
         self,
@@ -482,17 +488,17 @@ class Sender:
             self.count.unknown += count
         else:
             self.count.failed += count
-        error = failure(count, where, unknown, reason)
+        error = _failure(count, where, unknown, reason)
         self.complete(pending, pending.batch.sent.fail(error))
         if pending.orders and not self._closed:
             self._fail_followers(pending, error)
 
     def _hindrance(self, buffer: PartitionBuffer) -> HeadraceError | None:
         """What keeps a batch that was never tried from leaving, as far as it is known."""
-        routes = self.network.routes
-        if routes.topic(buffer.topic) is None:
+        metadata = self.network.metadata
+        if metadata.topic(buffer.topic) is None:
             return UnknownTopic(buffer.topic)
-        if routes.leader(buffer.topic, buffer.partition) is None:
+        if metadata.leader(buffer.topic, buffer.partition) is None:
             return Refusal(Code.LEADER_NOT_AVAILABLE, f"partition {buffer.label}")
         return buffer.accumulator.producer_ids.failure if buffer.lane.wants_producer_id else None
 
@@ -546,7 +552,7 @@ class Sender:
             if request.attempts[0].pending.sent_at > now - SLOW_AFTER_S:
                 break
             for each in request.attempts:
-                self.network.routes.stale(each.buffer.topic)
+                self.network.metadata.stale(each.buffer.topic)
         if self._unanswered:
             self._slow_check = self.reactor.call_at(now + SLOW_AFTER_S, self._look_for_slow)
 
@@ -567,7 +573,7 @@ class Sender:
             if topic is not None and name in accumulator.own_router.topics:
                 accumulator.learn(topic)
             for buffer in accumulator.buffers(name):
-                leader = self.network.routes.leader(name, buffer.partition)
+                leader = self.network.metadata.leader(name, buffer.partition)
                 if leader is not None and leader != buffer.lane.leader:
                     buffer.lane.end_backoff()
                 if buffer.due or not buffer.lane.idle:
@@ -621,7 +627,20 @@ class Sender:
             log.warning("callbacks of up to %d records of a producer (%s) have not ended: %s", uncalled, client_id, why)
 
 
-_stay_with_parent: Remembered[Sender] = Remembered()
+def _failure(count: int, where: str, unknown: bool, reason: HeadraceError | None) -> NotDelivered:
+    """What the records of a batch hear that was not acknowledged."""
+    why = f": {reason}" if reason is not None else ": no answer came in time"
+    if reason is not None and reason.kafka_code in SIZES:
+        why += "; the record alone is larger than its topic takes: send less, or raise max.message.bytes of the topic"
+    if unknown:
+        return DeliveryUnknown(
+            f"whether {count} records for {where} were written is not known{why}; look before sending them again",
+            reason,
+        )
+    return NotDelivered(f"{count} records for {where} were not written{why}", reason)
+
+
+_stay_with_parent: WeakIdentitySet[Sender] = WeakIdentitySet()
 
 
 def _after_fork() -> None:
