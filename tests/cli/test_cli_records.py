@@ -189,3 +189,30 @@ def test_a_group_goes_on_where_it_left_off(run: Run, topic: MakeTopic) -> None:
     assert run("consume", name, "--group", group).stdout == ""
     run("produce", name, stdin="new\n")
     assert run("consume", name, "--group", group).stdout == "new\n"
+
+
+def test_a_group_begins_where_it_is_told_and_then_goes_on(run: Run, topic: MakeTopic) -> None:
+    name = topic()
+    run("produce", name, stdin="".join(f"{n}\n" for n in range(5)))
+
+    def values(group: str, *options: str) -> list[int]:
+        return [int(line) for line in run("consume", name, "--group", f"{group}-of-{name}", *options).stdout.split()]
+
+    assert values("offset", "--from", "3") == [3, 4]
+    assert values("offset", "--from", "3") == [], "it is for partitions of which nothing was committed"
+    assert values("end", "--from", "end") == []
+    assert values("time", "--from-time", "1h ago", "--count", "1") == [0]
+    assert values("time", "--from-time", "1s ago") == [1, 2, 3, 4]
+
+
+def test_a_group_goes_on_at_the_beginning_of_a_log_that_has_lost_its_place(
+    run: Run, topic: MakeTopic, broker: Broker
+) -> None:
+    name = topic()
+    run("produce", name, stdin="0\n1\n2\n3\n")
+    assert run("consume", name, "--group", f"group-of-{name}", "--count", "1").stdout == "0\n"
+    with Cluster(broker.bootstrap) as cluster:
+        operations.delete_records(cluster, name, {0: 2})
+    done = run("consume", name, "--group", f"group-of-{name}")
+    assert done.stdout == "2\n3\n"
+    assert done.stderr == f"headrace: {name}-0 has no offset 1; going on at 2\n"

@@ -212,7 +212,7 @@ def test_what_a_member_does_not_ask_for_any_more_goes_to_one_who_does() -> None:
 
 
 def test_protocol_names_let_other_clients_share_the_group() -> None:
-    for name in ("average", "room-first", "consistent-hash"):
+    for name in ("average", "room-first", "consistent-hash", "range"):
         assert list(ASSIGNORS[name].protocols)[-1] == "range"
         assert not ASSIGNORS[name].step_by_step
     assert list(ASSIGNORS["cooperative"].protocols) == ["cooperative-sticky"]

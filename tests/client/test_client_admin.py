@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 
 import pytest
@@ -12,8 +11,8 @@ from client.conftest import MakeTopic
 from headrace.client.admin import groups, offsets, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import read
-from headrace.client.admin.member import Member
 from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.consumer.consumer import Consumer
 from headrace.client.errors import Refusal, UnknownTopic
 from headrace.errors import Code
 from headrace.records import kernel
@@ -80,47 +79,22 @@ def test_records_before_an_offset_are_deleted(cluster: Cluster, topic: MakeTopic
     assert operations.delete_records(cluster, name, {0: -1}) == {0: 10}
 
 
-def test_a_member_joins_commits_goes_on_and_leaves(cluster: Cluster, topic: MakeTopic) -> None:
-    name, group_id = topic(partitions=3), f"g-{uuid.uuid4().hex[:8]}"
-    member = Member(cluster, group_id, [name])
-    assert member.join() == {name: (0, 1, 2)}
-    assert member.committed() == {}
-    assert member.commit({(name, 1): 7})
-    assert member.keep_alive()
-    assert member.committed() == {(name, 1): 7}
-    described = groups.describe_group(cluster, group_id)
-    assert (described.state, described.assignor) == ("Stable", "range")
-    assert [m.assignment for m in described.members] == [{name: (0, 1, 2)}]
-    assert group_id in {listed.group_id for listed in groups.list_groups(cluster)}
-    with pytest.raises(Refusal, match="stop its consumers first"):
-        groups.delete_group(cluster, group_id)
-    member.leave()
-    assert groups.fetch_offsets(cluster, group_id) == {(name, 1): 7}
-
-
-def test_two_members_share_the_partitions_and_one_takes_over(
+def test_a_group_is_described_and_protected_while_it_has_members(
     broker: Broker, cluster: Cluster, topic: MakeTopic
 ) -> None:
-    name, group_id = topic(partitions=4), f"g-{uuid.uuid4().hex[:8]}"
-    first = Member(cluster, group_id, [name])
-    assert first.join() == {name: (0, 1, 2, 3)}
-    with Cluster(broker.bootstrap) as other:
-        second = Member(other, group_id, [name])
-        joining = threading.Thread(target=second.join)
-        joining.start()
-        while joining.is_alive():
-            first._heartbeat_due = 0.0
-            if not first.keep_alive():
-                first.join()
-        assert sorted(first.assignment[name] + second.assignment[name]) == [0, 1, 2, 3]
-        assert len(first.assignment[name]) == len(second.assignment[name]) == 2
-        second.leave()
-    first._heartbeat_due = 0.0
-    while first.keep_alive():
-        first._heartbeat_due = 0.0
-    assert not first.commit({(name, 0): 1}), "its generation is over"
-    assert first.join() == {name: (0, 1, 2, 3)}
-    first.leave()
+    name, group_id = topic(partitions=3), f"g-{uuid.uuid4().hex[:8]}"
+    with Consumer(name, bootstrap=broker.bootstrap, group=group_id, assignor="range", commit_interval_ms=0) as consumer:
+        assert consumer.position(name, 1) == 0
+        assert groups.fetch_offsets(cluster, group_id) == {}
+        consumer.commit({(name, 1): 7})
+        described = groups.describe_group(cluster, group_id)
+        assert (described.state, described.assignor) == ("Stable", "range")
+        assert [m.assignment for m in described.members] == [{name: (0, 1, 2)}]
+        assert group_id in {listed.group_id for listed in groups.list_groups(cluster)}
+        with pytest.raises(Refusal, match="stop its consumers first"):
+            groups.delete_group(cluster, group_id)
+    assert groups.describe_group(cluster, group_id).members == ()
+    assert groups.fetch_offsets(cluster, group_id) == {(name, 1): 7}
 
 
 def test_offsets_of_a_group_without_members_can_be_set_and_deleted(cluster: Cluster, topic: MakeTopic) -> None:

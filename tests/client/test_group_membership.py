@@ -115,7 +115,7 @@ def share(*observers: Observer) -> Callable[[], bool]:
 
 
 @proves("R9")
-@pytest.mark.parametrize("assignor", ["average", "room-first", "consistent-hash", "cooperative"])
+@pytest.mark.parametrize("assignor", ["average", "room-first", "consistent-hash", "range", "cooperative"])
 def test_members_of_one_process_join_and_leave(
     topic: MakeTopic, join: Join, wait: Wait, group: str, assignor: str
 ) -> None:
@@ -254,7 +254,7 @@ def test_a_topic_that_comes_later_is_read_when_it_is_there(
 
 def test_members_with_different_assignors_agree_on_range(topic: MakeTopic, join: Join, wait: Wait, group: str) -> None:
     target = topic(partitions=6)
-    members = [join(group, target, assignor=name) for name in ("average", "room-first", "consistent-hash")]
+    members = [join(group, target, assignor=name) for name in ("average", "room-first", "consistent-hash", "range")]
     wait(share(*members))
     assert {member.membership.protocol for member in members} == {"range"}
 

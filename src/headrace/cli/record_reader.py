@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -14,13 +13,21 @@ import click
 from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Fetched, FetchLimits, Position, fetch
-from headrace.client.admin.member import Member
+from headrace.client.consumer.coordinator import passes
+from headrace.client.consumer.group_protocol import RANGE, Place
+from headrace.client.consumer.membership import Membership
+from headrace.client.consumer.progress import NotHeld
 from headrace.client.errors import Refusal
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, RequestTimedOut
 from headrace.records import kernel
 from headrace.records.record import Record
 
 COMMIT_SECONDS: Final = 1.0
+SESSION_TIMEOUT_MS: Final = 10_000
+REBALANCE_TIMEOUT_MS: Final = 60_000
+CHECK_MS: Final = 5_000
+
+_MOVED_ON: Final = frozenset({Code.REBALANCE_IN_PROGRESS, Code.ILLEGAL_GENERATION, Code.UNKNOWN_MEMBER_ID})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +95,6 @@ class Reader:
         """Called between two fetches."""
 
     def _fetch(self, partitions: list[int]) -> list[Fetched]:
-        if not partitions:
-            time.sleep(self._limits.max_wait_ms / 1000)  # A member without partitions waits for the next rebalance.
-            return []
         positions = [Position(self._topic, n, self._next[n]) for n in partitions]
         return fetch(self._cluster, positions, self._limits)
 
@@ -100,47 +104,105 @@ class Reader:
 
 
 class GroupReader(Reader):
-    """Reads what a group assigns, from where the group left off, and commits what was done."""
+    """Reads what a group assigns, from where the group left off, and commits what was done.
+
+    The range assignor is eager: all partitions go before any come. That happens between two fetches alone, when all
+    that was read is done.
+    """
 
     def __init__(self, cluster: Cluster, topic: str, group_id: str, start: Start | None, limits: FetchLimits) -> None:
         super().__init__(cluster, topic, [], start, limits)
-        self._member = Member(cluster, group_id, [topic])
-        self._done: dict[tuple[str, int], int] = {}
+        self._group_id = group_id
+        self._done: dict[Place, int] = {}
+        """What is not committed yet."""
         self._commit_due = 0.0
-        self._join()
+        self._assigned: dict[int, int | None] | None = None
+        """The group's progress in each partition; None while there is no assignment."""
+        self._current: dict[int, int | None] | None = None
+        """The assignment that is being read."""
+        self._failure: HeadraceError | None = None
+        self._membership = Membership(
+            cluster.network,
+            group_id,
+            [topic],
+            RANGE,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            on_lost=self._on_lost,
+            on_error=self._on_error,
+        )
+        self._membership.start()
 
     def done(self, partition: int, offset: int) -> None:
         self._done[self._topic, partition] = offset
 
     def close(self) -> None:
         """Commit and leave; a broker that is gone by now keeps neither from ending."""
-        with contextlib.suppress(HeadraceError):
-            self._commit()
-            self._member.leave()
+        left: list[HeadraceError | None] = []
+        self._membership.leave(left.append)
+        self._cluster.wait(lambda: bool(left), self._cluster.timeout_ms)
 
     def _look_around(self) -> None:
+        self._membership.touch()
         if time.monotonic() >= self._commit_due:
             self._commit()
-        if not self._member.keep_alive():
-            self._commit()
-            self._join()
-
-    def _join(self) -> None:
-        self._done.clear()
-        mine = self._member.join().get(self._topic, ())
-        committed = self._member.committed()
-        self._next = {n: committed[self._topic, n] for n in mine if (self._topic, n) in committed}
-        fresh = [n for n in mine if n not in self._next]
+        while (assigned := self._assigned) is None:
+            self._wait(lambda: self._assigned is not None)
+        self._membership.away()
+        if assigned is self._current:
+            return
+        self._current = assigned
+        self._next = {n: offset for n, offset in assigned.items() if offset is not None}
+        fresh = [n for n in assigned if n not in self._next]
         if fresh:
             self._next.update(self._start.find(self._cluster, self._topic, fresh))
         self._ends = self._find_ends()
 
+    def _wait(self, done: Callable[[], bool]) -> None:
+        """For a while. A group may take as long as its members do, but its coordinator is to be there."""
+        if not self._cluster.wait(lambda: done() or self._failure is not None, CHECK_MS):
+            self._cluster.forget()
+            self._cluster.retry(lambda: self._cluster.coordinator(self._group_id))
+        if self._failure is not None:
+            raise self._failure
+
     def _commit(self) -> None:
         self._commit_due = time.monotonic() + COMMIT_SECONDS
-        self._member.commit(self._done)
+        offsets, answers = dict(self._done), list[HeadraceError | None]()
+        if not offsets:
+            return
+        self._membership.commit(offsets, answers.append)
+        if not self._cluster.wait(lambda: bool(answers), self._cluster.timeout_ms):
+            raise RequestTimedOut(f"commit of group {self._group_id!r}: no answer within the timeout")
+        error = answers[0]
+        if error is not None and not isinstance(error, NotHeld) and error.kafka_code not in _MOVED_ON:
+            raise error
+        for place in offsets:
+            self._done.pop(place, None)
+
+    def _on_assigned(self, places: Iterable[Place], offsets: Mapping[Place, int]) -> None:
+        self._assigned = {place[1]: offsets.get(place) for place in sorted(places)}
+
+    def _on_revoked(self, places: Iterable[Place]) -> dict[Place, int]:
+        offsets = dict(self._done)
+        self._on_lost(places)
+        return offsets
+
+    def _on_lost(self, _: Iterable[Place]) -> None:
+        self._assigned = None
         self._done.clear()
 
+    def _on_error(self, error: HeadraceError) -> None:
+        if not passes(error):
+            self._failure = error
+
     def _fetch(self, partitions: list[int]) -> list[Fetched]:
+        if not partitions:
+            current = self._current
+            self._wait(lambda: self._assigned is not current)
+            return []
         try:
             return super()._fetch(partitions)
         except Refusal as refusal:

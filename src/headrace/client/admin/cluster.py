@@ -75,7 +75,7 @@ class Cluster:
         self._retry = retry or Retry()
         self._reactor = ThreadReactor()
         # Here is decided how long a connection may take to open, and when it is tried again.
-        self._network = Network(
+        self.network = Network(
             self._bootstrap, client_id=client_id, tls=tls, reactor=self._reactor, setup_timeout_s=math.inf, pause_s=0.0
         )
         self._topics: dict[str, Topic] = {}
@@ -94,7 +94,7 @@ class Cluster:
         return [str(address) for address in self._bootstrap]
 
     def close(self) -> None:
-        self._network.release()
+        self.network.release()
         self._reactor.close()
 
     def reach(self) -> None:
@@ -113,7 +113,7 @@ class Cluster:
         asked = None if topics is None else [Message(name=name) for name in topics]
         request = Message(topics=asked, allow_auto_topic_creation=create)
         answer = read_metadata(self.ask(apis.METADATA, request))
-        self._network.metadata.learn(answer)
+        self.network.metadata.learn(answer)
         self._topics.update(answer.topics)
         for name in answer.refused:
             self._topics.pop(name, None)
@@ -172,7 +172,7 @@ class Cluster:
             request = Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group_id])
             (found,) = self.ask(apis.FIND_COORDINATOR, request).coordinators
             check(found.error_code, f"coordinator of group {group_id!r}", found.error_message)
-            self._network.metadata.add_broker(Broker(found.node_id, Address(found.host, found.port), ""))
+            self.network.metadata.add_broker(Broker(found.node_id, Address(found.host, found.port), ""))
             self._coordinators[group_id] = found.node_id
         return self.broker(self._coordinators[group_id])
 
@@ -187,7 +187,7 @@ class Cluster:
                 if link.opened_count and not isinstance(error, NeverSent):
                     raise
                 failures.append(str(error))
-        reached_before = bool(self._network.metadata.brokers)
+        reached_before = bool(self.network.metadata.brokers)
         raise (BrokerUnreachable if reached_before else NoBroker)("; ".join(dict.fromkeys(failures)))
 
     def call(self, link: Link, api_key: int, message: Message, timeout_ms: int | None = None) -> Message:
@@ -226,12 +226,16 @@ class Cluster:
                     each.link.close(BrokerUnreachable(f"{doing} {each.link.address}: no answer within the timeout"))
         return [each.answer for each in pending if each.answer is not None]
 
+    def wait(self, done: Callable[[], bool], within_ms: int) -> bool:
+        """Drive the connections until `done()`, which is asked under the lock; False if the time is up before."""
+        return self._reactor.wait(done, time.monotonic() + within_ms / 1000)
+
     def flush(self) -> None:
         """Let what was submitted leave now, not when it is waited for."""
         self._reactor.turn()
 
     def close_lane(self, lane: str) -> None:
-        self._network.close_lane(lane)
+        self.network.close_lane(lane)
 
     def retry(self, operation: Callable[[], T], *, within_ms: int | None = None) -> T:
         """Run until it succeeds, fails for good, or time is up; what was known of leaders is looked up anew between."""
@@ -253,14 +257,14 @@ class Cluster:
         self._coordinators.clear()
 
     def _link(self, broker_id: int, lane: str) -> Link:
-        if broker_id not in self._network.metadata.brokers:
+        if broker_id not in self.network.metadata.brokers:
             self.topology([])
-        return self._network.broker(broker_id, lane)
+        return self.network.broker(broker_id, lane)
 
     def _candidates(self) -> list[Link]:
         """Whom to ask what any broker knows, best first."""
-        known = (broker.address for broker in self._network.metadata.brokers.values())
-        links = [self._network.link(address, ADMIN) for address in dict.fromkeys((*known, *self._bootstrap))]
+        known = (broker.address for broker in self.network.metadata.brokers.values())
+        links = [self.network.link(address, ADMIN) for address in dict.fromkeys((*known, *self._bootstrap))]
         return sorted(links, key=lambda link: not link.is_open or link.in_flight > 0)
 
 

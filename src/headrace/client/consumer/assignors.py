@@ -250,6 +250,7 @@ ASSIGNORS: Final = {
     "average": Assignor({"headrace-average": assign_average, RANGE: assign_range}),
     "room-first": Assignor({ROOM_FIRST: assign_room_first, RANGE: assign_range}),
     "consistent-hash": Assignor({"headrace-consistent-hash": assign_by_ring, RANGE: assign_range}),
+    RANGE: Assignor({RANGE: assign_range}),
     "cooperative": Assignor({"cooperative-sticky": assign_sticky}, step_by_step=True),
 }
 

@@ -61,13 +61,6 @@ def encode_subscription(
     )
 
 
-def decode_subscription(blob: bytes) -> tuple[str, ...]:
-    """The topics that a member asks for."""
-    reader = _Reader(blob, "subscription")
-    reader.version()
-    return tuple(reader.name() for _ in range(reader.count(2)))
-
-
 def read_subscription(blob: bytes) -> Subscription:
     """All that a member says, in whichever version it says it."""
     reader = _Reader(blob, "subscription")

@@ -26,7 +26,7 @@ class ConsumerOptions(TypedDict, total=False):
     partitions: Iterable[Place]
     group: str | None
     mode: Literal["cluster", "broadcast"]
-    assignor: Literal["average", "room-first", "consistent-hash", "cooperative"]
+    assignor: Literal["average", "room-first", "consistent-hash", "range", "cooperative"]
     start: Literal["earliest", "latest", "none"]
     client_id: str
     commit_interval_ms: int
