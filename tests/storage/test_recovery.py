@@ -598,7 +598,7 @@ def test_indexes_are_made_anew_as_they_were(safe: int) -> None:
             (
                 each.base_offset,
                 each.next_offset,
-                each.greatest_ms,
+                each.load_greatest_ms(),
                 [each.index.entry(n) for n in range(each.index.count)],
             )
             for each in log.segments

@@ -10,6 +10,7 @@ import pytest
 from headrace.errors import HeadraceError, StorageFailed, StorageFull
 from headrace.records.batch import read_header
 from headrace.storage.segments.log import PartitionedLog
+from headrace.storage.segments.segment import NOT_READ
 from headrace.virtual.disk import VirtualDisk
 from storage.harness import Harness, append, batch, values
 
@@ -86,7 +87,7 @@ def test_a_search_by_time_that_cannot_read_says_so(sim: Harness) -> None:
     for search in searches:
         log.active.release()
         log.active.index.count = -1
-        log.active._greatest_ms = None
+        log.active.greatest_ms = NOT_READ
         disk.fail_open(log.active.index.path, errno.EMFILE)
         with pytest.raises(StorageFailed, match="Too many open files"):
             search()

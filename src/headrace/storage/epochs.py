@@ -48,6 +48,10 @@ class EpochHistory:
 
     @property
     def entries(self) -> list[tuple[int, int]]:
+        return self.load() if self._entries is None else self._entries
+
+    def load(self) -> list[tuple[int, int]]:
+        """Read the file, unless that was done; OSError if it cannot be read."""
         if self._entries is None:
             self._entries, wrong = read_entries(self._disk, self._path)
             self._saved = len(self._entries)

@@ -135,6 +135,8 @@ class LocalLog(ABC):
         self.epochs.rebuild_from(self._epochs_in_log)
         self._epoch: int | None = None
         """Of the batch that was staged last; None: the next one looks whether it begins one."""
+        self._epochs_before: int | None = None
+        """How many epochs there were before those that the turn has begun; None: it has begun none."""
         self._leaders_epoch_starts: Sequence[tuple[int, int]] = ()
         self.producers = ProducerTable(services.producer_loads, self._load_producers)
 
@@ -212,12 +214,21 @@ class LocalLog(ABC):
         compacted: where the leader has told when epochs began, that counts, else what `epochs` says of the least
         start. What is here belongs to epochs before."""
         entries = self.epochs.entries
+        before = len(entries)
         is_empty = self.start_offset >= self.end_offset
         least = (entries[-1][1] if entries else 0) if is_empty else self.end_offset
         for begun, start in self._leaders_epoch_starts:
             if begun <= epoch:
                 self.epochs.begin(begun, min(max(start, least), base))
         self.epochs.begin(epoch, min(self.end_offset, base))
+        if self._epochs_before is None and len(entries) > before:
+            self._epochs_before = before
+
+    def _take_back_epochs(self) -> None:
+        """Nothing of the turn was written, so it has begun no epoch; the next batch looks whether it does."""
+        if self._epochs_before is not None:
+            self.epochs.cut(self._epochs_before)
+        self._epoch = self._epochs_before = None
 
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
         return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)

@@ -130,7 +130,6 @@ class Turn:
         "_runs_ms",
         "base",
         "batches",
-        "epochs_before",
         "gap",
         "next_run_at",
         "run_ms",
@@ -140,7 +139,6 @@ class Turn:
 
     def __init__(self) -> None:
         self.batches: list[Buffer] = []
-        self.epochs_before = 0
         self.base = self.next_run_at = 0
         self.single = True
         """Whether all of it is one run that begins with `base`; most turns are."""
@@ -274,7 +272,8 @@ class SharedLog(LocalLog):
         try:
             if not self.producers.loaded:
                 self.producers.load()
-            self._turn.epochs_before = len(self.epochs.entries)
+            if self._epoch is None:
+                self.epochs.load()
         except OSError as error:
             raise self._refuse(error).again() from error
         self._services.staged[self] = None
@@ -298,7 +297,7 @@ class SharedLog(LocalLog):
             return self.offline
         try:
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
-            if len(self.epochs.entries) != turn.epochs_before:
+            if self._epochs_before is not None:
                 self.derived.save_epochs()
             if turn.single:
                 offset, run_ms = self.written_offset, turn.run_ms
@@ -337,11 +336,11 @@ class SharedLog(LocalLog):
 
     def opening_frames(self) -> list[bytes]:
         """What a new commit file begins with: bounds and last epoch, without what is staged."""
-        written = self._turn.epochs_before if self._turn.batches else len(self.epochs.entries)
-        return self.bounds_frames() + self._epoch_frames(self.epochs.entries[max(0, written - 1) : written])
+        written = self.epochs.entries[: self._epochs_before]
+        return self.bounds_frames() + self._epoch_frames(written[-1:])
 
     def _epochs_of_turn(self) -> Sequence[tuple[int, int]]:
-        return self.epochs.entries[self._turn.epochs_before :]
+        return () if self._epochs_before is None else self.epochs.entries[self._epochs_before :]
 
     def _epoch_frames(self, entries: Sequence[tuple[int, int]]) -> list[bytes]:
         return [frames.pack(frames.EPOCH, 0, self.topic_id, self._partition, start, epoch) for epoch, start in entries]
@@ -357,6 +356,7 @@ class SharedLog(LocalLog):
                 turn.enter(self.queue, number, byte, self.written_offset, self.end_offset)
             self.snapshot_bytes += turn.size
             self.written_offset = self.end_offset
+            self._epochs_before = None
             turn.clear()
             if self.producers.undo:
                 self.producers.settled()
@@ -372,9 +372,8 @@ class SharedLog(LocalLog):
 
     def _roll_back(self) -> None:
         if self._turn.batches:
-            self.epochs.cut(self._turn.epochs_before)
+            self._take_back_epochs()
             self.end_offset = self.written_offset
-            self._epoch = None
             self.producers.take_back()
             self._turn.clear()
 

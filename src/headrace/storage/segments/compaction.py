@@ -69,7 +69,7 @@ def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
     end = cleaned.deletable_below()
     found: list[Segment] = []
     for segment in cleaned.segments[:-1]:
-        if segment.damage or segment.next_offset > end or (lag_ms and segment.greatest_ms > now_ms - lag_ms):
+        if segment.damage or segment.next_offset > end or (lag_ms and segment.load_greatest_ms() > now_ms - lag_ms):
             break
         found.append(segment)
     return found

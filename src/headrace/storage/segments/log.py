@@ -34,7 +34,6 @@ from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal, rewritten
 from headrace.storage.checkpoint import Done
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
-from headrace.storage.epochs import EpochHistory
 from headrace.storage.local_log import LocalLog
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
 from headrace.storage.producers import ProducerState, Snapshots
@@ -92,20 +91,8 @@ class Turn(NamedTuple):
     times_count: int
     next_index_at: int
     greatest_ms: int
-    epochs: int
 
-    @staticmethod
-    def begin(end_offset: int, segment: Segment, epochs: EpochHistory) -> Turn:
-        return Turn(
-            end_offset,
-            segment.index.count,
-            segment.times.count,
-            segment.next_index_at,
-            segment.greatest_ms,
-            len(epochs.entries),
-        )
-
-    def take_back(self, segment: Segment, epochs: EpochHistory) -> None:
+    def take_back(self, segment: Segment) -> None:
         """As if nothing had been staged; an index may have been rebuilt meanwhile, with less in it."""
         segment.size = segment.written
         segment.next_offset = self.end_offset
@@ -113,7 +100,6 @@ class Turn(NamedTuple):
         segment.times.count = min(segment.times.count, self.times_count)
         segment.next_index_at = self.next_index_at
         segment.greatest_ms = self.greatest_ms
-        epochs.cut(self.epochs)
 
 
 class PartitionedLog(LocalLog):
@@ -241,22 +227,23 @@ class PartitionedLog(LocalLog):
     def _begin_turn(self, segment: Segment) -> None:
         """Everything that could fail for lack of room or files is done here, before anything has changed."""
         try:
-            file = segment.file
+            file = segment.tail or segment.open_tail()
             if segment.size == 0 and self.settings.preallocate:
                 file.reserve(self.settings.segment_bytes)
-            segment.load_indexes()
             if not self.producers.loaded:
                 self.producers.load()
             if segment.size == 0:  # one that a truncation began has no snapshot yet
                 self._remember_producers(segment.base_offset)
-            turn = Turn.begin(self.end_offset, segment, self.epochs)
+            if self._epoch is None:
+                self.epochs.load()
         except OSError as error:
             raise self._refuse(error).again() from error
         if segment.size == 0:
             self.began_ms = self._services.clock.wall_ms()
             self._services.segment_began(self)
             self._unsynced.add(self.folder)
-        self._turn = turn
+        index, times = segment.index, segment.times
+        self._turn = Turn(self.end_offset, index.count, times.count, segment.next_index_at, segment.greatest_ms)
         self._services.staged[self] = None
 
     def _index(self, segment: Segment, base: int, position: int) -> Segment:
@@ -299,14 +286,16 @@ class PartitionedLog(LocalLog):
         segment = self._active
         try:
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
-            if self._turn is not None and len(self.epochs.entries) != self._turn.epochs:
+            if self._epochs_before is not None:
                 self._save_epochs()
-            segment.file.pwritev(staged, segment.written)
+            file = segment.tail or segment.file
+            file.pwritev(staged, segment.written)
         except OSError as error:
             reason = self._undo(error)
             self._refusal = self.offline
             return reason
         self._staged = []
+        self._epochs_before = None
         self.size_bytes += segment.size - segment.written
         segment.written = segment.size
         self.written_offset = self.end_offset
@@ -321,9 +310,9 @@ class PartitionedLog(LocalLog):
         turn, segment = self._turn, self._active
         assert turn is not None
         self._staged = []
-        turn.take_back(segment, self.epochs)
+        turn.take_back(segment)
         self.end_offset = turn.end_offset
-        self._epoch = None
+        self._take_back_epochs()
         self.producers.take_back()
         reason = self._refuse(error)
         try:

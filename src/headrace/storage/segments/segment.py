@@ -36,6 +36,7 @@ SUM: Final = ".sum"
 GAPS: Final = ".gaps"
 DELETED: Final = ".deleted"
 NO_TIMESTAMP: Final = -1
+NOT_READ: Final = -2
 NEVER: Final = 1 << 62
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 LARGE_GAP: Final = 1 << 30
@@ -64,7 +65,9 @@ class Checks:
 
 
 class Segment:
-    """`size` counts staged bytes too, `written` only those in the file; `next_offset` follows the last staged batch."""
+    """`size` counts staged bytes too, `written` only those in the file; `next_offset` follows the last staged batch.
+    `greatest_ms` is the greatest timestamp of any batch, once `load_greatest_ms` has seen to it. `tail` is the file
+    while all that appends need is at hand, its indexes and greatest timestamp too; else None, see `open_tail`."""
 
     __slots__ = (
         "_checked",
@@ -72,7 +75,6 @@ class Segment:
         "_file",
         "_fresh",
         "_gone",
-        "_greatest_ms",
         "_index_doubted",
         "_interval_bytes",
         "_open_segments",
@@ -80,12 +82,14 @@ class Segment:
         "base_offset",
         "cleaned",
         "damage",
+        "greatest_ms",
         "index",
         "next_index_at",
         "next_offset",
         "size",
         "sparse",
         "stem",
+        "tail",
         "times",
         "written",
     )
@@ -107,6 +111,7 @@ class Segment:
         self._disk = disk
         self._open_segments = open_segments
         self._file: File | None = None
+        self.tail: File | None = None
         self._interval_bytes = interval_bytes
         self.stem = stem(folder, base_offset)
         self.base_offset = base_offset
@@ -120,7 +125,7 @@ class Segment:
         self.index = OffsetIndex(disk, self.stem + INDEX, index_bytes, count, self._remake_indexes)
         self.times = TimeIndex(disk, self.stem + TIME_INDEX, index_bytes, count, self._remake_indexes)
         self.next_index_at = interval_bytes if fresh else 0
-        self._greatest_ms: int | None = NO_TIMESTAMP if fresh else None
+        self.greatest_ms = NO_TIMESTAMP if fresh else NOT_READ
         self._checked = CheckedBytes()
         self._fresh = fresh
         self._gone = False
@@ -138,6 +143,13 @@ class Segment:
             self._fresh = False
             self._open_segments.opened(self)
         return self._file
+
+    def open_tail(self) -> File:
+        file = self.file
+        self.load_indexes()
+        self.load_greatest_ms()
+        self.tail = file
+        return file
 
     def _refuse_if_gone(self) -> None:
         if self._gone:  # a file of that name would belong to someone else
@@ -187,6 +199,7 @@ class Segment:
             self.rebuild_indexes()
         except BaseException:
             self.index.count = self.times.count = -1  # there may be less in them than there must be
+            self.tail = None
             raise
 
     def _agree_with_sum(self) -> None:
@@ -203,7 +216,7 @@ class Segment:
         self.times.drop()
         self.index.count = self.times.count = 0
         self.next_index_at = 0 if self.sparse else self._interval_bytes
-        self._greatest_ms = NO_TIMESTAMP
+        self.greatest_ms = NO_TIMESTAMP
 
     def index_batch(self, base_offset: int, position: int) -> None:
         """Make an entry if enough bytes have passed since the last; comes before the batch's own timestamp counts.
@@ -229,29 +242,25 @@ class Segment:
 
     def end_indexes(self) -> None:
         """Say the segment's greatest timestamp in a last time entry, and cut both files to their size."""
-        if self.greatest_ms != NO_TIMESTAMP:
+        if self.load_greatest_ms() != NO_TIMESTAMP:
             self.times.append(self.greatest_ms, self.next_offset - self.base_offset)
         self.index.cut(self.size)
         self.times.cut(self.size)
 
-    @property
-    def greatest_ms(self) -> int:
-        """Greatest timestamp of any batch; a closed index says it in its last time entry."""
-        if self._greatest_ms is None:
+    def load_greatest_ms(self) -> int:
+        """A closed index says it in its last time entry."""
+        if self.greatest_ms == NOT_READ:
             self.load_indexes()
-            self._greatest_ms = self.times.entry(self.times.count - 1)[0] if self.times.count else NO_TIMESTAMP
+            self.greatest_ms = self.times.entry(self.times.count - 1)[0] if self.times.count else NO_TIMESTAMP
             if self._file is None and not self.index.writable:  # no open segment, so nobody would let go of them
                 self.index.drop()
                 self.times.drop()
-        return self._greatest_ms
-
-    @greatest_ms.setter
-    def greatest_ms(self, timestamp_ms: int) -> None:
-        self._greatest_ms = timestamp_ms
+        return self.greatest_ms
 
     def newest_ms(self) -> int:
         """The greatest timestamp, or the time of the last write if no batch has one."""
-        return self.greatest_ms if self.greatest_ms != NO_TIMESTAMP else self._disk.changed_ms(self.path)
+        greatest_ms = self.load_greatest_ms()
+        return greatest_ms if greatest_ms != NO_TIMESTAMP else self._disk.changed_ms(self.path)
 
     def locate(self, offset: int) -> int:
         """Position of the first batch that ends at or after the offset; the segment's end if there is none."""
@@ -460,7 +469,7 @@ class Segment:
         greatest_ms, relative_offset = self.times.entry(self.times.count - 1) if self.times.count else (NO_TIMESTAMP, 0)
         for _, header in walk(self.file, self.locate(self.base_offset + relative_offset), position):
             greatest_ms = max(greatest_ms, header.max_timestamp_ms)
-        self._greatest_ms = greatest_ms
+        self.greatest_ms = greatest_ms
 
     def drop_tail(self) -> list[str]:
         """Bring the files to what counts; answers what is to be synced."""
@@ -480,7 +489,7 @@ class Segment:
 
     def release(self) -> None:
         """Let go of files and maps; they come back at next use."""
-        self._file = None
+        self._file = self.tail = None
         if self.index.writable:
             self.end_indexes()
         self.index.drop()
@@ -489,7 +498,7 @@ class Segment:
     def close(self) -> None:
         """Let go for good; an index that is being written keeps its spare room."""
         self._open_segments.closed(self)
-        self._file = None
+        self._file = self.tail = None
         self._gone = True
         self.index.drop()
         self.times.drop()

@@ -162,7 +162,7 @@ def offset_for_time(
 ) -> TimedOffset | None:
     """The first record at or after `start_offset` whose timestamp is not below the one asked for."""
     for segment in segments:
-        if segment.written and segment.next_offset > start_offset and segment.greatest_ms >= timestamp_ms:
+        if segment.written and segment.next_offset > start_offset and segment.load_greatest_ms() >= timestamp_ms:
             found = _in_segment(segment, timestamp_ms, start_offset)
             if found is not None:
                 return found if found.offset < end_offset else None
@@ -172,7 +172,7 @@ def offset_for_time(
 def greatest_timestamp(segments: Iterable[Segment], start_offset: int, end_offset: int) -> TimedOffset | None:
     """The first record that bears the greatest timestamp of all."""
     segments = [segment for segment in segments if segment.written]
-    greatest_ms = max((segment.greatest_ms for segment in segments), default=NO_TIMESTAMP)
+    greatest_ms = max((segment.load_greatest_ms() for segment in segments), default=NO_TIMESTAMP)
     if greatest_ms == NO_TIMESTAMP:
         return None
     return offset_for_time(segments, greatest_ms, start_offset, end_offset)
