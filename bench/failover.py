@@ -24,7 +24,8 @@ from headrace.cli.local import cluster_file, control
 from headrace.cli.local.cluster_file import LocalCluster
 from headrace.client.admin import fetch, operations
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.produce import Outgoing, Produced, init_producer_id, produce
+from headrace.client.admin.produce import Produced, init_producer_id, produce
+from headrace.client.producer.request import Outgoing
 from headrace.records import kernel
 
 TOPIC = "failover"

@@ -26,7 +26,8 @@ import processes
 
 from headrace.client.admin import operations, query
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.admin.produce import Produced, produce
+from headrace.client.producer.request import Outgoing
 from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord

@@ -38,7 +38,8 @@ from headrace import arrow
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.offsets import LATEST, list_offsets
-from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.admin.produce import Produced, produce
+from headrace.client.producer.request import Outgoing
 from headrace.records import arrow as rows_of
 
 ROWS: Final = {100: 10_000_000, 1024: 2_000_000}

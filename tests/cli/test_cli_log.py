@@ -12,7 +12,8 @@ from brokers import Brokers
 from cli.conftest import Run
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.admin.produce import produce
+from headrace.client.producer.request import Outgoing
 from headrace.records import kernel
 from proving import proves
 from storage.harness import append, batch, real_harness

@@ -11,9 +11,10 @@ from client.conftest import MakeTopic
 from headrace.client.admin import groups, offsets, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import read
-from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.admin.produce import produce
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.errors import Refusal, UnknownTopic
+from headrace.client.producer.request import Outgoing
 from headrace.errors import Code
 from headrace.records import kernel
 from proving import proves

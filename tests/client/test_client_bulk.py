@@ -14,8 +14,9 @@ from headrace.client.admin.bulk import Span, TopicReplaced, record_sets
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Fetched, FetchLimits, Position, fetch
 from headrace.client.admin.offsets import LATEST, list_offsets
-from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.admin.produce import Produced, produce
 from headrace.client.errors import UnknownTopic
+from headrace.client.producer.request import Outgoing
 from headrace.errors import CorruptBatch, OffsetOutOfRange
 from headrace.records import kernel
 from headrace.records.arrow import Decoder

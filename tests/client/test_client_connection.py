@@ -20,9 +20,10 @@ from client.conftest import MakeTopic
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
-from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.admin.produce import produce
 from headrace.client.connection.connections import parse_address, parse_bootstrap
 from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
+from headrace.client.producer.request import Outgoing
 from headrace.errors import SettingError
 from headrace.ports.network import Address
 from headrace.records import kernel

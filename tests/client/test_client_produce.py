@@ -18,8 +18,9 @@ from client.conftest import MakeTopic
 from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
-from headrace.client.admin.produce import Outgoing, Produced, encode_parts, init_producer_id, produce
+from headrace.client.admin.produce import Produced, init_producer_id, produce
 from headrace.client.errors import Refusal, UnknownTopic
+from headrace.client.producer.request import Outgoing, encode_parts
 from headrace.records import kernel
 from headrace.records.batch import CONTROL
 from headrace.records.record import NewRecord, Record
@@ -191,7 +192,8 @@ def test_many_requests_leave_in_one_vectored_write(broker: Broker, topic: MakeTo
     script = textwrap.dedent("""
         import sys
         from headrace.client.admin.cluster import Cluster
-        from headrace.client.admin.produce import Outgoing, produce
+        from headrace.client.admin.produce import produce
+        from headrace.client.producer.request import Outgoing
         from headrace.records import kernel
         with Cluster(sys.argv[1]) as cluster:
             batch = kernel.build([(1, None, b"v" * 1000, [])])

@@ -18,11 +18,11 @@ from client.conftest import MakeTopic
 from client.engine_drivers import KINDS, Driver
 from client.engine_peer import Peer
 from headrace.aio.reactor import AsyncioReactor
-from headrace.client.admin.produce import Outgoing, encode_parts
 from headrace.client.connection import broker_connection as links
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.connections import parse_address
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent
+from headrace.client.producer.request import Outgoing, encode_parts
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address

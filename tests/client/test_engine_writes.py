@@ -19,7 +19,7 @@ from proving import proves
 SCRIPT = textwrap.dedent("""
     import sys, threading
     from headrace.client.connection.connections import shared
-    from headrace.client.admin.produce import Outgoing, encode_parts
+    from headrace.client.producer.request import Outgoing, encode_parts
     from headrace.records import kernel
     from headrace.wire import api as apis
 

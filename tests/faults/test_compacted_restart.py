@@ -6,7 +6,8 @@ from brokers import Broker, wait_for
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Position, fetch
-from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.admin.produce import Produced, produce
+from headrace.client.producer.request import Outgoing
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader
 from headrace.records.record import NewRecord

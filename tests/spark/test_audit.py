@@ -30,7 +30,8 @@ from headrace.arrow.ledger import SCHEMA
 from headrace.cli.main import main
 from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.produce import Outgoing, Produced, produce
+from headrace.client.admin.produce import Produced, produce
+from headrace.client.producer.request import Outgoing
 from headrace.errors import OperatorError
 from headrace.pipelines.audit import AuditOptions, run
 from headrace.pipelines.stores import archive as archive_store

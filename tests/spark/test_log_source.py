@@ -17,7 +17,8 @@ from clients.records import CODECS, Record, samples_for
 from clients.with_confluent import ConfluentKafka, record_of
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.admin.produce import produce
+from headrace.client.producer.request import Outgoing
 from headrace.errors import DataFolderError, SettingError
 from headrace.pipelines import replicas
 from headrace.pipelines.stores import data_folder

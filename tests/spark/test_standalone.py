@@ -16,7 +16,8 @@ import pytest
 from brokers import DIES_WITH_PARENT, Broker
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.produce import Outgoing, produce
+from headrace.client.admin.produce import produce
+from headrace.client.producer.request import Outgoing
 from headrace.records import kernel
 from headrace.records.arrow import digest
 from headrace.records.codecs import Codec

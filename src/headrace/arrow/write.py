@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.produce import ACKS_ALL, ACKS_NONE, Outgoing, Produced, ProducerId, init_producer_id, produce
+from headrace.client.admin.produce import ACKS_ALL, ACKS_NONE, Produced, ProducerId, init_producer_id, produce
 from headrace.client.errors import Refusal
+from headrace.client.producer.request import Outgoing
 from headrace.errors import HeadraceError
 from headrace.records.arrow import Builder, Offsets, by_partition, spread
 from headrace.records.codecs import Codec

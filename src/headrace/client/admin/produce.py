@@ -1,17 +1,12 @@
 """Sending ready-made record batches: each to its partition's leader, all at once, each acknowledged or accounted for.
 
-A Produce request, as written here for versions 3 to 13 (compact lengths and tagged fields from 9, topic ids in 13):
-
-    transactional id, acks int16, timeout int32, topics [name or id, partitions [index int32, records]]
-
-Batches are never joined with the rest: they leave as parts of one vectored write. A request holds one batch per
-partition, as brokers demand; further batches of a partition follow in further requests of the same write.
+A request holds one batch per partition, as brokers demand; further batches of a partition follow in further requests of
+the same write.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,12 +14,11 @@ from typing import Final
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import Refusal, check
+from headrace.client.producer.request import Outgoing, encode_parts
 from headrace.errors import Code, HeadraceError
-from headrace.ports.disk import Buffer
 from headrace.records.batch import NO_PRODUCER, read_header
 from headrace.wire import api as apis
 from headrace.wire.message import Message
-from headrace.wire.varint import write_uvarint
 
 ACKS_NONE: Final = 0
 ACKS_ALL: Final = -1
@@ -32,18 +26,8 @@ ACKS_ALL: Final = -1
 ANSWER_MARGIN_MS: Final = 10_000
 BATCHES_PER_ROUND: Final = 500
 
-_TOPIC_IDS_FROM: Final = 13
 _OUT_OF_ORDER: Final = 45
 _DUPLICATE: Final = 46
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One record batch, complete and signed, for one partition."""
-
-    topic: str
-    partition: int
-    batch: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,58 +197,3 @@ def _result(partition: Message | None, target: tuple[str, int]) -> Produced | He
     if partition.error_code != Code.NONE:
         return Refusal(partition.error_code, about, partition.error_message)
     return Produced(partition.base_offset, partition.log_append_time_ms)
-
-
-def encode_parts(
-    version: int, outgoing: Sequence[Outgoing], topic_ids: Mapping[str, bytes], *, acks: int, timeout_ms: int
-) -> list[Buffer]:
-    """The body of a Produce request, its batches as parts of their own."""
-    topics: dict[str, list[Outgoing]] = {}
-    for each in outgoing:
-        topics.setdefault(each.topic, []).append(each)
-    flexible = version >= apis.API[apis.PRODUCE].flexible_from
-    writer = _PartWriter(flexible)
-    writer.head += (b"\0" if flexible else b"\xff\xff") + struct.pack(">hi", acks, timeout_ms)
-    writer.count(len(topics))
-    for name, batches in topics.items():
-        if version >= _TOPIC_IDS_FROM:
-            writer.head += topic_ids[name]
-        else:
-            writer.string(name)
-        writer.count(len(batches))
-        for each in batches:
-            writer.head += struct.pack(">i", each.partition)
-            writer.buffer(each.batch)
-            writer.tags()
-        writer.tags()
-    writer.tags()
-    return writer.finish()
-
-
-class _PartWriter:
-    """Small fields gather in `head`; a buffer becomes a part of its own between two heads."""
-
-    def __init__(self, flexible: bool) -> None:
-        self.head = bytearray()
-        self._flexible = flexible
-        self._parts: list[Buffer] = []
-
-    def count(self, number: int) -> None:
-        self.head += write_uvarint(number + 1) if self._flexible else struct.pack(">i", number)
-
-    def string(self, text: str) -> None:
-        encoded = text.encode()
-        self.head += write_uvarint(len(encoded) + 1) if self._flexible else struct.pack(">h", len(encoded))
-        self.head += encoded
-
-    def buffer(self, buffer: Buffer) -> None:
-        self.count(len(buffer))
-        self._parts += (self.head, buffer)
-        self.head = bytearray()
-
-    def tags(self) -> None:
-        if self._flexible:
-            self.head += b"\0"
-
-    def finish(self) -> list[Buffer]:
-        return [*self._parts, self.head]

@@ -1,17 +1,20 @@
 """Produce requests: which batches go into one, and what its answer says of each.
 
-Batches are never joined with the rest of a request: they leave as parts of one vectored write.
+A request, as written here for versions 3 to 13 (compact lengths and tagged fields from 9, topic ids in 13):
+
+    transactional id, acks int16, timeout int32, topics [name or id, partitions [index int32, records]]
+
+Batches are never joined with the rest of it: they leave as parts of one vectored write.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from headrace.client.admin.produce import Outgoing, encode_parts
 from headrace.client.connection.broker_connection import HEAD, make
 from headrace.client.connection.metadata import Metadata
 from headrace.client.producer.accumulator import PartitionBuffer, ProducerBatch
@@ -27,7 +30,72 @@ _NUMBERS: Final = struct.Struct(">qqq")
 _STAND_INS: Final = (0x6261_7365_5F6F_6666, 0x6170_7065_6E64_5F74, 0x6C6F_675F_7374_6172)
 _ID_AT: Final = 4
 _HEAD_AT: Final = 8
+_TOPIC_IDS_FROM: Final = 13
 _int32 = struct.Struct(">i").pack
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One record batch, complete and signed, for one partition."""
+
+    topic: str
+    partition: int
+    batch: Buffer
+
+
+def encode_parts(
+    version: int, outgoing: Sequence[Outgoing], topic_ids: Mapping[str, bytes], *, acks: int, timeout_ms: int
+) -> list[Buffer]:
+    """The body of a Produce request, its batches as parts of their own."""
+    topics: dict[str, list[Outgoing]] = {}
+    for each in outgoing:
+        topics.setdefault(each.topic, []).append(each)
+    flexible = version >= apis.API[apis.PRODUCE].flexible_from
+    writer = _BodyWriter(flexible)
+    writer.head += (b"\0" if flexible else b"\xff\xff") + struct.pack(">hi", acks, timeout_ms)
+    writer.count(len(topics))
+    for name, batches in topics.items():
+        if version >= _TOPIC_IDS_FROM:
+            writer.head += topic_ids[name]
+        else:
+            writer.string(name)
+        writer.count(len(batches))
+        for each in batches:
+            writer.head += struct.pack(">i", each.partition)
+            writer.buffer(each.batch)
+            writer.tags()
+        writer.tags()
+    writer.tags()
+    return writer.finish()
+
+
+class _BodyWriter:
+    """Small fields gather in `head`; a buffer becomes a part of its own between two heads."""
+
+    def __init__(self, flexible: bool) -> None:
+        self.head = bytearray()
+        self._flexible = flexible
+        self._parts: list[Buffer] = []
+
+    def count(self, number: int) -> None:
+        self.head += write_uvarint(number + 1) if self._flexible else struct.pack(">i", number)
+
+    def string(self, text: str) -> None:
+        encoded = text.encode()
+        self.head += write_uvarint(len(encoded) + 1) if self._flexible else struct.pack(">h", len(encoded))
+        self.head += encoded
+
+    def buffer(self, buffer: Buffer) -> None:
+        self.count(len(buffer))
+        self._parts += (self.head, buffer)
+        self.head = bytearray()
+
+    def tags(self) -> None:
+        if self._flexible:
+            self.head += b"\0"
+
+    def finish(self) -> list[Buffer]:
+        return [*self._parts, self.head]
 
 
 class Acknowledged(NamedTuple):
