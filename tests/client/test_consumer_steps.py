@@ -8,8 +8,6 @@ import struct
 import pytest
 
 from headrace.client.consumer.cursor import (
-    PAUSE_MOST_S,
-    PAUSE_S,
     REPLICA_KEPT_S,
     Cursor,
     InFlight,
@@ -128,8 +126,8 @@ class TestFeeds:
         for _ in range(10):
             one.back_off(now)
             pauses.append(round(one.not_before - now, 3))
-        assert pauses[:4] == [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S, 8 * PAUSE_S]
-        assert pauses[-1] == PAUSE_MOST_S
+        assert pauses[:4] == [0.02, 0.04, 0.08, 0.16]
+        assert pauses[-1] == 1.0
         assert fetchable([one], lambda _: 1, lambda _: False, now) == ({}, [])
         assert next_time([one], now) == one.not_before
         one.succeed()

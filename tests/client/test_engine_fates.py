@@ -14,6 +14,7 @@ from client.engine_drivers import KINDS, Driver
 from client.engine_peer import Answer, Peer
 from headrace.client.connection import broker_connection as links
 from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent
 from headrace.errors import HeadraceError, ProtocolError
@@ -79,7 +80,6 @@ def body(name: str, draw: random.Random) -> Message:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "PAUSE_MAX_S", 0.03)
     monkeypatch.setattr(links, "SETUP_TIMEOUT_S", 2.0)
 
 
@@ -91,7 +91,7 @@ def test_every_request_hears_once_and_never_sent_means_never_seen(kind: str, see
     moody = Moody(random.Random(seed + 1))
     asked = 0
     with Peer(moody.reply) as peer:
-        link = Link(driver.reactor, peer.address, client_id="fates")
+        link = Link(driver.reactor, peer.address, client_id="fates", backoff=Backoff(most_s=0.03))
         for _ in range(60):
             for _ in range(draw.randrange(1, 15)):
                 name = f"request-{asked}"
@@ -120,7 +120,7 @@ def test_every_request_of_many_threads_hears_once(seed: int) -> None:
     moody = Moody(random.Random(seed))
     done: list[int] = []
     with Peer(moody.reply) as peer:
-        link = Link(reactor, peer.address, client_id="fates")
+        link = Link(reactor, peer.address, client_id="fates", backoff=Backoff(most_s=0.03))
 
         def work(nth: int) -> None:
             draw = random.Random(seed + nth)

@@ -24,6 +24,7 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.broker_connection import Body, Link
 from headrace.client.connection.connections import GROUP_KEY_TYPE, Network, parse_bootstrap
 from headrace.client.connection.metadata import NO_LEADER, Broker, MetadataSnapshot, Partition, Topic, read_metadata
+from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic, check
 from headrace.errors import Code, HeadraceError
@@ -76,7 +77,12 @@ class Cluster:
         self._reactor = ThreadReactor()
         # Here is decided how long a connection may take to open, and when it is tried again.
         self.network = Network(
-            self._bootstrap, client_id=client_id, tls=tls, reactor=self._reactor, setup_timeout_s=math.inf, pause_s=0.0
+            self._bootstrap,
+            client_id=client_id,
+            tls=tls,
+            reactor=self._reactor,
+            setup_timeout_s=math.inf,
+            backoff=lambda: Backoff(0.0),
         )
         self._topics: dict[str, Topic] = {}
         self._coordinators: dict[str, int] = {}
@@ -240,16 +246,15 @@ class Cluster:
     def retry(self, operation: Callable[[], T], *, within_ms: int | None = None) -> T:
         """Run until it succeeds, fails for good, or time is up; what was known of leaders is looked up anew between."""
         deadline = time.monotonic() + (self._retry.within_ms if within_ms is None else within_ms) / 1000
-        pause_ms = self._retry.pause_ms
+        backoff = Backoff(self._retry.pause_ms / 1000, self._retry.pause_max_ms / 1000)
         while True:
             try:
                 return operation()
             except HeadraceError as error:
-                if not error.mapping.retriable or time.monotonic() + pause_ms / 1000 > deadline:
+                if not error.mapping.retriable or time.monotonic() + backoff.next_s > deadline:
                     raise
             self.forget()
-            time.sleep(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, self._retry.pause_max_ms)
+            time.sleep(backoff.take())
 
     def forget(self) -> None:
         """Leaders and coordinators may have moved: ask when they are needed next."""

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace import __version__
 from headrace.client.connection.connector import Opening
-from headrace.client.connection.reactor import Reactor, Timer
+from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES, FrameReader, PartWriter
 from headrace.client.errors import BrokerUnreachable, NeverSent, check
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
@@ -43,8 +43,6 @@ from headrace.wire.message import Message
 IN_FLIGHT_MAX: Final = 1000
 WAITING_MAX: Final = 10_000
 SETUP_TIMEOUT_S: Final = 5.0
-PAUSE_S: Final = 0.02
-PAUSE_MAX_S: Final = 1.0
 THROTTLE_MAX_S: Final = 60.0
 ALONE_BYTES: Final = 4096
 
@@ -226,7 +224,7 @@ class Link:
         on_failed: Callable[[Link, HeadraceError], None] | None = None,
         pool: BufferPool | None = None,
         setup_timeout_s: float | None = None,
-        pause_s: float = PAUSE_S,
+        backoff: Backoff | None = None,
     ) -> None:
         self.address = address
         self.opened_count = 0
@@ -237,7 +235,7 @@ class Link:
         self._on_failed = on_failed
         self._pool = pool or BufferPool(POOL_BYTES)
         self._setup_timeout_s = SETUP_TIMEOUT_S if setup_timeout_s is None else setup_timeout_s
-        self._pause_s = pause_s
+        self._backoff = backoff or Backoff()
         self._state = _State.IDLE
         self._waiting: deque[Asked] = deque()
         self._in_flight: deque[Asked] = deque()
@@ -246,8 +244,8 @@ class Link:
         self._held_until = 0.0
         self._checks_at = math.inf
         self._check: Timer | None = None
-        self._failures = 0
-        self._failed_at = -math.inf
+        self._retry_at = 0.0
+        """When it may be opened again after a failure; 0 if there was none since the last answer."""
         self._opening: Opening | None = None
         self._setup: Timer | None = None
         self._socket: socket.socket | None = None
@@ -352,8 +350,8 @@ class Link:
         answer = reads(received, written.correlation_id)
         if answer is None:
             self._reader.put_back(received)
-        else:
-            self._failures = 0
+        elif self._retry_at:
+            self._works()
         return answer
 
     def _take_over(self, asked: Asked, written: Written) -> None:
@@ -378,13 +376,16 @@ class Link:
             self._lose(error, failed=False)
             self._state = _State.ENDED
 
+    def _works(self) -> None:
+        """An answer came after a failure."""
+        self._retry_at = 0.0
+        self._backoff.reset()
+
     def _begin(self) -> None:
         """Open now, or when the pause after the last failure is over."""
-        pause_s = min(self._pause_s * 2 ** min(self._failures - 1, 10), PAUSE_MAX_S) if self._failures else 0.0
-        opens_at = self._failed_at + pause_s
-        if opens_at > self._reactor.now():
+        if self._retry_at > self._reactor.now():
             self._state = _State.PAUSED
-            self._setup = self._reactor.call_at(opens_at, self._open)
+            self._setup = self._reactor.call_at(self._retry_at, self._open)
         else:
             self._open()
 
@@ -531,8 +532,8 @@ class Link:
             failure = self._no_broker() if self._state is _State.AGREEING else _placed(error, self.address)
             self._lose(failure, failed=True)
             return
-        if self._state is _State.OPEN:
-            self._failures = 0
+        if self._retry_at and self._state is _State.OPEN:
+            self._works()
         if asked.api_key in _QUOTA_APIS and isinstance(answer, Message) and answer.throttle_time_ms > 0:
             self._hold(answer.throttle_time_ms)
         self._in_flight.popleft()
@@ -564,8 +565,7 @@ class Link:
         self._setup = self._opening = self._socket = self._versions = None
         self._state = _State.IDLE
         if failed:
-            self._failures += 1
-            self._failed_at = self._reactor.now()
+            self._retry_at = self._reactor.now() + self._backoff.take()
             if self._on_failed is not None:
                 self._on_failed(self, error)
         for asked in begun:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.connection.broker_connection import PAUSE_S, Body, Link, OnAnswer
+from headrace.client.connection.broker_connection import Body, Link, OnAnswer
 from headrace.client.connection.metadata import REFRESH_MS, Broker, Metadata
-from headrace.client.connection.reactor import Reactor, Timer
+from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
 from headrace.client.connection.thread_reactor import JOIN_S, ThreadReactor
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
@@ -52,7 +52,7 @@ class Network:
         reactor: Reactor | None = None,
         refresh_ms: int = REFRESH_MS,
         setup_timeout_s: float | None = None,
-        pause_s: float = PAUSE_S,
+        backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self.client_id = client_id
         self.reactor = ThreadReactor() if reactor is None else reactor
@@ -61,7 +61,7 @@ class Network:
         self._bootstrap = bootstrap
         self._tls = tls
         self._setup_timeout_s = setup_timeout_s
-        self._pause_s = pause_s
+        self._backoff = backoff
         self._pool = BufferPool(POOL_BYTES)
         self._links: dict[tuple[str, Address], Link] = {}
         self._control: Address | None = None
@@ -101,7 +101,7 @@ class Network:
                 on_failed=self._failed,
                 pool=self._pool,
                 setup_timeout_s=self._setup_timeout_s,
-                pause_s=self._pause_s,
+                backoff=self._backoff(),
             )
             return self._links.setdefault((lane, address), made)
 

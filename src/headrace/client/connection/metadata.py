@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from headrace.client.connection.broker_connection import Body, OnAnswer
-from headrace.client.connection.reactor import Reactor, Timer
+from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.errors import Refusal, UnknownTopic
 from headrace.errors import Code, HeadraceError
 from headrace.ports.network import Address
@@ -29,8 +29,6 @@ from headrace.wire.message import ZERO_UUID, Message
 NO_LEADER: Final = -1
 
 REFRESH_MS: Final = 30_000
-PAUSE_S: Final = 0.02
-PAUSE_MAX_S: Final = 1.0
 GONE_AFTER_S: Final = 1.0
 APPEAR_WITHIN_S: Final = 5.0
 WANT_WITHIN_S: Final = 30.0
@@ -150,7 +148,7 @@ class Metadata:
         self._unasked = False  # somebody wants what is in no request yet
         self._asking = 0
         self._asked_at = -math.inf
-        self._pause_s = PAUSE_S
+        self._backoff = Backoff()
         self._fruitless = 0
         self._planned: Timer | None = None
         self._planned_at = math.inf
@@ -235,10 +233,10 @@ class Metadata:
     def _plan_paused(self) -> None:
         """The first asking is at once; further ones soon after it wait longer and longer."""
         now = self._reactor.now()
-        if now - self._asked_at > 2 * PAUSE_MAX_S:
-            self._pause_s = PAUSE_S
+        if now - self._asked_at > 2 * self._backoff.most_s:
+            self._backoff.reset()
             self._fruitless = 0
-        self._plan(max(now, self._asked_at + self._pause_s))
+        self._plan(max(now, self._asked_at + self._backoff.next_s))
 
     def _plan(self, when: float) -> None:
         if self._closed or self._asking or when >= self._planned_at:
@@ -259,8 +257,8 @@ class Metadata:
         if self._asking or self._closed:
             return
         now = self._reactor.now()
-        if now - self._asked_at < 2 * PAUSE_MAX_S:
-            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        if now - self._asked_at < 2 * self._backoff.most_s:
+            self._backoff.take()
         self._asked_at = now
         create = [name for name, waiting in self._wanted.items() if any(each.create for each in waiting)]
         others = [name for name in self._interest if name not in create]
@@ -355,7 +353,7 @@ class Metadata:
             if _course(before.topics.get(name)) != _course(snapshot.topics.get(name))
         ]
         if changed:
-            self._pause_s = PAUSE_S
+            self._backoff.reset()
         self._fruitless = 0 if changed else self._fruitless + 1
         for name in changed:
             for listener in tuple(self.listeners):

@@ -1,4 +1,4 @@
-"""What the cores of the client run on: time, sockets that are ready, and a lock.
+"""What the cores of the client run on: time, sockets that are ready, and a lock; and what all of them need with it.
 
 A core is callback code. All its callbacks run with `lock` held, none of them blocks, and none calls `turn` or `wait`.
 An application thread takes the lock to change a core's state. What it leaves for later with `call_soon` or `call_at`
@@ -11,6 +11,7 @@ import socket
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 Callback = Callable[[], None]
@@ -55,6 +56,29 @@ class Reactor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long to wait before what failed is tried again: first `first_s`, then twice as long each time to `most_s`."""
+
+    first_s: float = 0.02
+    most_s: float = 1.0
+    next_s: float = field(init=False)
+    """The wait that is next."""
+
+    def __post_init__(self) -> None:
+        self.next_s = self.first_s
+
+    def take(self) -> float:
+        """The wait before the next try, which is then used up."""
+        wait_s = self.next_s
+        self.next_s = min(max(self.first_s, 2 * wait_s), self.most_s)
+        return wait_s
+
+    def reset(self) -> None:
+        """It did not fail, or what made it fail has changed."""
+        self.next_s = self.first_s
 
 
 class WeakIdentitySet(Generic[Kept]):

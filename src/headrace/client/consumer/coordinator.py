@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
-from headrace.client.connection.reactor import Timer
+from headrace.client.connection.reactor import Backoff, Timer
 from headrace.client.consumer.assignors import Assignor
 from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, encode_subscription
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
@@ -26,8 +26,6 @@ from headrace.wire.message import Message
 
 ASK_TIMEOUT_S: Final = 10.0
 CHECK_S: Final = 5.0
-PAUSE_S: Final = 0.02
-PAUSE_MAX_S: Final = 1.0
 UNSTABLE_OFFSET_COMMIT: Final = 88
 
 MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
@@ -117,17 +115,15 @@ class Coordinator:
         """Ask until the answer says something about the member, or time is up; each time what is to be asked then."""
         reactor = self._network.reactor
         deadline = reactor.now() + within_s
-        pause_s = PAUSE_S
+        backoff = Backoff()
 
         def answered(answer: Message | HeadraceError) -> None:
-            nonlocal pause_s
-            last = self._closed or reactor.now() + pause_s > deadline
+            last = self._closed or reactor.now() + backoff.next_s > deadline
             if isinstance(answer, Message) or last or not passes(answer):
                 on_done(answer)
                 return
-            log.debug("group %r: %s; asking again in %g s", self.group, answer, pause_s)
-            self.later(pause_s, attempt)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            log.debug("group %r: %s; asking again in %g s", self.group, answer, backoff.next_s)
+            self.later(backoff.take(), attempt)
 
         def attempt() -> None:
             timeout_s = min(ASK_TIMEOUT_S, max(0.0, deadline - reactor.now()))

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.consumer.group_protocol import Place
 from headrace.errors import CorruptBatch, HeadraceError
 
-PAUSE_S: Final = 0.02
-PAUSE_MOST_S: Final = 1.0
 MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 REPLICA_KEPT_S: Final = 300.0
 """How long a follower is read that a leader named, before the leader is asked again."""
@@ -35,11 +34,11 @@ class Cursor:
 
     __slots__ = (
         "__weakref__",
+        "backoff",
         "done",
         "end",
         "epoch",
         "failure",
-        "failures",
         "in_flight",
         "most_bytes",
         "not_before",
@@ -78,7 +77,7 @@ class Cursor:
         """The high watermark of the last response, -1 before."""
         self.replica: int | None = None
         self.replica_until = 0.0
-        self.failures = 0
+        self.backoff = Backoff()
         self.not_before = 0.0
         self.failure: HeadraceError | None = None
         """What ended the reading until somebody seeks."""
@@ -109,7 +108,8 @@ class Cursor:
         self.failure = None
         self.stuck = False
         self.epoch = -1
-        self.failures, self.not_before = 0, 0.0
+        self.backoff.reset()
+        self.not_before = 0.0
 
     def fetch_again(self, offset: int) -> None:
         """What was fetched from this offset on was not kept."""
@@ -122,12 +122,12 @@ class Cursor:
         self.in_flight = None
 
     def succeed(self) -> None:
-        self.failures, self.not_before = 0, 0.0
+        self.backoff.reset()
+        self.not_before = 0.0
 
     def back_off(self, now: float) -> None:
         """Not again before a pause, which doubles while it goes on."""
-        self.not_before = now + min(PAUSE_S * 2**self.failures, PAUSE_MOST_S)
-        self.failures = min(self.failures + 1, 16)
+        self.not_before = now + self.backoff.take()
 
     def read_from(self, leader: int, now: float) -> int:
         """The follower that the leader named, for a while, or the leader itself."""

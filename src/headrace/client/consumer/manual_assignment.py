@@ -11,12 +11,13 @@ from typing import Final
 
 from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Topic
-from headrace.client.consumer.cursor import PAUSE_MOST_S
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets, Progress, Saved
 from headrace.client.errors import UnknownTopic
 from headrace.errors import HeadraceError, SettingError
 
+LOOK_AGAIN_S: Final = 1.0
+"""For a topic that is not there."""
 NO_PROGRESS: Final = "progress is kept under the name of a group: Consumer(topic, group='...')"
 
 
@@ -85,7 +86,7 @@ class ManualAssignment:
             self._hold(found)
             return
         reactor = self._network.reactor
-        reactor.call_at(reactor.now() + PAUSE_MOST_S, lambda: self._look_up(topic))
+        reactor.call_at(reactor.now() + LOOK_AGAIN_S, lambda: self._look_up(topic))
         if not found.mapping.retriable:
             self._on_missing(found)
 

@@ -27,10 +27,9 @@ from typing import Final
 from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import MetadataSnapshot, read_metadata
+from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.assignors import ROOM_FIRST, Assign, Participant, Rooms, assignor_named
 from headrace.client.consumer.coordinator import (
-    PAUSE_MAX_S,
-    PAUSE_S,
     Coordinator,
     Identity,
     Timeouts,
@@ -125,7 +124,7 @@ class Membership:
         self._progress = GroupProgress(self._coordinator, self._identity)
         self._turn = 0
         self._rejoining = False
-        self._pause_s = PAUSE_S
+        self._backoff = Backoff()
         self._present = True
         self._away_since = 0.0
         self._at_touch: Callable[[], None] | None = None
@@ -288,7 +287,7 @@ class Membership:
             self._fail(error)
             return
         self.state = State.STABLE
-        self._pause_s = PAUSE_S
+        self._backoff.reset()
         if self._leaver is not None:
             self._leave_now()
             return
@@ -365,9 +364,8 @@ class Membership:
         elif code in (Code.REBALANCE_IN_PROGRESS, Code.MEMBER_ID_REQUIRED):
             self._join()
         elif passes(error):
-            log.info("group %r: %s; joining again in %g s", self.group, error, self._pause_s)
-            self._after(self._pause_s, self._join)
-            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            log.info("group %r: %s; joining again in %g s", self.group, error, self._backoff.next_s)
+            self._after(self._backoff.take(), self._join)
         else:
             self._fail(error)
 
@@ -417,8 +415,7 @@ class Membership:
             self._rejoin()
         elif passes(answer):
             # The group is not over because its coordinator is elsewhere.
-            self._after(self._pause_s, self._beat)
-            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            self._after(self._backoff.take(), self._beat)
         else:
             self._refused(answer)
 

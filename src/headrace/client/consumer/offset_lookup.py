@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.client.admin.offsets import LATEST
 from headrace.client.connection.connections import CONTROL, Network
-from headrace.client.consumer.cursor import PAUSE_MOST_S, PAUSE_S
+from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.errors import Refusal, is_retriable
 from headrace.errors import Code, HeadraceError
@@ -42,7 +42,7 @@ class OffsetLookup:
         self._on_failed = on_failed
         self._is_wanted = wanted
         self._under_way = 0
-        self._pause_s = PAUSE_S
+        self._backoff = Backoff()
         self._ask()
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class OffsetLookup:
             self._network.metadata.stale(place[0])
         elif offset < 0 and self._wanted[place] >= 0:
             self._wanted[place] = LATEST
-            self._pause_s = 0.0
+            self._backoff.next_s = 0.0
         else:
             del self._wanted[place]
             self._on_found(place, max(offset, 0))
@@ -116,8 +116,7 @@ class OffsetLookup:
         if not self._wanted:
             return
         reactor = self._network.reactor
-        reactor.call_at(reactor.now() + self._pause_s, self._ask)
-        self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_MOST_S)
+        reactor.call_at(reactor.now() + self._backoff.take(), self._ask)
 
 
 def request(moments: Mapping[Place, int]) -> Message:

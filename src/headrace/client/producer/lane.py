@@ -28,8 +28,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Final, Generic, TypeVar
 
+from headrace.client.connection.reactor import Backoff
 from headrace.errors import Code, HeadraceError, Unsupported
 from headrace.wire import schema
 
@@ -37,7 +39,6 @@ REMEMBERED_BATCHES: Final = 5
 SEQUENCES: Final = 1 << 31
 LAST_EPOCH: Final = 32_766
 PROVEN_FOR_S: Final = 60.0
-BACKOFF_S: Final = 0.02
 BACKOFF_MAX_S: Final = 0.5
 
 OUT_OF_ORDER: Final = 45
@@ -191,21 +192,6 @@ B = TypeVar("B", bound=LaneBatch)
 Verdict = tuple[B, Fate]
 
 
-@dataclass(slots=True)
-class _Backoff:
-    until: float = 0.0
-    next_s: float = BACKOFF_S
-
-    def grow(self, now: float) -> None:
-        """Once for all batches that come back together."""
-        if self.until <= now:
-            self.until = now + self.next_s
-            self.next_s = min(2 * self.next_s, BACKOFF_MAX_S)
-
-    def end(self) -> None:
-        self.until, self.next_s = 0.0, BACKOFF_S
-
-
 @dataclass(slots=True, eq=False)
 class Lane(Generic[B]):
     topic: str
@@ -223,6 +209,8 @@ class Lane(Generic[B]):
     waiting: deque[B] = field(default_factory=deque)
     """In order; those that were sent before come first."""
     in_flight: list[B] = field(default_factory=list)
+    backoff_until: float = 0.0
+    """Nothing leaves before, after an attempt that failed."""
     _next_sequence: int = 0
     _places: int = 0
     _proven_at: float | None = None
@@ -231,7 +219,7 @@ class Lane(Generic[B]):
     _distrusted: bool = False
     """The log has answered what it cannot, if it knew this producer: nothing follows from the order of sequences."""
     _fenced: bool = False
-    _backoff: _Backoff = field(default_factory=_Backoff)
+    _backoff: Backoff = field(default_factory=partial(Backoff, most_s=BACKOFF_MAX_S))
 
     def __post_init__(self) -> None:
         if self.idempotent:
@@ -241,10 +229,6 @@ class Lane(Generic[B]):
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.in_flight
-
-    @property
-    def backoff_until(self) -> float:
-        return self._backoff.until
 
     def add(self, batch: B) -> None:
         batch.place = self._places
@@ -264,7 +248,8 @@ class Lane(Generic[B]):
 
     def end_backoff(self) -> None:
         """What made the last attempt fail has changed."""
-        self._backoff.end()
+        self.backoff_until = 0.0
+        self._backoff.reset()
 
     def stamp_alone(self, leader: int) -> tuple[int, int, int] | None:
         """The stamp under which a batch may go to this leader now, as the only one; None if it is not as simple."""
@@ -272,7 +257,7 @@ class Lane(Generic[B]):
             return None
         if self._sure_hole is not None or self._open_holes:
             return None
-        if leader != self.leader or self._backoff.until:
+        if leader != self.leader or self.backoff_until:
             return None
         return (self.producer_id, self.epoch, self._next_sequence) if self.idempotent else (-1, -1, -1)
 
@@ -285,7 +270,7 @@ class Lane(Generic[B]):
 
     def next(self, now: float, leader: int) -> B | None:
         """The batch to send to this leader now; it counts as in flight from here on."""
-        if not self.waiting or self._backoff.until > now:
+        if not self.waiting or self.backoff_until > now:
             return None
         if self.in_flight:
             if leader != self.leader or self._holed or len(self.in_flight) >= self._window(now):
@@ -373,7 +358,7 @@ class Lane(Generic[B]):
         verdicts = []
         for batch in list(self.in_flight):
             verdicts += self.answered(batch, batch.attempt, Outcome.UNSURE, now)
-        self._backoff.end()
+        self.end_backoff()
         return verdicts
 
     def release(self, batch: B) -> bool:
@@ -404,7 +389,7 @@ class Lane(Generic[B]):
 
     def _written(self, batch: B, now: float) -> None:
         self._proven_at = now
-        self._backoff.end()
+        self.end_backoff()
         if self._open_holes:
             # Sequences are taken in order, so what was given up before this one is in the log.
             self._open_holes = {place for place in self._open_holes if place > batch.place}
@@ -428,7 +413,9 @@ class Lane(Generic[B]):
 
     def _wait_again(self, batch: B, now: float) -> None:
         insort(self.waiting, batch, key=lambda waiting: waiting.place)
-        self._backoff.grow(now)
+        if self.backoff_until <= now:
+            # Once for all batches that come back together.
+            self.backoff_until = now + self._backoff.take()
 
     def _give_up(self, batch: B) -> list[Verdict[B]]:
         if batch.stamped and batch.unsure:

@@ -20,7 +20,7 @@ from headrace.client.connection import exits
 from headrace.client.connection.broker_connection import Written
 from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Topic
-from headrace.client.connection.reactor import Timer, WeakIdentitySet
+from headrace.client.connection.reactor import Backoff, Timer, WeakIdentitySet
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import (
     BrokerUnreachable,
@@ -56,7 +56,6 @@ ABANDON_AFTER_S: Final = 0.5
 SLOW_AFTER_S: Final = 1.0
 NO_OFFSET: Final = -1
 ID_BACKOFF_S: Final = 0.05
-ID_BACKOFF_MAX_S: Final = 1.0
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
@@ -93,7 +92,7 @@ class ProducerIds:
         self._on_change = on_change
         self._known: tuple[int, int] | None = None
         self._asking = False
-        self._backoff_s = ID_BACKOFF_S
+        self._backoff = Backoff(ID_BACKOFF_S)
 
     def give(self, lane: Lane[ProducerBatch]) -> bool:
         """Let the lane have an id that it has not used; False if it has to wait for one."""
@@ -116,10 +115,10 @@ class ProducerIds:
         if isinstance(answer, HeadraceError):
             self.failure = answer
             reactor = self._network.reactor
-            reactor.call_at(reactor.now() + self._backoff_s, self._again)
-            self._backoff_s = min(2 * self._backoff_s, ID_BACKOFF_MAX_S)
+            reactor.call_at(reactor.now() + self._backoff.take(), self._again)
             return
-        self._asking, self._backoff_s, self.failure = False, ID_BACKOFF_S, None
+        self._asking, self.failure = False, None
+        self._backoff.reset()
         self._known = (answer.producer_id, answer.producer_epoch)
         self._on_change()
 

@@ -1,4 +1,4 @@
-"""What is remembered and not kept."""
+"""What the cores of the client need of a reactor: waits that grow, and things remembered and not kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 import headrace.client
-from headrace.client.connection.reactor import WeakIdentitySet
+from headrace.client.connection.reactor import Backoff, WeakIdentitySet
 
 
 class Thing:
@@ -72,3 +72,13 @@ def test_no_part_of_the_engine_runs_code_when_something_is_collected() -> None:
     folder = Path(headrace.client.__file__).parent
     sources = [path for name in ("engine", "sending") for path in (folder / name).glob("*.py")]
     assert not [path.name for path in sources if "WeakSet" in path.read_text() or "__del__" in path.read_text()]
+
+
+def test_a_backoff_doubles_to_its_limit_and_begins_anew() -> None:
+    backoff = Backoff(0.1, 0.5)
+    assert [backoff.take() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    backoff.next_s = 0.0  # at once, this time
+    assert [backoff.take() for _ in range(3)] == [0.0, 0.1, 0.2]
+    backoff.reset()
+    assert backoff.take() == 0.1
+    assert [Backoff(0.0).take() for _ in range(2)] == [0.0, 0.0]
