@@ -81,7 +81,7 @@ check: $(CHECK)
 	@$(BIN)/python tools/check.py
 
 prove: packages $(TESTS) .work/node/.installed
-	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/frontend)
+	$(if $(ARGS),,$(BIN)/python -m pytest -m 'not long' --layout shared tests/clients tests/faults tests/kafka_protocol)
 	$(BIN)/python -m pytest -m long --timeout 3600 --proof docs/PROOF.md $(ARGS)
 
 sim: $(RUNTIME)

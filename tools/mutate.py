@@ -5,7 +5,8 @@
 
 A mutant is one comparison turned, one condition dropped, one number off by one, one call left out. First the tests run
 that enter the changed function, the quickest first; then seeds of the simulator. What nothing finds is a survivor: a
-check that no test needs, or a change that means the same. `tests/sim/survivors.toml` explains those of the second kind.
+check that no test needs, or a change that means the same. `tests/simulator/survivors.toml` explains those of the second
+kind.
 
 Everything runs in children of this one process, forked after all is imported; a mutant is put into the function's code
 there, and no file is ever changed. A file that changes meanwhile ends the run, because the mutant would be one of other
@@ -43,7 +44,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 KNOWN = ROOT / ".work" / "mutants.jsonl"
-EXPLAINED = ROOT / "tests" / "sim" / "survivors.toml"
+EXPLAINED = ROOT / "tests" / "simulator" / "survivors.toml"
 TESTS_MAX = 250
 """Tests of one mutant, the quickest of those that enter the function."""
 CHILD_SECONDS = 180
@@ -66,8 +67,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("tests/storage",),
     ),
-    "cluster": (("cluster/in_sync_replicas.py", "cluster/controller_core.py"), ("tests/cluster",)),
-    "groups": (("groups/*.py",), ("tests/groups", "tests/frontend/test_group_loading.py")),
+    "cluster": (("cluster/in_sync_replicas.py", "cluster/controller_core.py"), ("tests/cluster", "tests/placement")),
+    "groups": (("groups/*.py",), ("tests/groups", "tests/kafka_protocol/test_group_loading.py")),
 }
 """What is changed in a room, and the tests that stand for it."""
 

@@ -35,30 +35,24 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
 LANES = 3
 QUICK_LANES = 2
-SPARK_TESTS = ("tests/spark",)
-SOURCE_TESTS = tuple(
-    f"tests/spark/test_{name}.py"
-    for name in (
-        *("source_batch", "source_filters", "source_options", "source_planning", "source_stream", "sink"),
-        *("log_source", "log_shared", "session", "sql", "standalone"),
-    )
-)
 FOLDERS = {
+    "pipelines": ("tests/pipelines",),
+    "spark": ("tests/spark",),
     "client": ("tests/client",),
-    "brokers": ("tests/arrow", "tests/faults", "tests/frontend", "tests/http"),
+    "brokers": ("tests/arrow", "tests/faults", "tests/kafka_protocol", "tests/http"),
     "cli": ("tests/cli",),
     "clients": ("tests/clients",),
 }
 CLUSTER_TESTS = (
-    *("tests/cluster", "tests/replication", "tests/sim"),
+    *(f"tests/{room}" for room in ("cluster", "coordination", "placement", "replication", "simulator", "virtual")),
     *(f"tests/faults/test_{name}.py" for name in ("cluster_chaos", "etcd_gone")),
-    *(f"tests/frontend/test_{name}.py" for name in ("cluster_clients", "cluster_faults", "cluster_orders")),
-    *(f"tests/frontend/test_{name}.py" for name in ("cluster_routing", "cluster_tls", "archived_elsewhere")),
+    *(f"tests/kafka_protocol/test_{name}.py" for name in ("cluster_clients", "cluster_faults", "cluster_orders")),
+    *(f"tests/kafka_protocol/test_{name}.py" for name in ("cluster_routing", "cluster_tls", "archived_elsewhere")),
 )
 TWICE_TESTED = (
     "tests/clients/test_matrix.py",
     *(f"tests/faults/test_{name}.py" for name in ("kill", "full_disk", "live_fuzz", "start", "compacted_restart")),
-    *(f"tests/frontend/test_{name}.py" for name in ("produce_and_fetch", "cold_reads", "retention_archived")),
+    *(f"tests/kafka_protocol/test_{name}.py" for name in ("produce_and_fetch", "cold_reads", "retention_archived")),
 )
 """Clients, crashes, fuzz, full disk; `make prove` has the broker's other tests on that layout."""
 WITH_PROCESSES = (
@@ -67,11 +61,12 @@ WITH_PROCESSES = (
     "client",
     "clients",
     "faults",
-    "frontend",
     "http",
+    "kafka_protocol",
     "old_data",
+    "pipelines",
     "registry",
-    "sim",
+    "simulator",
     "spark",
     "system",
 )
@@ -137,10 +132,8 @@ class Lanes:
 def run(proven: Path, arguments: list[str]) -> int:
     began = time.monotonic()
     parts = {
-        "pipelines": [*SPARK_TESTS, *apart(SOURCE_TESTS)],
-        "sources": [*SOURCE_TESTS],
         **{name: [*folders, *apart(CLUSTER_TESTS)] for name, folders in FOLDERS.items()},
-        "others": ["tests", *apart((*SPARK_TESTS, *CLUSTER_TESTS, *chain.from_iterable(FOLDERS.values())))],
+        "others": ["tests", *apart((*CLUSTER_TESTS, *chain.from_iterable(FOLDERS.values())))],
         "clusters": [*CLUSTER_TESTS],
         "shared": [*TWICE_TESTED, "--layout", "shared"],
     }
@@ -152,7 +145,7 @@ def run(proven: Path, arguments: list[str]) -> int:
         file.unlink(missing_ok=True)
     tests = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
     # The longest first, so that the lanes end together; the checks early, because they fail early.
-    first = {name: tests.pop(name) for name in ("pipelines", "sources")}
+    first = {name: tests.pop(name) for name in ("pipelines", "spark")}
     lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
     lanes.run()
     print(f"all together: {time.monotonic() - began:.0f} s")
@@ -169,8 +162,8 @@ def quick_tests() -> dict[str, list[str]]:
         "wire": [rooms.pop("wire"), rooms.pop("records")],
         "rooms": list(rooms.values()),
         "broker": [
-            "tests/frontend/test_produce_and_fetch.py",
-            *(f"tests/test_{name}.py" for name in ("settings", "tidy", "unasync")),
+            "tests/kafka_protocol/test_produce_and_fetch.py",
+            *(f"tests/test_{name}.py" for name in ("tidy", "unasync")),
         ],
     }
 

@@ -9,11 +9,11 @@ import pytest
 
 from brokers import wait_for
 from client.test_consumer_pull import collect, send, values
-from frontend.clustered import SharedCluster
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.placement import elect_leaders, order_moves
 from headrace.client.consumer.consumer import Consumer
 from headrace.records.consumer_records import ReceivedRecord
+from kafka_protocol.clustered import SharedCluster
 from proving import proves
 
 _numbers = itertools.count()

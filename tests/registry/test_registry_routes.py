@@ -14,11 +14,11 @@ from confluent_kafka import Consumer, Producer
 from brokers import wait_for
 from certificates import self_signed
 from clusters import BrokerCluster
-from frontend.raw import Raw
-from frontend.test_cluster_routing import fetch, produce
 from headrace.client.admin.cluster import Cluster
 from headrace.wire import api as apis
 from headrace.wire.message import Message
+from kafka_protocol.raw import Raw
+from kafka_protocol.test_cluster_routing import fetch, produce
 from proving import proves
 from registries import Registry
 

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this folder: a JVM takes seconds to start."""
+"""One Spark session for all tests of a run: a JVM takes seconds to start."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ TIMEOUT_S = 600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    give_time(items, Path(__file__).parent)
+
+
+def give_time(items: list[pytest.Item], folder: Path) -> None:
     for item in items:
-        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+        if folder in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
