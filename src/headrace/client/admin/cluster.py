@@ -22,13 +22,19 @@ from typing import Final, Self, TypeVar
 
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.broker_connection import Body, Link
-from headrace.client.connection.connections import GROUP_KEY_TYPE, Network, parse_bootstrap
-from headrace.client.connection.metadata import NO_LEADER, Broker, MetadataSnapshot, Partition, Topic, read_metadata
+from headrace.client.connection.connections import Network, coordinator_request, parse_bootstrap, read_coordinator
+from headrace.client.connection.metadata import (
+    NO_LEADER,
+    MetadataSnapshot,
+    Partition,
+    Topic,
+    metadata_request,
+    read_metadata,
+)
 from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic, check
+from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic
 from headrace.errors import Code, HeadraceError
-from headrace.ports.network import Address
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -116,9 +122,7 @@ class Cluster:
 
     def topology(self, topics: Sequence[str] | None = None, *, create: bool = False) -> MetadataSnapshot:
         """Ask anew: brokers and all topics, or those named. `create` lets the broker make topics that are missing."""
-        asked = None if topics is None else [Message(name=name) for name in topics]
-        request = Message(topics=asked, allow_auto_topic_creation=create)
-        answer = read_metadata(self.ask(apis.METADATA, request))
+        answer = read_metadata(self.ask(apis.METADATA, metadata_request(topics, create=create)))
         self.network.metadata.learn(answer)
         self._topics.update(answer.topics)
         for name in answer.refused:
@@ -175,11 +179,11 @@ class Cluster:
     def coordinator(self, group_id: str) -> Link:
         """The broker that looks after a group."""
         if group_id not in self._coordinators:
-            request = Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group_id])
-            (found,) = self.ask(apis.FIND_COORDINATOR, request).coordinators
-            check(found.error_code, f"coordinator of group {group_id!r}", found.error_message)
-            self.network.metadata.add_broker(Broker(found.node_id, Address(found.host, found.port), ""))
-            self._coordinators[group_id] = found.node_id
+            found = read_coordinator(group_id, self.ask(apis.FIND_COORDINATOR, coordinator_request(group_id)))
+            if isinstance(found, HeadraceError):
+                raise found
+            self.network.metadata.add_broker(found)
+            self._coordinators[group_id] = found.broker_id
         return self.broker(self._coordinators[group_id])
 
     def ask(self, api_key: int, message: Message) -> Message:

@@ -327,23 +327,27 @@ class Coordinators:
 
     def _look_up(self, group: str, timeout_s: float) -> None:
         def hear(answer: Message | HeadraceError) -> None:
-            found = answer if isinstance(answer, HeadraceError) else self._read(group, answer)
-            if isinstance(found, Address):
-                self._found[group] = found
+            found = answer if isinstance(answer, HeadraceError) else read_coordinator(group, answer)
+            if isinstance(found, Broker):
+                self._network.metadata.add_broker(found)
+                self._found[group] = found.address
             for _, send in self._looking.pop(group, ()):
-                send(found)
+                send(found.address if isinstance(found, Broker) else found)
 
-        request = Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group])
-        self._network.ask_any(apis.FIND_COORDINATOR, request, hear, timeout_s=timeout_s)
+        self._network.ask_any(apis.FIND_COORDINATOR, coordinator_request(group), hear, timeout_s=timeout_s)
 
-    def _read(self, group: str, answer: Message) -> Address | HeadraceError:
-        for found in answer.coordinators:
-            if found.error_code != Code.NONE:
-                return Refusal(found.error_code, f"coordinator of group {group!r}", found.error_message)
-            address = Address(found.host, found.port)
-            self._network.metadata.add_broker(Broker(found.node_id, address, ""))
-            return address
-        return Refusal(Code.UNKNOWN, f"coordinator of group {group!r}", "the broker's answer leaves the group out")
+
+def coordinator_request(group: str) -> Message:
+    return Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group])
+
+
+def read_coordinator(group: str, answer: Message) -> Broker | Refusal:
+    """The broker that looks after a group, by a FindCoordinator answer."""
+    for found in answer.coordinators:
+        if found.error_code != Code.NONE:
+            return Refusal(found.error_code, f"coordinator of group {group!r}", found.error_message)
+        return Broker(found.node_id, Address(found.host, found.port), "")
+    return Refusal(Code.UNKNOWN, f"coordinator of group {group!r}", "the broker's answer leaves the group out")
 
 
 def _codes(answer: Message) -> Iterator[int]:

@@ -74,6 +74,12 @@ class MetadataSnapshot:
     """Of one answer: topics that were asked for and are not there, or not readable now."""
 
 
+def metadata_request(topics: Iterable[str] | None, *, create: bool = False) -> Message:
+    """For these topics, or all (None). `create` lets the broker make those that are missing."""
+    named = None if topics is None else [Message(name=name) for name in topics]
+    return Message(topics=named, allow_auto_topic_creation=create)
+
+
 def read_metadata(answer: Message) -> MetadataSnapshot:
     """The contents of a Metadata answer."""
     topics: dict[str, Topic] = {}
@@ -270,7 +276,7 @@ class Metadata:
         for names, creating in ((create, True), (others, False)):
             if names:
                 self._asking += 1
-                body = Message(topics=[Message(name=name) for name in names], allow_auto_topic_creation=creating)
+                body = metadata_request(names, create=creating)
                 self._asker.ask_any(apis.METADATA, body, self._hear(names), timeout_s=ASK_TIMEOUT_S)
 
     def _hear(self, names: Sequence[str]) -> OnAnswer:

@@ -26,7 +26,7 @@ from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
-from headrace.client.connection.metadata import MetadataSnapshot, read_metadata
+from headrace.client.connection.metadata import MetadataSnapshot, metadata_request, read_metadata
 from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.assignors import ROOM_FIRST, Assign, Participant, Rooms, assignor_named
 from headrace.client.consumer.coordinator import (
@@ -494,12 +494,11 @@ def look(
     network: Network, topics: Iterable[str], on_seen: Callable[[dict[str, list[str]] | HeadraceError], None]
 ) -> None:
     """The topics that there are, with the rack of each partition's leader."""
-    request = Message(topics=[Message(name=name) for name in sorted(topics)], allow_auto_topic_creation=False)
 
     def seen(answer: Message | HeadraceError) -> None:
         on_seen(answer if isinstance(answer, HeadraceError) else rooms_of(read_metadata(answer)))
 
-    network.ask_any(apis.METADATA, request, seen, timeout_s=LOOK_TIMEOUT_S)
+    network.ask_any(apis.METADATA, metadata_request(sorted(topics)), seen, timeout_s=LOOK_TIMEOUT_S)
 
 
 def rooms_of(topology: MetadataSnapshot) -> dict[str, list[str]]:
