@@ -10,8 +10,79 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 
+class ErrorCode:
+    """Kafka's error codes that are answered or named here, under Kafka's names."""
+
+    UNKNOWN_SERVER_ERROR: Final = -1
+    NONE: Final = 0
+    OFFSET_OUT_OF_RANGE: Final = 1
+    CORRUPT_MESSAGE: Final = 2
+    UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+    LEADER_NOT_AVAILABLE: Final = 5
+    NOT_LEADER_OR_FOLLOWER: Final = 6
+    REQUEST_TIMED_OUT: Final = 7
+    REPLICA_NOT_AVAILABLE: Final = 9
+    MESSAGE_TOO_LARGE: Final = 10
+    OFFSET_METADATA_TOO_LARGE: Final = 12
+    NETWORK_EXCEPTION: Final = 13
+    COORDINATOR_LOAD_IN_PROGRESS: Final = 14
+    COORDINATOR_NOT_AVAILABLE: Final = 15
+    NOT_COORDINATOR: Final = 16
+    INVALID_TOPIC_EXCEPTION: Final = 17
+    RECORD_LIST_TOO_LARGE: Final = 18
+    NOT_ENOUGH_REPLICAS: Final = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
+    INVALID_REQUIRED_ACKS: Final = 21
+    ILLEGAL_GENERATION: Final = 22
+    INCONSISTENT_GROUP_PROTOCOL: Final = 23
+    INVALID_GROUP_ID: Final = 24
+    UNKNOWN_MEMBER_ID: Final = 25
+    INVALID_SESSION_TIMEOUT: Final = 26
+    REBALANCE_IN_PROGRESS: Final = 27
+    INVALID_TIMESTAMP: Final = 32
+    UNSUPPORTED_VERSION: Final = 35
+    TOPIC_ALREADY_EXISTS: Final = 36
+    INVALID_PARTITIONS: Final = 37
+    INVALID_REPLICATION_FACTOR: Final = 38
+    INVALID_REPLICA_ASSIGNMENT: Final = 39
+    INVALID_CONFIG: Final = 40
+    NOT_CONTROLLER: Final = 41
+    INVALID_REQUEST: Final = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
+    POLICY_VIOLATION: Final = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER: Final = 45
+    DUPLICATE_SEQUENCE_NUMBER: Final = 46
+    INVALID_PRODUCER_EPOCH: Final = 47
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
+    KAFKA_STORAGE_ERROR: Final = 56
+    LOG_DIR_NOT_FOUND: Final = 57
+    UNKNOWN_PRODUCER_ID: Final = 59
+    NON_EMPTY_GROUP: Final = 68
+    GROUP_ID_NOT_FOUND: Final = 69
+    FETCH_SESSION_ID_NOT_FOUND: Final = 70
+    INVALID_FETCH_SESSION_EPOCH: Final = 71
+    FENCED_LEADER_EPOCH: Final = 74
+    UNKNOWN_LEADER_EPOCH: Final = 75
+    OFFSET_NOT_AVAILABLE: Final = 78
+    MEMBER_ID_REQUIRED: Final = 79
+    PREFERRED_LEADER_NOT_AVAILABLE: Final = 80
+    GROUP_MAX_SIZE_REACHED: Final = 81
+    FENCED_INSTANCE_ID: Final = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE: Final = 83
+    ELECTION_NOT_NEEDED: Final = 84
+    NO_REASSIGNMENT_IN_PROGRESS: Final = 85
+    GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
+    INVALID_RECORD: Final = 87
+    UNSTABLE_OFFSET_COMMIT: Final = 88
+    PRODUCER_FENCED: Final = 90
+    RESOURCE_NOT_FOUND: Final = 91
+    DUPLICATE_RESOURCE: Final = 92
+    UNKNOWN_TOPIC_ID: Final = 100
+    MISMATCHED_ENDPOINT_TYPE: Final = 114
+
+
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class ErrorMapping:
     """How one kind of error is told to each front end."""
 
     kafka_code: int
@@ -22,7 +93,7 @@ class Mapping:
 class HeadraceError(Exception):
     """Root of everything that Headrace raises on purpose."""
 
-    mapping: Mapping = Mapping(-1, 500, False)
+    mapping: ErrorMapping = ErrorMapping(ErrorCode.UNKNOWN_SERVER_ERROR, 500, False)
 
     @property
     def kafka_code(self) -> int:
@@ -202,88 +273,42 @@ class PolicyViolation(HeadraceError):
     """A request that the operator's limits do not allow."""
 
 
-_TABLE: Final[dict[type[HeadraceError], Mapping]] = {
-    ProtocolError: Mapping(42, 400, False),
-    Unsupported: Mapping(35, 501, False),
-    CorruptBatch: Mapping(2, 400, True),
-    BatchTooLarge: Mapping(10, 413, False),
-    InvalidRecord: Mapping(87, 422, False),
-    InvalidTimestamp: Mapping(32, 422, False),
-    OffsetOutOfRange: Mapping(1, 416, False),
-    OffsetNotAvailable: Mapping(78, 503, True),
-    StorageFull: Mapping(56, 507, True),
-    StorageFailed: Mapping(56, 503, True),
-    UnknownPartition: Mapping(3, 404, True),
-    UnknownTopicId: Mapping(100, 404, True),
-    InvalidTopicName: Mapping(17, 400, False),
-    TopicExists: Mapping(36, 409, False),
-    InvalidPartitions: Mapping(37, 400, False),
-    InvalidReplication: Mapping(38, 400, False),
-    InvalidAssignment: Mapping(39, 400, False),
-    NoMoveUnderWay: Mapping(85, 409, False),
-    InvalidConfig: Mapping(40, 400, False),
-    InvalidRequest: Mapping(42, 400, False),
-    KeyIndexMissing: Mapping(40, 409, False),
-    NotLeader: Mapping(6, 503, True),
-    FencedEpoch: Mapping(74, 409, True),
-    UnknownEpoch: Mapping(76, 409, True),
-    NotEnoughReplicas: Mapping(19, 503, True),
-    NotEnoughReplicasAfterAppend: Mapping(20, 503, True),
-    RequestTimedOut: Mapping(7, 504, True),
-    DuplicateSequence: Mapping(46, 409, False),
-    OutOfOrderSequence: Mapping(45, 409, False),
-    InvalidProducerEpoch: Mapping(47, 409, False),
-    UnknownProducer: Mapping(59, 409, False),
-    UnknownValue: Mapping(42, 404, False),
-    ChangedMeanwhile: Mapping(42, 409, False),
-    PolicyViolation: Mapping(44, 403, False),
-    CoordinationError: Mapping(15, 503, True),
+_TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
+    ProtocolError: ErrorMapping(ErrorCode.INVALID_REQUEST, 400, False),
+    Unsupported: ErrorMapping(ErrorCode.UNSUPPORTED_VERSION, 501, False),
+    CorruptBatch: ErrorMapping(ErrorCode.CORRUPT_MESSAGE, 400, True),
+    BatchTooLarge: ErrorMapping(ErrorCode.MESSAGE_TOO_LARGE, 413, False),
+    InvalidRecord: ErrorMapping(ErrorCode.INVALID_RECORD, 422, False),
+    InvalidTimestamp: ErrorMapping(ErrorCode.INVALID_TIMESTAMP, 422, False),
+    OffsetOutOfRange: ErrorMapping(ErrorCode.OFFSET_OUT_OF_RANGE, 416, False),
+    OffsetNotAvailable: ErrorMapping(ErrorCode.OFFSET_NOT_AVAILABLE, 503, True),
+    StorageFull: ErrorMapping(ErrorCode.KAFKA_STORAGE_ERROR, 507, True),
+    StorageFailed: ErrorMapping(ErrorCode.KAFKA_STORAGE_ERROR, 503, True),
+    UnknownPartition: ErrorMapping(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 404, True),
+    UnknownTopicId: ErrorMapping(ErrorCode.UNKNOWN_TOPIC_ID, 404, True),
+    InvalidTopicName: ErrorMapping(ErrorCode.INVALID_TOPIC_EXCEPTION, 400, False),
+    TopicExists: ErrorMapping(ErrorCode.TOPIC_ALREADY_EXISTS, 409, False),
+    InvalidPartitions: ErrorMapping(ErrorCode.INVALID_PARTITIONS, 400, False),
+    InvalidReplication: ErrorMapping(ErrorCode.INVALID_REPLICATION_FACTOR, 400, False),
+    InvalidAssignment: ErrorMapping(ErrorCode.INVALID_REPLICA_ASSIGNMENT, 400, False),
+    NoMoveUnderWay: ErrorMapping(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, 409, False),
+    InvalidConfig: ErrorMapping(ErrorCode.INVALID_CONFIG, 400, False),
+    InvalidRequest: ErrorMapping(ErrorCode.INVALID_REQUEST, 400, False),
+    KeyIndexMissing: ErrorMapping(ErrorCode.INVALID_CONFIG, 409, False),
+    NotLeader: ErrorMapping(ErrorCode.NOT_LEADER_OR_FOLLOWER, 503, True),
+    FencedEpoch: ErrorMapping(ErrorCode.FENCED_LEADER_EPOCH, 409, True),
+    UnknownEpoch: ErrorMapping(ErrorCode.UNKNOWN_LEADER_EPOCH, 409, True),
+    NotEnoughReplicas: ErrorMapping(ErrorCode.NOT_ENOUGH_REPLICAS, 503, True),
+    NotEnoughReplicasAfterAppend: ErrorMapping(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, 503, True),
+    RequestTimedOut: ErrorMapping(ErrorCode.REQUEST_TIMED_OUT, 504, True),
+    DuplicateSequence: ErrorMapping(ErrorCode.DUPLICATE_SEQUENCE_NUMBER, 409, False),
+    OutOfOrderSequence: ErrorMapping(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 409, False),
+    InvalidProducerEpoch: ErrorMapping(ErrorCode.INVALID_PRODUCER_EPOCH, 409, False),
+    UnknownProducer: ErrorMapping(ErrorCode.UNKNOWN_PRODUCER_ID, 409, False),
+    UnknownValue: ErrorMapping(ErrorCode.INVALID_REQUEST, 404, False),
+    ChangedMeanwhile: ErrorMapping(ErrorCode.INVALID_REQUEST, 409, False),
+    PolicyViolation: ErrorMapping(ErrorCode.POLICY_VIOLATION, 403, False),
+    CoordinationError: ErrorMapping(ErrorCode.COORDINATOR_NOT_AVAILABLE, 503, True),
 }
 for _kind, _mapping in _TABLE.items():
     _kind.mapping = _mapping
-
-
-class Code:
-    """Kafka error codes that handlers answer without an exception."""
-
-    NONE: Final = 0
-    UNKNOWN: Final = -1
-    OFFSET_OUT_OF_RANGE: Final = 1
-    UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-    LEADER_NOT_AVAILABLE: Final = 5
-    NOT_LEADER_OR_FOLLOWER: Final = 6
-    REQUEST_TIMED_OUT: Final = 7
-    OFFSET_METADATA_TOO_LARGE: Final = 12
-    COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-    COORDINATOR_NOT_AVAILABLE: Final = 15
-    NOT_COORDINATOR: Final = 16
-    INVALID_TOPIC: Final = 17
-    NOT_ENOUGH_REPLICAS: Final = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
-    INVALID_REQUIRED_ACKS: Final = 21
-    ILLEGAL_GENERATION: Final = 22
-    INCONSISTENT_GROUP_PROTOCOL: Final = 23
-    INVALID_GROUP_ID: Final = 24
-    UNKNOWN_MEMBER_ID: Final = 25
-    INVALID_SESSION_TIMEOUT: Final = 26
-    REBALANCE_IN_PROGRESS: Final = 27
-    UNSUPPORTED_VERSION: Final = 35
-    INVALID_REQUEST: Final = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
-    STORAGE_ERROR: Final = 56
-    NON_EMPTY_GROUP: Final = 68
-    GROUP_ID_NOT_FOUND: Final = 69
-    FETCH_SESSION_ID_NOT_FOUND: Final = 70
-    INVALID_FETCH_SESSION_EPOCH: Final = 71
-    FENCED_LEADER_EPOCH: Final = 74
-    UNKNOWN_LEADER_EPOCH: Final = 76
-    MEMBER_ID_REQUIRED: Final = 79
-    OFFSET_NOT_AVAILABLE: Final = 78
-    PREFERRED_LEADER_NOT_AVAILABLE: Final = 80
-    GROUP_MAX_SIZE_REACHED: Final = 81
-    FENCED_INSTANCE_ID: Final = 82
-    ELIGIBLE_LEADERS_NOT_AVAILABLE: Final = 83
-    ELECTION_NOT_NEEDED: Final = 84
-    GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
-    UNKNOWN_TOPIC_ID: Final = 100

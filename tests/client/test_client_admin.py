@@ -15,7 +15,7 @@ from headrace.client.admin.produce import produce
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.errors import Refusal, UnknownTopic
 from headrace.client.producer.request import Outgoing
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.records import kernel
 from proving import proves
 
@@ -108,4 +108,4 @@ def test_offsets_of_a_group_without_members_can_be_set_and_deleted(cluster: Clus
     groups.delete_group(cluster, group_id)
     with pytest.raises(Refusal) as gone:
         groups.describe_group(cluster, group_id)
-    assert gone.value.kafka_code == Code.GROUP_ID_NOT_FOUND
+    assert gone.value.kafka_code == ErrorCode.GROUP_ID_NOT_FOUND

@@ -16,7 +16,7 @@ from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Topic
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal, UnknownTopic
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -41,7 +41,7 @@ class Told:
         if api_key == apis.FIND_COORDINATOR:
             return self._coordinator(request)
         if api_key == apis.HEARTBEAT:
-            return Message(error_code=Code.NONE if self.coordinator == 1 else Code.NOT_COORDINATOR)
+            return Message(error_code=ErrorCode.NONE if self.coordinator == 1 else ErrorCode.NOT_COORDINATOR)
         names = [topic.name for topic in request.topics]
         self.asked.append((time.monotonic(), names, request.allow_auto_topic_creation))
         brokers = [
@@ -54,7 +54,7 @@ class Told:
 
     def _topic(self, name: str) -> Message:
         if name in self.refused or name not in self.topics:
-            code = self.refused.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)
+            code = self.refused.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return Message(error_code=code, name=name, partitions=[])
         partitions = [
             Message(
@@ -66,7 +66,7 @@ class Told:
 
     def _coordinator(self, request: Message) -> Message:
         address = self.brokers.get(self.coordinator or 0, Address("", -1))
-        code = Code.COORDINATOR_NOT_AVAILABLE if self.coordinator is None else Code.NONE
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE if self.coordinator is None else ErrorCode.NONE
         found = Message(
             key=request.coordinator_keys[0],
             node_id=self.coordinator or -1,
@@ -274,7 +274,7 @@ def test_only_topics_that_are_to_be_created_are_asked_for_so(quiet: Scene) -> No
         (("old",), False),
         (("new",), True),
     }
-    quiet.told.refused["new"] = Code.LEADER_NOT_AVAILABLE
+    quiet.told.refused["new"] = ErrorCode.LEADER_NOT_AVAILABLE
     quiet.until(lambda: len(quiet.told.asked) >= 4)
     quiet.told.topics["new"] = [(1, 0)]
     quiet.told.refused.clear()
@@ -288,12 +288,12 @@ def test_a_topic_that_is_not_there_is_told_and_one_that_does_not_appear(
     monkeypatch.setattr(engine_routes, "APPEAR_WITHIN_S", 0.1)
     assert isinstance(quiet.want("nowhere"), UnknownTopic)
     assert isinstance(quiet.want("never", create=True), UnknownTopic)
-    quiet.told.refused["bad name"] = Code.INVALID_TOPIC
+    quiet.told.refused["bad name"] = ErrorCode.INVALID_TOPIC_EXCEPTION
     refused = quiet.want("bad name")
     assert isinstance(refused, Refusal)
     assert "letters, digits" in str(refused)
     monkeypatch.setattr(engine_routes, "WANT_WITHIN_S", 0.1)
-    quiet.told.refused["busy"] = Code.LEADER_NOT_AVAILABLE
+    quiet.told.refused["busy"] = ErrorCode.LEADER_NOT_AVAILABLE
     assert isinstance(quiet.want("busy"), Refusal)
 
 
@@ -399,13 +399,13 @@ def test_a_coordinator_is_found_kept_and_forgotten_when_it_denies(quiet: Scene) 
     for _ in range(3):
         answer = beat()
         assert isinstance(answer, Message)
-        assert answer.error_code == Code.NONE
+        assert answer.error_code == ErrorCode.NONE
     assert looked_up() == 2
     quiet.told.brokers[2] = quiet.peer.address
     quiet.told.coordinator = 2
     denied = beat()
     assert isinstance(denied, Message)
-    assert denied.error_code == Code.NOT_COORDINATOR
+    assert denied.error_code == ErrorCode.NOT_COORDINATOR
     beat()
     assert looked_up() == 3
 

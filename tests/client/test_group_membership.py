@@ -16,7 +16,7 @@ from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.membership import Membership, State
 from headrace.client.consumer.progress import NotHeld, Offsets
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from proving import proves
 
 DEADLINE_S = 30.0
@@ -267,7 +267,7 @@ def test_cooperative_beside_eager_is_refused_with_what_to_do(
     wait(share(first))
     second = join(group, target, assignor="cooperative")
     wait(lambda: bool(second.errors))
-    assert second.errors[0].kafka_code == Code.INCONSISTENT_GROUP_PROTOCOL
+    assert second.errors[0].kafka_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert second.membership.state is State.ENDED
 
 
@@ -294,7 +294,7 @@ def test_the_second_owner_of_an_instance_fences_the_first(topic: MakeTopic, join
     second = join(group, target, instance_id="only")
     wait(share(second))
     wait(lambda: bool(first.errors))
-    assert first.errors[0].kafka_code == Code.FENCED_INSTANCE_ID
+    assert first.errors[0].kafka_code == ErrorCode.FENCED_INSTANCE_ID
     assert first.told("lost") == set(range(6))
 
 

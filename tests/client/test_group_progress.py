@@ -25,7 +25,7 @@ from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.coordinator import Coordinator, Identity
 from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.progress import GroupProgress, ProgressUnusable
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -182,8 +182,8 @@ def test_a_commit_that_is_tried_again_does_not_undo_a_later_one() -> None:
             found = Message(key="g", node_id=1, host=peer.address.host, port=peer.address.port, error_code=0)
             return Message(coordinators=[found])
         ((part,),) = ([*topic.partitions] for topic in request.topics)
-        code = Code.NONE if taken or part.committed_offset == 20 else Code.COORDINATOR_LOAD_IN_PROGRESS
-        if code == Code.NONE:
+        code = ErrorCode.NONE if taken or part.committed_offset == 20 else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if code == ErrorCode.NONE:
             taken.append(part.committed_offset)
         return Message(topics=[Message(name="t", partitions=[Message(partition_index=0, error_code=code)])])
 

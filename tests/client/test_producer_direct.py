@@ -23,7 +23,7 @@ from headrace.client.connection.stream import FrameReader
 from headrace.client.errors import CalledWithin, DeliveryUnknown, ForkedEngine, NotDelivered
 from headrace.client.producer.producer import Producer
 from headrace.client.producer.request import ProduceTemplate
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.records.builder import Delivery
@@ -218,7 +218,7 @@ def test_a_close_waits_for_a_record_in_flight(
         closing.result(20)
 
 
-@pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, TOO_LARGE])
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, TOO_LARGE])
 def test_a_refusal_is_tried_again_or_told_as_of_any_batch(code: int, tap: WireTap, patient: None) -> None:
     """The broker has written the record in truth: when it is sent again, it knows it."""
     topic = f"direct-refused-{int(code)}"
@@ -241,7 +241,7 @@ def test_a_refusal_is_tried_again_or_told_as_of_any_batch(code: int, tap: WireTa
         metrics = producer.metrics()
     assert refused
     assert metrics["direct"] >= 3
-    retried = code == Code.NOT_LEADER_OR_FOLLOWER
+    retried = code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert metrics["retries"] == (1 if retried else 0)
     assert metrics["failed"] == (0 if retried else 1)
     assert outcomes == [topic] * 5 + [topic if retried else NotDelivered] + [topic] * 4

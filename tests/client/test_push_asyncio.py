@@ -17,7 +17,7 @@ from headrace.aio import LATER, Consumer
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.errors import Refusal
-from headrace.errors import Code, InvalidRequest
+from headrace.errors import ErrorCode, InvalidRequest
 from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
@@ -292,7 +292,7 @@ def test_listening_ends_with_the_error_that_the_group_gives(
                     await second.poll(100)
                 with pytest.raises(Refusal) as ended:
                     await first.wait()
-        assert ended.value.kafka_code == Code.FENCED_INSTANCE_ID
+        assert ended.value.kafka_code == ErrorCode.FENCED_INSTANCE_ID
         await first.close()
 
     run(main())

@@ -24,7 +24,7 @@ from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.consumer import listener as listener_module
 from headrace.client.errors import Refusal
-from headrace.errors import Code, InvalidRequest, SettingError
+from headrace.errors import ErrorCode, InvalidRequest, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
@@ -357,7 +357,7 @@ def test_listening_ends_with_the_error_that_the_group_gives(broker: Broker, topi
     wait_for("the second to have it", lambda: second.poll(100) or second.assignment)
     with pytest.raises(Refusal) as ended:
         first.wait(60)
-    assert ended.value.kafka_code == Code.FENCED_INSTANCE_ID
+    assert ended.value.kafka_code == ErrorCode.FENCED_INSTANCE_ID
     first.close()
     second.close()
 
@@ -376,7 +376,7 @@ def test_listening_that_ends_by_an_error_leaves_the_group(
     with Consumer(f"{group}.retry", instance_id="only.retry", **options) as second:  # type: ignore[arg-type]
         with pytest.raises(Refusal) as ended:
             first.wait(60)
-        assert ended.value.kafka_code == Code.FENCED_INSTANCE_ID
+        assert ended.value.kafka_code == ErrorCode.FENCED_INSTANCE_ID
         wait_for("it to be gone", lambda: second.poll(20) or members() == 1)
     first.close()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
@@ -88,10 +88,10 @@ class Scene:
         if not self.held:
             self.acknowledge()
 
-    def acknowledge(self, error_code: int = Code.NONE) -> None:
+    def acknowledge(self, error_code: int = ErrorCode.NONE) -> None:
         while self.on_the_way:
             partition, records, done = self.on_the_way.pop(0)
-            if error_code == Code.NONE:
+            if error_code == ErrorCode.NONE:
                 self.log.setdefault(partition, []).extend(records)
             done(error_code)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from groups.scene import LIMITS, Scene
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.limits import limits_from
 from headrace.settings.values import load
 from proving import proves
@@ -65,7 +65,7 @@ def test_a_commit_counts_once_it_is_stored_and_one_that_goes_back_counts_too() -
     scene.acknowledge()
     assert archived(scene) == 2
     scene.commit({("t", 0): 9}, group_id=ARCHIVE)
-    scene.acknowledge(Code.REQUEST_TIMED_OUT)
+    scene.acknowledge(ErrorCode.REQUEST_TIMED_OUT)
     assert archived(scene) == 2
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from groups.scene import GROUP, LIMITS, SESSION_MS, TOPIC_ID, Scene, Waiter
-from headrace.errors import Code, CorruptBatch
+from headrace.errors import CorruptBatch, ErrorCode
 from headrace.groups.coordinator import partition_of
 from headrace.groups.descriptions import Lag
 from headrace.groups.group import Moment
@@ -49,7 +49,7 @@ def test_a_commit_is_answered_and_seen_when_the_log_has_it() -> None:
     assert not waits.answered
     assert scene.committed() == {}
     scene.acknowledge()
-    assert waits.reply == (PartitionResult("t", 0, Code.NONE),)
+    assert waits.reply == (PartitionResult("t", 0, ErrorCode.NONE),)
     reply = scene.coordinator.fetch_offsets(GROUP, [("t", 0), ("t", 1), ("u", 0)])
     assert reply.offsets == (FetchedOffset("t", 0, 5, 0, "why"), FetchedOffset("t", 1), FetchedOffset("u", 0))
 
@@ -57,10 +57,10 @@ def test_a_commit_is_answered_and_seen_when_the_log_has_it() -> None:
 @pytest.mark.parametrize(
     ("failed", "told"),
     [
-        (Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_COORDINATOR),
-        (Code.STORAGE_ERROR, Code.NOT_COORDINATOR),
-        (Code.NOT_ENOUGH_REPLICAS, Code.COORDINATOR_NOT_AVAILABLE),
-        (Code.REQUEST_TIMED_OUT, Code.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ],
 )
 def test_a_commit_that_cannot_be_stored_is_told_and_not_seen(failed: int, told: int) -> None:
@@ -74,19 +74,19 @@ def test_a_commit_that_cannot_be_stored_is_told_and_not_seen(failed: int, told: 
 def test_members_commit_in_their_generation() -> None:
     scene = Scene()
     first, second = scene.stable(2)
-    assert scene.commit({("t", 0): 1}, first).reply[0].error_code == Code.NONE
+    assert scene.commit({("t", 0): 1}, first).reply[0].error_code == ErrorCode.NONE
     stranger, old = replace(first, member_id="nobody"), replace(first, generation_id=1)
-    assert scene.commit({("t", 0): 2}, stranger).reply[0].error_code == Code.UNKNOWN_MEMBER_ID
-    assert scene.commit({("t", 0): 2}, old).reply[0].error_code == Code.ILLEGAL_GENERATION
-    assert scene.commit({("t", 0): 2}).reply[0].error_code == Code.UNKNOWN_MEMBER_ID
+    assert scene.commit({("t", 0): 2}, stranger).reply[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.commit({("t", 0): 2}, old).reply[0].error_code == ErrorCode.ILLEGAL_GENERATION
+    assert scene.commit({("t", 0): 2}).reply[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
     waits = scene.join(first.member_id)
-    assert scene.commit({("t", 0): 3}, second).reply[0].error_code == Code.NONE
+    assert scene.commit({("t", 0): 3}, second).reply[0].error_code == ErrorCode.NONE
     scene.join(second.member_id)
-    assert scene.commit({("t", 0): 4}, waits.reply).reply[0].error_code == Code.REBALANCE_IN_PROGRESS
+    assert scene.commit({("t", 0): 4}, waits.reply).reply[0].error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert scene.committed() == {("t", 0): 3}
     for generation in (first.generation_id, 0):
         member = replace(first, generation_id=generation)
-        assert scene.commit({("t", 0): 4}, member, group_id="none").reply[0].error_code == Code.ILLEGAL_GENERATION
+        assert scene.commit({("t", 0): 4}, member, group_id="none").reply[0].error_code == ErrorCode.ILLEGAL_GENERATION
 
 
 @pytest.mark.parametrize("generation_id", [0, 1])
@@ -97,10 +97,10 @@ def test_a_member_of_an_earlier_generation_commits_nothing_to_a_group_that_is_em
     scene.commit({("t", 0): 9}, joined)
     scene.coordinator.leave(GROUP, [Leaver(joined.member_id)])
     (refused,) = scene.commit({("t", 0): 5}, replace(joined, generation_id=generation_id)).reply
-    assert refused.error_code == Code.UNKNOWN_MEMBER_ID
+    assert refused.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert scene.committed() == {("t", 0): 9}
     (taken,) = scene.commit({("t", 0): 7}).reply
-    assert taken.error_code == Code.NONE
+    assert taken.error_code == ErrorCode.NONE
 
 
 def test_nobody_leaves_a_group_that_has_ended_here() -> None:
@@ -108,9 +108,9 @@ def test_nobody_leaves_a_group_that_has_ended_here() -> None:
     (joined,) = scene.stable(1)
     group = scene.group()
     moment = Moment(scene.clock.now(), scene.clock.wall_ms())
-    group.remove(Code.NOT_COORDINATOR, moment)
+    group.remove(ErrorCode.NOT_COORDINATOR, moment)
     reply, actions = group.leave([Leaver(joined.member_id)], moment)
-    assert (reply.error_code, reply.members, actions) == (Code.COORDINATOR_NOT_AVAILABLE, (), ())
+    assert (reply.error_code, reply.members, actions) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, (), ())
 
 
 def test_a_fenced_instance_cannot_commit() -> None:
@@ -120,7 +120,7 @@ def test_a_fenced_instance_cannot_commit() -> None:
     waiter: Waiter[tuple[PartitionResult, ...]] = Waiter()
     request = CommitRequest((OffsetToCommit("t", 0, 1),), follower.member_id, follower.generation_id, "i1")
     scene.coordinator.commit(GROUP, request, waiter)
-    assert waiter.reply[0].error_code == Code.FENCED_INSTANCE_ID
+    assert waiter.reply[0].error_code == ErrorCode.FENCED_INSTANCE_ID
 
 
 def test_a_commit_keeps_the_session_alive() -> None:
@@ -128,8 +128,8 @@ def test_a_commit_keeps_the_session_alive() -> None:
     member = scene.stable(1)[0]
     for offset in range(5):
         scene.advance(0.9 * SESSION_MS / 1000)
-        assert scene.commit({("t", 0): offset}, member).reply[0].error_code == Code.NONE
-    assert scene.beat(member) == Code.NONE
+        assert scene.commit({("t", 0): offset}, member).reply[0].error_code == ErrorCode.NONE
+    assert scene.beat(member) == ErrorCode.NONE
 
 
 def test_metadata_above_the_limit_is_refused_for_its_partition_alone() -> None:
@@ -137,8 +137,8 @@ def test_metadata_above_the_limit_is_refused_for_its_partition_alone() -> None:
     waiter: Waiter[tuple[PartitionResult, ...]] = Waiter()
     offsets = tuple(OffsetToCommit("t", n, 7, 0, text) for n, text in enumerate(["four", "fünf", "over it"]))
     scene.coordinator.commit(GROUP, CommitRequest(offsets), waiter)
-    too_large = Code.OFFSET_METADATA_TOO_LARGE
-    assert [one.error_code for one in waiter.reply] == [Code.NONE, too_large, too_large]
+    too_large = ErrorCode.OFFSET_METADATA_TOO_LARGE
+    assert [one.error_code for one in waiter.reply] == [ErrorCode.NONE, too_large, too_large]
     assert scene.committed() == {("t", 0): 7}
     assert [one.error_code for one in scene.commit({("t", 0): 8, ("t", 1): 8}, metadata="large").reply] == [
         too_large
@@ -150,13 +150,13 @@ def test_a_commit_on_its_way_brings_back_a_group_that_was_forgotten_meanwhile() 
     """A join that is refused leaves nothing behind of a group that was never used; the commit has used it."""
     scene = Scene(held=True)
     waits = scene.commit({("t", 0): 5})
-    assert scene.join(session_ms=1).reply.error_code == Code.INVALID_SESSION_TIMEOUT
+    assert scene.join(session_ms=1).reply.error_code == ErrorCode.INVALID_SESSION_TIMEOUT
     assert scene.coordinator.list_groups().groups == ()
     scene.acknowledge()
-    assert waits.reply[0].error_code == Code.NONE
+    assert waits.reply[0].error_code == ErrorCode.NONE
     there = (ListedGroup(GROUP, "", "Empty"),)
     assert scene.coordinator.list_groups().groups == there
-    assert scene.join(session_ms=1).reply.error_code == Code.INVALID_SESSION_TIMEOUT
+    assert scene.join(session_ms=1).reply.error_code == ErrorCode.INVALID_SESSION_TIMEOUT
     assert scene.coordinator.list_groups().groups == there
 
 
@@ -166,35 +166,35 @@ def test_a_commit_on_its_way_brings_back_a_group_that_was_forgotten_meanwhile() 
 def test_groups_of_other_partitions_are_somebody_elses() -> None:
     scene = Scene(partitions=4)
     scene.coordinator.resign(partition_of(GROUP, 4))
-    assert scene.join().reply.error_code == Code.NOT_COORDINATOR
-    assert scene.coordinator.heartbeat(GROUP, "m", 1) == Code.NOT_COORDINATOR
-    assert scene.commit({("t", 0): 1}).reply[0].error_code == Code.NOT_COORDINATOR
-    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.NOT_COORDINATOR
-    assert scene.coordinator.describe(GROUP).error_code == Code.NOT_COORDINATOR
-    assert scene.coordinator.leave(GROUP, [Leaver("m")]).error_code == Code.NOT_COORDINATOR
+    assert scene.join().reply.error_code == ErrorCode.NOT_COORDINATOR
+    assert scene.coordinator.heartbeat(GROUP, "m", 1) == ErrorCode.NOT_COORDINATOR
+    assert scene.commit({("t", 0): 1}).reply[0].error_code == ErrorCode.NOT_COORDINATOR
+    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == ErrorCode.NOT_COORDINATOR
+    assert scene.coordinator.describe(GROUP).error_code == ErrorCode.NOT_COORDINATOR
+    assert scene.coordinator.leave(GROUP, [Leaver("m")]).error_code == ErrorCode.NOT_COORDINATOR
     codes: list[int] = []
     scene.coordinator.delete(GROUP, codes.append)
-    assert codes == [Code.NOT_COORDINATOR]
+    assert codes == [ErrorCode.NOT_COORDINATOR]
 
 
 def test_before_the_offsets_topic_is_there_nobody_is_coordinator() -> None:
     scene = Scene(partitions=0)
-    assert scene.join().reply.error_code == Code.NOT_COORDINATOR
+    assert scene.join().reply.error_code == ErrorCode.NOT_COORDINATOR
 
 
 def test_while_a_partition_loads_its_groups_say_so() -> None:
     scene = Scene()
     scene.commit({("t", 0): 5})
     loading = scene.coordinator.lead(0, 0)
-    assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
-    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
-    assert scene.coordinator.list_groups().error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.join().reply.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.list_groups().error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     scene.coordinator.lead(1, 0).ready()
-    assert scene.coordinator.list_groups().error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.list_groups().error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     loading.replay(scene.log[0])
     loading.ready()
     assert scene.committed() == {("t", 0): 5}
-    assert scene.coordinator.list_groups().error_code == Code.NONE
+    assert scene.coordinator.list_groups().error_code == ErrorCode.NONE
 
 
 def test_a_load_that_was_overtaken_has_no_effect() -> None:
@@ -205,7 +205,7 @@ def test_a_load_that_was_overtaken_has_no_effect() -> None:
     assert not overtaken.wanted
     overtaken.replay(scene.log[0])
     overtaken.ready()
-    assert scene.join().reply.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.join().reply.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     current.ready()
     assert scene.committed() == {}
 
@@ -215,7 +215,7 @@ def test_those_who_wait_hear_when_leadership_is_lost() -> None:
     scene.stable(2)
     joins = scene.join()
     scene.coordinator.resign(0)
-    assert joins.reply.error_code == Code.NOT_COORDINATOR
+    assert joins.reply.error_code == ErrorCode.NOT_COORDINATOR
     scene.advance(1000)
 
 
@@ -224,7 +224,7 @@ def test_those_who_wait_hear_when_the_partition_is_led_in_another_epoch() -> Non
     scene.stable(2)
     joins = scene.join()
     scene.coordinator.lead(0, 1)
-    assert joins.reply.error_code == Code.NOT_COORDINATOR
+    assert joins.reply.error_code == ErrorCode.NOT_COORDINATOR
 
 
 def test_a_commit_acknowledged_after_leadership_was_lost_is_answered() -> None:
@@ -245,7 +245,7 @@ def test_members_and_offsets_go_on_under_the_next_coordinator() -> None:
     assert scene.coordinator.describe(GROUP) == before
     assert scene.committed() == {("t", n): n for n in range(3)}
     for number, member in enumerate(members):
-        assert scene.beat(member) == Code.NONE
+        assert scene.beat(member) == ErrorCode.NONE
         assert scene.sync(member).reply.assignment == b"%d" % number
     scene.advance(SESSION_MS / 1000)
     assert scene.state() == "Empty"
@@ -286,7 +286,7 @@ def test_a_record_that_cannot_be_read_is_not_passed_over(record: Record) -> None
     loading = scene.coordinator.lead(0, 1)
     with pytest.raises(CorruptBatch):
         loading.replay([record])
-    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.fetch_offsets(GROUP, None).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 # Groups as a whole
@@ -327,7 +327,7 @@ def test_only_empty_groups_are_deleted_and_then_for_good() -> None:
     scene.coordinator.leave(GROUP, [Leaver(member.member_id)])
     scene.coordinator.delete(GROUP, codes.append)
     scene.coordinator.delete(GROUP, codes.append)
-    assert codes == [Code.NON_EMPTY_GROUP, Code.NONE, Code.GROUP_ID_NOT_FOUND]
+    assert codes == [ErrorCode.NON_EMPTY_GROUP, ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
     scene.take_over()
     assert scene.coordinator.list_groups().groups == ()
     assert scene.committed() == {}
@@ -339,14 +339,14 @@ def test_a_group_on_its_way_out_takes_nobody_in_and_comes_back_if_the_log_refuse
     scene.held = True
     codes: list[int] = []
     scene.coordinator.delete(GROUP, codes.append)
-    assert scene.join().reply.error_code == Code.COORDINATOR_NOT_AVAILABLE
-    assert scene.commit({("t", 0): 2}).reply[0].error_code == Code.COORDINATOR_NOT_AVAILABLE
+    assert scene.join().reply.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert scene.commit({("t", 0): 2}).reply[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     scene.coordinator.delete(GROUP, codes.append)
     deleted: Waiter[OffsetDeleteReply] = Waiter()
     scene.coordinator.delete_offsets(GROUP, [("t", 0)], deleted)
-    assert (codes, deleted.reply.error_code) == ([Code.GROUP_ID_NOT_FOUND], Code.GROUP_ID_NOT_FOUND)
-    scene.acknowledge(Code.NOT_ENOUGH_REPLICAS)
-    assert codes[1:] == [Code.COORDINATOR_NOT_AVAILABLE]
+    assert (codes, deleted.reply.error_code) == ([ErrorCode.GROUP_ID_NOT_FOUND], ErrorCode.GROUP_ID_NOT_FOUND)
+    scene.acknowledge(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert codes[1:] == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
     assert scene.state() == "Empty"
     assert scene.committed() == {("t", 0): 1}
 
@@ -358,7 +358,7 @@ def test_a_commit_on_its_way_when_its_group_is_deleted_is_as_the_log_says() -> N
     late = scene.commit({("t", 1): 1})
     scene.coordinator.delete(GROUP, lambda code: None)
     scene.acknowledge()
-    assert late.reply[0].error_code == Code.NONE
+    assert late.reply[0].error_code == ErrorCode.NONE
     before = scene.committed()
     scene.take_over()
     assert scene.committed() == before
@@ -367,10 +367,10 @@ def test_a_commit_on_its_way_when_its_group_is_deleted_is_as_the_log_says() -> N
 def test_a_group_that_somebody_is_about_to_join_is_not_deleted() -> None:
     scene = Scene()
     scene.commit({("t", 0): 1})
-    assert scene.join(known=True).reply.error_code == Code.MEMBER_ID_REQUIRED
+    assert scene.join(known=True).reply.error_code == ErrorCode.MEMBER_ID_REQUIRED
     codes: list[int] = []
     scene.coordinator.delete(GROUP, codes.append)
-    assert codes == [Code.NON_EMPTY_GROUP]
+    assert codes == [ErrorCode.NON_EMPTY_GROUP]
 
 
 def test_of_a_group_that_never_had_members_only_offsets_are_removed() -> None:
@@ -387,7 +387,11 @@ def test_offsets_are_deleted_unless_their_topic_is_subscribed() -> None:
     scene.commit({("used", 0): 1, ("left", 0): 1, ("left", 1): 1}, member)
     waiter: Waiter[OffsetDeleteReply] = Waiter()
     scene.coordinator.delete_offsets(GROUP, [("used", 0), ("left", 0), ("none", 0)], waiter)
-    assert [one.error_code for one in waiter.reply.partitions] == [Code.GROUP_SUBSCRIBED_TO_TOPIC, Code.NONE, Code.NONE]
+    assert [one.error_code for one in waiter.reply.partitions] == [
+        ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+    ]
     assert scene.committed() == {("used", 0): 1, ("left", 1): 1}
     assert scene.log[0][-1] == (encode_offset_key(OffsetKey(GROUP, "left", 0)), None), (
         "and nothing of what is not there"
@@ -403,11 +407,11 @@ def test_offsets_of_groups_that_are_not_consumers_are_deleted_only_when_empty() 
     replies: list[OffsetDeleteReply] = []
     scene.coordinator.delete_offsets(GROUP, [("t", 0)], replies.append)
     scene.coordinator.delete_offsets("none", [("t", 0)], replies.append)
-    assert [reply.error_code for reply in replies] == [Code.NON_EMPTY_GROUP, Code.GROUP_ID_NOT_FOUND]
+    assert [reply.error_code for reply in replies] == [ErrorCode.NON_EMPTY_GROUP, ErrorCode.GROUP_ID_NOT_FOUND]
     scene.commit({("t", 0): 1}, joined)
     scene.coordinator.leave(GROUP, [Leaver(joined.member_id)])
     scene.coordinator.delete_offsets(GROUP, [("t", 0)], replies.append)
-    assert replies[-1].error_code == Code.NONE
+    assert replies[-1].error_code == ErrorCode.NONE
     assert scene.committed() == {}
 
 
@@ -422,7 +426,7 @@ def test_offsets_of_a_group_that_somebody_is_about_to_join_are_not_deleted() -> 
     assert scene.state() == "PreparingRebalance"
     waiter: Waiter[OffsetDeleteReply] = Waiter()
     scene.coordinator.delete_offsets(GROUP, [("t", 0)], waiter)
-    assert waiter.reply.error_code == Code.NON_EMPTY_GROUP
+    assert waiter.reply.error_code == ErrorCode.NON_EMPTY_GROUP
 
 
 def test_offsets_belong_to_the_topic_that_they_were_committed_to() -> None:
@@ -477,7 +481,7 @@ def test_offsets_of_an_earlier_topic_expire_though_the_group_reads_the_new_one()
     scene.commit({("t", 0): 2}, member)
     for _ in range(2 * 3600 // 5):
         scene.advance(5)
-        assert scene.beat(member) == Code.NONE
+        assert scene.beat(member) == ErrorCode.NONE
     assert scene.committed() == {("t", 0): 2}
     assert list(scene.coordinator._shards[0].offsets.of(GROUP)) == [("t", 0)]
 
@@ -513,7 +517,7 @@ def test_offsets_of_an_emptied_group_expire_after_it_became_empty() -> None:
     scene.commit({("t", 0): 1}, member)
     for _ in range(int(2 * RETENTION_SECONDS * 1000 / SESSION_MS / 100)):
         scene.advance(SESSION_MS / 2000)
-        assert scene.beat(member) == Code.NONE
+        assert scene.beat(member) == ErrorCode.NONE
     scene.coordinator.leave(GROUP, [Leaver(member.member_id)])
     scene.take_over()
     scene.advance(RETENTION_SECONDS - 1)
@@ -531,7 +535,7 @@ def test_offsets_in_use_do_not_expire_and_those_left_behind_do() -> None:
     scene.commit({("used", 0): 1, ("left", 0): 1}, member)
     for _ in range(2 * 3600 // 5):
         scene.advance(5)
-        assert scene.beat(member) == Code.NONE
+        assert scene.beat(member) == ErrorCode.NONE
     assert scene.committed() == {("used", 0): 1}
 
 
@@ -539,15 +543,15 @@ def test_a_group_without_offsets_stays_while_it_has_members() -> None:
     scene = Scene(limits=replace(LIMITS, expiry_check_ms=5000))
     (member,) = scene.stable(1)
     scene.advance(6)
-    assert scene.beat(member) == Code.NONE
+    assert scene.beat(member) == ErrorCode.NONE
 
 
 def test_a_group_without_offsets_stays_while_somebody_is_about_to_join_it() -> None:
     scene = Scene(limits=replace(LIMITS, expiry_check_ms=5000))
     given = scene.join(known=True).reply
-    assert given.error_code == Code.MEMBER_ID_REQUIRED
+    assert given.error_code == ErrorCode.MEMBER_ID_REQUIRED
     scene.advance(6)
-    assert scene.join(given.member_id).reply.error_code == Code.NONE
+    assert scene.join(given.member_id).reply.error_code == ErrorCode.NONE
 
 
 def test_a_group_that_is_on_its_way_out_does_not_expire_too() -> None:
@@ -578,7 +582,7 @@ def test_a_commit_that_is_on_its_way_does_not_expire_with_the_one_that_it_replac
     assert not late.answered
     scene.held = False
     scene.acknowledge()
-    assert [result.error_code for result in late.reply] == [Code.NONE]
+    assert [result.error_code for result in late.reply] == [ErrorCode.NONE]
     assert scene.committed() == {("t", 0): 2}
     scene.take_over()
     assert scene.committed() == {("t", 0): 2}
@@ -593,7 +597,7 @@ def test_a_group_does_not_expire_under_a_commit_that_is_on_its_way() -> None:
     scene.advance(1 + CHECK_SECONDS)
     scene.held = False
     scene.acknowledge()
-    assert [result.error_code for result in late.reply] == [Code.NONE]
+    assert [result.error_code for result in late.reply] == [ErrorCode.NONE]
     assert scene.committed() == {("t", 1): 2}
     scene.take_over()
     assert scene.committed() == {("t", 1): 2}
@@ -607,7 +611,7 @@ def test_a_group_that_is_deleted_takes_along_what_was_on_its_way() -> None:
     codes: list[int] = []
     scene.coordinator.delete(GROUP, codes.append)
     scene.acknowledge()
-    assert codes == [Code.NONE]
+    assert codes == [ErrorCode.NONE]
     scene.held = False
     scene.take_over()
     assert scene.committed() == {}
@@ -661,7 +665,7 @@ def test_limits_come_from_the_settings() -> None:
     assert limits.group.initial_rebalance_delay_ms == 3000, "as Kafka has it"
 
 
-@pytest.mark.parametrize(("gone", "code"), [(False, Code.NONE), (True, Code.NOT_COORDINATOR)])
+@pytest.mark.parametrize(("gone", "code"), [(False, ErrorCode.NONE), (True, ErrorCode.NOT_COORDINATOR)])
 def test_what_has_nothing_to_append_is_answered_at_once(gone: bool, code: int) -> None:
     scene = Scene(held=True)
     shard = scene.coordinator._shards[0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from groups.scene import GROUP, LIMITS, REBALANCE_MS, SESSION_MS, Scene
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.group import TRANSITIONS, Cause, State
 from headrace.groups.limits import GroupLimits
 from headrace.groups.messages import JoinedMember, Leaver, SyncReply
@@ -23,13 +23,13 @@ def test_a_group_forms_in_four_steps() -> None:
     scene = Scene()
     joined = scene.join(client="app").reply
     assert joined.member_id == "app-1"
-    assert (joined.error_code, joined.generation_id, joined.leader) == (Code.NONE, 1, "app-1")
+    assert (joined.error_code, joined.generation_id, joined.leader) == (ErrorCode.NONE, 1, "app-1")
     assert (joined.protocol_type, joined.protocol_name) == ("consumer", "range")
     assert joined.members == (JoinedMember("app-1", None, b"m"),)
     assert scene.state() == "CompletingRebalance"
-    assert scene.sync(joined, {"app-1": b"all"}).reply == SyncReply(Code.NONE, "consumer", "range", b"all")
+    assert scene.sync(joined, {"app-1": b"all"}).reply == SyncReply(ErrorCode.NONE, "consumer", "range", b"all")
     assert scene.state() == "Stable"
-    assert scene.beat(joined) == Code.NONE
+    assert scene.beat(joined) == ErrorCode.NONE
 
 
 def test_the_assignment_is_stored_before_anyone_hears_it() -> None:
@@ -52,8 +52,8 @@ def test_an_assignment_that_cannot_be_stored_is_told_and_made_again() -> None:
     joined = scene.join().reply
     scene.held = True
     sync = scene.sync(joined, {joined.member_id: b"a"})
-    scene.acknowledge(Code.NOT_LEADER_OR_FOLLOWER)
-    assert sync.reply.error_code == Code.NOT_COORDINATOR
+    scene.acknowledge(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert sync.reply.error_code == ErrorCode.NOT_COORDINATOR
     assert scene.state() == "PreparingRebalance"
     assert scene.join(joined.member_id).reply.generation_id == 2
 
@@ -64,7 +64,7 @@ def test_an_assignment_stored_too_late_is_not_given_out() -> None:
     scene.held = True
     sync = scene.sync(joined, {joined.member_id: b"old"})
     other = scene.join()
-    assert sync.reply.error_code == Code.REBALANCE_IN_PROGRESS
+    assert sync.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     again = scene.join(joined.member_id).reply
     assert other.reply.generation_id == again.generation_id == 2
     scene.acknowledge()
@@ -77,28 +77,28 @@ def test_a_second_member_makes_the_first_join_again() -> None:
     first = scene.stable(1)[0]
     newcomer = scene.join(client="new")
     assert scene.state() == "PreparingRebalance"
-    assert scene.beat(first) == Code.REBALANCE_IN_PROGRESS
-    assert scene.sync(first).reply.error_code == Code.REBALANCE_IN_PROGRESS
+    assert scene.beat(first) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert scene.sync(first).reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert not newcomer.answered
     again = scene.join(first.member_id).reply
     assert newcomer.reply.generation_id == again.generation_id == 2
     assert [member.member_id for member in again.members] == [first.member_id, newcomer.reply.member_id]
     assert newcomer.reply.members == ()
-    assert scene.beat(first) == Code.ILLEGAL_GENERATION
+    assert scene.beat(first) == ErrorCode.ILLEGAL_GENERATION
 
 
 def test_a_member_gets_its_id_before_it_is_one() -> None:
     """KIP-394"""
     scene = Scene()
     refused = scene.join(known=True, client="c").reply
-    assert (refused.error_code, refused.member_id) == (Code.MEMBER_ID_REQUIRED, "c-1")
+    assert (refused.error_code, refused.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "c-1")
     assert scene.group().roster.members == {}
     stranger = scene.join("c-1", "an instance", known=True).reply
-    assert stranger.error_code == Code.UNKNOWN_MEMBER_ID, "the id was given to nobody with an instance id"
+    assert stranger.error_code == ErrorCode.UNKNOWN_MEMBER_ID, "the id was given to nobody with an instance id"
     (left,) = scene.coordinator.leave(GROUP, [Leaver("c-1", "an instance")]).members
-    assert left.error_code == Code.UNKNOWN_MEMBER_ID
+    assert left.error_code == ErrorCode.UNKNOWN_MEMBER_ID
     joined = scene.join("c-1", known=True).reply
-    assert (joined.error_code, joined.member_id, joined.generation_id) == (Code.NONE, "c-1", 1)
+    assert (joined.error_code, joined.member_id, joined.generation_id) == (ErrorCode.NONE, "c-1", 1)
 
 
 def test_a_rebalance_waits_for_those_who_got_an_id_and_only_so_long() -> None:
@@ -113,7 +113,7 @@ def test_a_rebalance_waits_for_those_who_got_an_id_and_only_so_long() -> None:
     assert not early.answered
     scene.advance(SESSION_SECONDS)
     assert early.reply.generation_id == again.reply.generation_id == 2
-    assert scene.join("c-3", known=True).reply.error_code == Code.UNKNOWN_MEMBER_ID
+    assert scene.join("c-3", known=True).reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_group_of_which_only_ids_were_given_out_leaves_nothing() -> None:
@@ -130,10 +130,10 @@ def test_a_silent_member_is_removed_after_its_session() -> None:
     scene = Scene()
     first, second = scene.stable(2)
     scene.advance(SESSION_SECONDS - 1)
-    assert scene.beat(first) == Code.NONE
+    assert scene.beat(first) == ErrorCode.NONE
     scene.advance(1)
-    assert scene.beat(second) == Code.UNKNOWN_MEMBER_ID
-    assert scene.beat(first) == Code.REBALANCE_IN_PROGRESS
+    assert scene.beat(second) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.beat(first) == ErrorCode.REBALANCE_IN_PROGRESS
     assert scene.join(first.member_id).reply.members == (JoinedMember(first.member_id, None, b"m"),)
 
 
@@ -157,9 +157,9 @@ def test_members_that_do_not_join_again_in_time_are_removed() -> None:
     for _ in range(6):
         scene.advance(REBALANCE_SECONDS / 6)
         if not waits.answered:
-            assert scene.beat(second) == Code.REBALANCE_IN_PROGRESS
+            assert scene.beat(second) == ErrorCode.REBALANCE_IN_PROGRESS
     assert [member.member_id for member in waits.reply.members] == [first.member_id]
-    assert scene.beat(second) == Code.UNKNOWN_MEMBER_ID
+    assert scene.beat(second) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_members_that_never_ask_for_their_assignment_are_removed() -> None:
@@ -170,10 +170,10 @@ def test_members_that_never_ask_for_their_assignment_are_removed() -> None:
     second = second_waits.reply
     waits = scene.sync(second)
     for _ in range(6):
-        assert scene.beat(first) == Code.NONE
+        assert scene.beat(first) == ErrorCode.NONE
         scene.advance(REBALANCE_SECONDS / 6)
-    assert waits.reply.error_code == Code.REBALANCE_IN_PROGRESS
-    assert scene.beat(first) == Code.UNKNOWN_MEMBER_ID
+    assert waits.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert scene.beat(first) == ErrorCode.UNKNOWN_MEMBER_ID
     assert scene.join(second.member_id).reply.leader == second.member_id
 
 
@@ -181,9 +181,9 @@ def test_an_assignment_is_waited_for_no_longer_than_a_rebalance_however_long_ses
     scene = Scene()
     joined = scene.join(session_ms=60_000, rebalance_ms=5000).reply
     scene.advance(4)
-    assert scene.beat(joined) == Code.NONE
+    assert scene.beat(joined) == ErrorCode.NONE
     scene.advance(2)
-    assert scene.beat(joined) == Code.UNKNOWN_MEMBER_ID
+    assert scene.beat(joined) == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_join_repeated_by_a_member_keeps_its_session_alive() -> None:
@@ -193,7 +193,7 @@ def test_a_join_repeated_by_a_member_keeps_its_session_alive() -> None:
         scene.advance(SESSION_SECONDS - 1)
         assert scene.join(joined.member_id).reply.generation_id == 1
     scene.advance(SESSION_SECONDS - 1)
-    assert scene.beat(joined) == Code.NONE
+    assert scene.beat(joined) == ErrorCode.NONE
 
 
 def test_a_new_member_that_nobody_answers_is_removed_in_the_end() -> None:
@@ -204,7 +204,7 @@ def test_a_new_member_that_nobody_answers_is_removed_in_the_end() -> None:
     scene.advance(299)
     assert not newcomer.answered
     scene.advance(2)
-    assert newcomer.reply.error_code == Code.UNKNOWN_MEMBER_ID
+    assert newcomer.reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_first_rebalance_waits_for_more_members() -> None:
@@ -260,47 +260,47 @@ def test_the_protocol_with_most_votes_among_the_common_ones_wins() -> None:
 def test_members_without_a_common_protocol_are_refused(protocols: tuple[tuple[str, bytes], ...], kind: str) -> None:
     scene = Scene()
     members = scene.stable(1)
-    assert scene.join(protocols=protocols, kind=kind).reply.error_code == Code.INCONSISTENT_GROUP_PROTOCOL
-    assert scene.beat(members[0]) == Code.NONE
+    assert scene.join(protocols=protocols, kind=kind).reply.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert scene.beat(members[0]) == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("session_ms", [999, 60_001, 0, -1])
 def test_session_timeouts_out_of_bounds_are_refused(session_ms: int) -> None:
     scene = Scene()
-    assert scene.join(session_ms=session_ms).reply.error_code == Code.INVALID_SESSION_TIMEOUT
+    assert scene.join(session_ms=session_ms).reply.error_code == ErrorCode.INVALID_SESSION_TIMEOUT
     assert scene.state() == "Dead"
 
 
 def test_a_full_group_takes_nobody_in_but_keeps_its_members() -> None:
     scene = Scene(limits=replace(LIMITS, group=GroupLimits(1000, 60_000, 2, 0)))
     first, second = scene.stable(2)
-    assert scene.join().reply.error_code == Code.GROUP_MAX_SIZE_REACHED
-    assert scene.join(known=True).reply.error_code == Code.GROUP_MAX_SIZE_REACHED
+    assert scene.join().reply.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert scene.join(known=True).reply.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
     waits = scene.join(first.member_id)
     scene.join(second.member_id)
-    assert waits.reply.error_code == Code.NONE
+    assert waits.reply.error_code == ErrorCode.NONE
 
 
 def test_a_broker_takes_so_many_groups() -> None:
     scene = Scene(limits=replace(LIMITS, groups_max=2))
-    assert scene.join(group_id="a").reply.error_code == Code.NONE
-    assert scene.commit({("t", 0): 1}, group_id="b").reply[0].error_code == Code.NONE
-    assert scene.join(group_id="c").reply.error_code == Code.GROUP_MAX_SIZE_REACHED
-    assert scene.commit({("t", 0): 1}, group_id="c").reply[0].error_code == Code.GROUP_MAX_SIZE_REACHED
+    assert scene.join(group_id="a").reply.error_code == ErrorCode.NONE
+    assert scene.commit({("t", 0): 1}, group_id="b").reply[0].error_code == ErrorCode.NONE
+    assert scene.join(group_id="c").reply.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert scene.commit({("t", 0): 1}, group_id="c").reply[0].error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "__headrace"])
 def test_group_names_against_the_rule_are_refused(name: str) -> None:
     scene = Scene()
-    assert scene.join(group_id=name).reply.error_code == Code.INVALID_GROUP_ID
-    assert scene.commit({("t", 0): 1}, group_id=name).reply[0].error_code == Code.INVALID_GROUP_ID
+    assert scene.join(group_id=name).reply.error_code == ErrorCode.INVALID_GROUP_ID
+    assert scene.commit({("t", 0): 1}, group_id=name).reply[0].error_code == ErrorCode.INVALID_GROUP_ID
 
 
 def test_a_join_repeated_by_a_member_that_missed_the_answer_changes_nothing() -> None:
     scene = Scene()
     leader, follower = scene.stable(2)
     repeated = scene.join(follower.member_id).reply
-    assert (repeated.error_code, repeated.generation_id) == (Code.NONE, follower.generation_id)
+    assert (repeated.error_code, repeated.generation_id) == (ErrorCode.NONE, follower.generation_id)
     assert scene.state() == "Stable"
     waits = scene.join(leader.member_id)
     assert scene.state() == "PreparingRebalance"
@@ -316,7 +316,7 @@ def test_a_join_sent_twice_answers_the_first_one_too() -> None:
     first, _second = scene.stable(2)
     lost = scene.join(first.member_id)
     kept = scene.join(first.member_id)
-    assert lost.reply.error_code == Code.REBALANCE_IN_PROGRESS
+    assert lost.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert not kept.answered
 
 
@@ -327,7 +327,7 @@ def test_a_sync_sent_twice_answers_the_first_one_too() -> None:
     again = scene.join(follower.member_id).reply
     lost = scene.sync(again)
     kept = scene.sync(again)
-    assert lost.reply.error_code == Code.REBALANCE_IN_PROGRESS
+    assert lost.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     scene.sync(waits.reply, {again.member_id: b"x"})
     assert kept.reply.assignment == b"x"
 
@@ -340,7 +340,7 @@ def test_an_assignment_that_the_leader_sends_twice_is_stored_once_as_it_is_told(
     kept = scene.sync(joined, {joined.member_id: b"b"})
     assert len(scene.on_the_way) == 1
     scene.acknowledge()
-    assert lost.reply.error_code == Code.REBALANCE_IN_PROGRESS
+    assert lost.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert kept.reply.assignment == b"a"
     scene.take_over()
     assert scene.sync(joined).reply.assignment == b"a"
@@ -353,12 +353,12 @@ def test_a_session_begins_anew_with_each_answer_that_a_member_had_to_wait_for() 
     waits = scene.join(first.member_id, protocols=(("range", b"changed"),))
     for _ in range(4):
         scene.advance(SESSION_SECONDS / 2)
-        assert scene.beat(second) == Code.REBALANCE_IN_PROGRESS
+        assert scene.beat(second) == ErrorCode.REBALANCE_IN_PROGRESS
     second = scene.join(second.member_id).reply
     first = waits.reply
     assert first.leader == first.member_id
     scene.advance(SESSION_SECONDS - 1)
-    assert scene.beat(first) == Code.NONE, "joined"
+    assert scene.beat(first) == ErrorCode.NONE, "joined"
     scene.held = True
     synced = scene.sync(second)
     scene.sync(first, {second.member_id: b"x"})
@@ -366,20 +366,20 @@ def test_a_session_begins_anew_with_each_answer_that_a_member_had_to_wait_for() 
     scene.acknowledge()
     assert synced.reply.assignment == b"x"
     scene.advance(SESSION_SECONDS - 1)
-    assert (scene.beat(first), scene.beat(second)) == (Code.NONE, Code.NONE), "assigned"
+    assert (scene.beat(first), scene.beat(second)) == (ErrorCode.NONE, ErrorCode.NONE), "assigned"
     scene.advance(SESSION_SECONDS - 1)
-    assert (scene.beat(first), scene.sync(second).reply.error_code) == (Code.NONE, Code.NONE)
+    assert (scene.beat(first), scene.sync(second).reply.error_code) == (ErrorCode.NONE, ErrorCode.NONE)
     scene.advance(SESSION_SECONDS - 1)
-    assert scene.beat(second) == Code.NONE, "asked for its assignment again"
+    assert scene.beat(second) == ErrorCode.NONE, "asked for its assignment again"
 
 
 def test_members_leave_and_the_rest_join_again() -> None:
     scene = Scene()
     first, second = scene.stable(2)
     reply = scene.coordinator.leave(GROUP, [Leaver(second.member_id), Leaver("nobody")])
-    assert reply.error_code == Code.NONE
-    assert [one.error_code for one in reply.members] == [Code.NONE, Code.UNKNOWN_MEMBER_ID]
-    assert scene.beat(first) == Code.REBALANCE_IN_PROGRESS
+    assert reply.error_code == ErrorCode.NONE
+    assert [one.error_code for one in reply.members] == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID]
+    assert scene.beat(first) == ErrorCode.REBALANCE_IN_PROGRESS
     assert scene.join(first.member_id).reply.generation_id == 3
 
 
@@ -395,7 +395,7 @@ def test_one_with_an_id_but_no_membership_can_leave() -> None:
     scene = Scene()
     scene.stable(1)
     member_id = scene.join(known=True).reply.member_id
-    assert scene.coordinator.leave(GROUP, [Leaver(member_id)]).members[0].error_code == Code.NONE
+    assert scene.coordinator.leave(GROUP, [Leaver(member_id)]).members[0].error_code == ErrorCode.NONE
     assert scene.state() == "Stable"
 
 
@@ -403,7 +403,7 @@ def test_a_sync_of_another_protocol_is_refused() -> None:
     scene = Scene()
     joined = scene.join().reply
     for wrong in (replace(joined, protocol_name="x"), replace(joined, protocol_type="x")):
-        assert scene.sync(wrong).reply.error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+        assert scene.sync(wrong).reply.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_strangers_are_told_so() -> None:
@@ -411,10 +411,10 @@ def test_strangers_are_told_so() -> None:
     joined = scene.stable(1)[0]
     stranger = replace(joined, member_id="nobody")
     old = replace(joined, generation_id=0)
-    assert scene.join("nobody").reply.error_code == Code.UNKNOWN_MEMBER_ID
-    assert scene.join("nobody", group_id="none").reply.error_code == Code.UNKNOWN_MEMBER_ID
-    assert scene.sync(stranger).reply.error_code == scene.beat(stranger) == Code.UNKNOWN_MEMBER_ID
-    assert scene.sync(old).reply.error_code == scene.beat(old) == Code.ILLEGAL_GENERATION
-    assert scene.sync(joined, group_id="none").reply.error_code == Code.UNKNOWN_MEMBER_ID
-    assert scene.coordinator.heartbeat("none", joined.member_id, 1) == Code.UNKNOWN_MEMBER_ID
-    assert scene.coordinator.leave("none", [Leaver("a")]).members[0].error_code == Code.UNKNOWN_MEMBER_ID
+    assert scene.join("nobody").reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.join("nobody", group_id="none").reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.sync(stranger).reply.error_code == scene.beat(stranger) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.sync(old).reply.error_code == scene.beat(old) == ErrorCode.ILLEGAL_GENERATION
+    assert scene.sync(joined, group_id="none").reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.coordinator.heartbeat("none", joined.member_id, 1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.coordinator.leave("none", [Leaver("a")]).members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID

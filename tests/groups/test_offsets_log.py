@@ -7,7 +7,7 @@ from crc32c import crc32c
 
 from chosen_layout import new_store
 from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import BatchTooLarge, Code
+from headrace.errors import BatchTooLarge, ErrorCode
 from headrace.groups.offsets_log import BYTES_PER_BATCH, RECORDS_PER_BATCH, AppendDone, GroupLog, in_batches
 from headrace.groups.records import Record
 from headrace.partitions import partition as partition_module
@@ -56,7 +56,7 @@ def test_a_batch_is_signed_once_and_not_read_again(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         patched.setattr(batch, "crc32c", counted)
         patched.setattr(partition_module, "check_records", lambda *_: pytest.fail("the records are known"))
-        assert scene.append([*ONE, (b"other", None)]) == [Code.NONE]
+        assert scene.append([*ONE, (b"other", None)]) == [ErrorCode.NONE]
     (stored,) = scene.stored()
     assert signed == [len(stored) - batch.ATTRIBUTES_AT]
     assert batch.check(stored).leader_epoch == EPOCH
@@ -66,7 +66,7 @@ def test_a_batch_is_signed_once_and_not_read_again(monkeypatch: pytest.MonkeyPat
 def test_a_batch_that_is_too_large_is_refused() -> None:
     scene = Scene({"max.message.bytes": "100"})
     assert scene.append([(b"key", bytes(100))]) == [BatchTooLarge.mapping.kafka_code]
-    assert scene.append(ONE) == [Code.NONE]
+    assert scene.append(ONE) == [ErrorCode.NONE]
 
 
 def test_records_bear_the_time_of_the_append_where_the_topic_says_so() -> None:
@@ -78,7 +78,7 @@ def test_records_bear_the_time_of_the_append_where_the_topic_says_so() -> None:
 
 def test_groups_of_another_epoch_append_nothing() -> None:
     scene = Scene({})
-    assert scene.append(ONE, EPOCH - 1) == [Code.NOT_COORDINATOR]
+    assert scene.append(ONE, EPOCH - 1) == [ErrorCode.NOT_COORDINATOR]
     assert scene.stored() == []
 
 
@@ -110,12 +110,12 @@ def test_all_batches_have_one_answer_the_first_error_if_there_was_one(
     assert len(waiting) == 3
     for nth, done in enumerate(waiting):
         assert heard == []
-        done(Code.STORAGE_ERROR if nth == failed else Code.NONE)
-    assert heard == [Code.NONE if failed is None else Code.STORAGE_ERROR]
+        done(ErrorCode.KAFKA_STORAGE_ERROR if nth == failed else ErrorCode.NONE)
+    assert heard == [ErrorCode.NONE if failed is None else ErrorCode.KAFKA_STORAGE_ERROR]
 
 
 def test_what_does_not_fit_one_batch_is_stored_in_several() -> None:
     scene = Scene({})
     records: list[Record] = [(b"%d" % n, b"v") for n in range(RECORDS_PER_BATCH + 1)]
-    assert scene.append(records) == [Code.NONE]
+    assert scene.append(records) == [ErrorCode.NONE]
     assert [batch.check(stored).record_count for stored in scene.stored()] == [RECORDS_PER_BATCH, 1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from groups.scene import GROUP, LIMITS, Scene, Waiter
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.group import State
 from headrace.groups.limits import GroupLimits
 from headrace.groups.messages import JoinReply, Leaver, SyncReply
@@ -21,7 +21,7 @@ from proving import proves
 
 STEPS = 1500
 CLIENTS = 12
-STORE_FAULTS = [Code.NONE] * 8 + [Code.NOT_ENOUGH_REPLICAS, Code.REQUEST_TIMED_OUT]
+STORE_FAULTS = [ErrorCode.NONE] * 8 + [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.REQUEST_TIMED_OUT]
 
 
 @dataclass(slots=True)
@@ -62,23 +62,23 @@ class Crowd:
         if client.joining is not None and client.joining.answered:
             reply = client.joining.reply
             client.joining = None
-            if reply.error_code == Code.NONE:
+            if reply.error_code == ErrorCode.NONE:
                 client.member_id, client.joined, client.assignment = reply.member_id, reply, None
-            elif reply.error_code == Code.MEMBER_ID_REQUIRED:
+            elif reply.error_code == ErrorCode.MEMBER_ID_REQUIRED:
                 client.member_id = reply.member_id
             else:
                 self.lose(client, reply.error_code)
         if client.syncing is not None and client.syncing.answered:
             synced = client.syncing.reply
             client.syncing = None
-            if synced.error_code == Code.NONE:
+            if synced.error_code == ErrorCode.NONE:
                 client.assignment = synced.assignment
             else:
                 self.lose(client, synced.error_code)
 
     def lose(self, client: Client, code: int) -> None:
         client.joined = client.assignment = None
-        if code in (Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID):
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
             client.member_id = ""
 
     def go_on(self, client: Client) -> None:
@@ -106,7 +106,7 @@ class Crowd:
     def beat(self, client: Client) -> None:
         if client.joined is not None:
             code = self.scene.beat(client.joined, client.instance)
-            if code != Code.NONE and client.syncing is None:
+            if code != ErrorCode.NONE and client.syncing is None:
                 self.lose(client, code)
 
     def commit(self, client: Client) -> None:
@@ -116,7 +116,7 @@ class Crowd:
     def leave(self, client: Client) -> None:
         if client.member_id and client.joining is None and client.syncing is None:
             self.scene.coordinator.leave(GROUP, [Leaver(client.member_id, client.instance)])
-            self.lose(client, Code.UNKNOWN_MEMBER_ID)
+            self.lose(client, ErrorCode.UNKNOWN_MEMBER_ID)
 
     def restart(self, client: Client) -> None:
         """The process is gone, with all it knew; its requests wait on without it."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.group import RebalanceDelay
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member
@@ -60,10 +60,10 @@ def test_the_earliest_deadline_is_that_of_a_session_or_of_an_id_given_out() -> N
 @pytest.mark.parametrize(
     ("session_ms", "code"),
     [
-        (999, Code.INVALID_SESSION_TIMEOUT),
-        (1000, Code.NONE),
-        (60_000, Code.NONE),
-        (60_001, Code.INVALID_SESSION_TIMEOUT),
+        (999, ErrorCode.INVALID_SESSION_TIMEOUT),
+        (1000, ErrorCode.NONE),
+        (60_000, ErrorCode.NONE),
+        (60_001, ErrorCode.INVALID_SESSION_TIMEOUT),
     ],
 )
 def test_sessions_are_as_long_as_the_limits_say(session_ms: int, code: int) -> None:
@@ -72,8 +72,8 @@ def test_sessions_are_as_long_as_the_limits_say(session_ms: int, code: int) -> N
 
 @pytest.mark.parametrize("wrong", [{"protocol_type": ""}, {"protocols": ()}, {"protocol_type": "", "protocols": ()}])
 def test_a_first_member_says_what_it_speaks(wrong: dict[str, object]) -> None:
-    assert roster().admission_fault(REQUEST, LIMITS) == Code.NONE
-    assert roster().admission_fault(replace(REQUEST, **wrong), LIMITS) == Code.INCONSISTENT_GROUP_PROTOCOL  # type: ignore[arg-type]
+    assert roster().admission_fault(REQUEST, LIMITS) == ErrorCode.NONE
+    assert roster().admission_fault(replace(REQUEST, **wrong), LIMITS) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL  # type: ignore[arg-type]
 
 
 def test_a_full_group_takes_in_whoever_has_a_place_already() -> None:
@@ -83,10 +83,10 @@ def test_a_full_group_takes_in_whoever_has_a_place_already() -> None:
         made.admission_fault(replace(REQUEST, member_id=member_id, group_instance_id=instance_id), LIMITS)
         for member_id, instance_id in (("", None), ("x", None), ("a", None), ("b", None), ("", "i-a"), ("", "i-x"))
     ]
-    full = Code.GROUP_MAX_SIZE_REACHED
-    assert codes == [full, full, Code.NONE, Code.NONE, Code.NONE, full]
+    full = ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert codes == [full, full, ErrorCode.NONE, ErrorCode.NONE, ErrorCode.NONE, full]
     made.pending.clear()
-    assert made.admission_fault(REQUEST, LIMITS) == Code.NONE
+    assert made.admission_fault(REQUEST, LIMITS) == ErrorCode.NONE
 
 
 def test_a_first_round_waits_on_while_members_come_and_time_is_left() -> None:

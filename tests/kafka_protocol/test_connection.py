@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.wire import api as apis
 from headrace.wire.api import API
 from headrace.wire.message import Message
@@ -145,7 +145,7 @@ def test_a_topic_asked_for_by_an_unknown_id_is_unknown(
     raw = connect(broker)
     asked = [Message(name=None, topic_id=b"x" * 16)]
     answer = raw.call(apis.METADATA, version, topics=asked, allow_auto_topic_creation=False)
-    assert [(topic.name, topic.error_code) for topic in answer.topics] == [(told, Code.UNKNOWN_TOPIC_ID)]
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [(told, ErrorCode.UNKNOWN_TOPIC_ID)]
 
 
 @proves("L7")

@@ -15,7 +15,7 @@ import pytest
 from chosen_layout import log_path
 from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups import offsets_partitions
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
@@ -137,7 +137,7 @@ class History:
             broker = self.random.choice(list(self.scene.alive.values()))
 
         def reply(results: tuple[PartitionResult, ...]) -> None:
-            if all(result.error_code == Code.NONE for result in results):
+            if all(result.error_code == ErrorCode.NONE for result in results):
                 self.acknowledged[group] = max(self.acknowledged.get(group, 0), offset)
 
         request = CommitRequest((OffsetToCommit("t", 0, offset, 0, f"commit-{offset:05d}", IMAGE.topics["t"].id),))
@@ -195,7 +195,7 @@ class History:
                 return False
             if any(broker.partitions.damaged for broker in scene.alive.values()):
                 return False
-            return self.answer(leader.number, "g0")[0] == Code.NONE
+            return self.answer(leader.number, "g0")[0] == ErrorCode.NONE
 
         scene.until("a coordinator that answers, and three sound replicas", is_well, 120)
 
@@ -210,7 +210,7 @@ class History:
             return False
         for group, least in self.acknowledged.items():
             code, offset = self.answer(leader.number, group)
-            if code != Code.NONE:
+            if code != ErrorCode.NONE:
                 return False
             assert offset >= least, f"{group}: {least} was acknowledged, broker {leader.number} answers {offset}"
         return True

@@ -11,7 +11,7 @@ import pytest
 from chosen_layout import log_path, new_store
 from headrace.cluster.image import Deletion, Image, PartitionState, Topic
 from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
 from headrace.groups.messages import CommitRequest, JoinReply, JoinRequest, OffsetToCommit, PartitionResult
@@ -184,7 +184,7 @@ def test_a_large_partition_is_loaded_over_several_turns_and_says_so_meanwhile() 
 
     def look() -> None:
         nonlocal turns
-        if scene.committed()[0] != Code.COORDINATOR_LOAD_IN_PROGRESS:
+        if scene.committed()[0] != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             scene.clock.halt()
         else:
             assert scene.followed.reading
@@ -206,7 +206,7 @@ def test_a_new_leader_answers_only_when_all_that_it_began_with_is_committed() ->
     scene.follow()
     partition = scene.lead(both, (BROKER, OTHER))
     scene.clock.run_soon()
-    assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     core = partition.core
     assert core is not None
     core.heard(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 1, 1, 0.0)
@@ -225,8 +225,8 @@ def test_who_waits_for_a_group_is_told_that_its_coordinator_is_elsewhere() -> No
         request = JoinRequest("", None, client, "/h", 10_000, 30_000, "consumer", (("range", b""),), False, False)
         scene.groups.join("g", request, replies.append)
     scene.follow()
-    assert {reply.error_code for reply in replies[-1:]} == {Code.NOT_COORDINATOR}
-    assert scene.committed()[0] == Code.NOT_COORDINATOR
+    assert {reply.error_code for reply in replies[-1:]} == {ErrorCode.NOT_COORDINATOR}
+    assert scene.committed()[0] == ErrorCode.NOT_COORDINATOR
     scene.lead()
     scene.clock.run_soon()
     assert scene.committed() == (0, [])
@@ -297,7 +297,7 @@ def test_a_topic_without_the_offsets_partition_leaves_nothing() -> None:
     scene.clock.run_soon()
     scene.image = image_of("t")
     scene.followed.follow()
-    assert scene.committed()[0] == Code.NOT_COORDINATOR
+    assert scene.committed()[0] == ErrorCode.NOT_COORDINATOR
 
 
 # What cannot be read
@@ -316,7 +316,7 @@ def test_a_file_that_cannot_be_opened_is_tried_again(layout: str, number: int) -
     scene.disk.fail_open(scene.path, number)
     scene.lead()
     scene.clock.run_soon()
-    assert scene.committed() == (Code.COORDINATOR_LOAD_IN_PROGRESS, [])
+    assert scene.committed() == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, [])
     assert [closed.is_damage for closed in scene.followed.closed()] == [number == errno.EIO]
     assert bool(scene.partitions.damaged) == (number == errno.EIO), "a bad sector is damage, a want of descriptors not"
     scene.clock.advance(1)
@@ -337,7 +337,7 @@ def test_a_read_that_fails_is_tried_again_with_longer_and_longer_pauses(
     scene.lead()
     lasts_seconds = 600
     scene.clock.advance(lasts_seconds)
-    assert scene.committed() == (Code.COORDINATOR_LOAD_IN_PROGRESS, [])
+    assert scene.committed() == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, [])
     assert reads.count < 5 * lasts_seconds / PAUSE_MOST_SECONDS
     assert not scene.followed.reading, "a start does not wait for it"
     reads.number = 0
@@ -388,7 +388,7 @@ def test_damage_is_reported_and_no_older_offset_is_answered(
         scene.start()
     partition = scene.lead()
     scene.clock.advance(1)
-    assert scene.committed() == (Code.COORDINATOR_LOAD_IN_PROGRESS, [])
+    assert scene.committed() == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, [])
     assert scene.partitions.damaged == {partition: 1}
     assert [(closed.partition, closed.offset) for closed in scene.followed.closed()] == [(0, 1)]
     told = [record.message for record in caplog.records if "offsets.loss.accepted=0:1" in record.message]
@@ -414,7 +414,7 @@ def test_an_operator_may_accept_a_loss_and_only_that_is_lost(layout: str, restar
     scene.accepted = frozenset({(0, 1), (1, 3)})
     scene.lead()
     scene.clock.advance(1)
-    assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS, "other places were accepted"
+    assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "other places were accepted"
     scene.accepted = frozenset({(0, 3)})
     scene.clock.advance(PAUSE_MOST_SECONDS)
     assert scene.committed() == (0, [4, 1])
@@ -430,7 +430,7 @@ def test_a_record_that_this_version_cannot_read_closes_its_partition_and_is_no_d
     scene.partitions.end_turn()
     scene.lead()
     scene.clock.advance(1)
-    assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert [closed.is_damage for closed in scene.followed.closed()] == [False]
     assert not scene.partitions.damaged, "no other replica has it better"
     scene.accepted = frozenset({(0, 1)})
@@ -447,7 +447,7 @@ def test_a_read_without_a_batch_is_no_end_of_the_log(monkeypatch: pytest.MonkeyP
         patched.setattr(type(scene.log), "read", lambda *_, **__: ReadResult((), 0))
         scene.lead()
         scene.clock.advance(1)
-        assert scene.committed()[0] == Code.COORDINATOR_LOAD_IN_PROGRESS
+        assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     scene.clock.advance(PAUSE_MOST_SECONDS)
     assert scene.committed() == (0, [100])
 
@@ -460,7 +460,7 @@ def test_groups_of_an_earlier_epoch_append_nothing_to_the_next() -> None:
     scene.clock.run_soon()
     assert scene.commit(100) == [0]
     scene.elected()
-    assert scene.commit(200) == [Code.NOT_COORDINATOR]
+    assert scene.commit(200) == [ErrorCode.NOT_COORDINATOR]
     scene.followed.follow()
     scene.clock.run_soon()
     assert scene.committed() == (0, [100])

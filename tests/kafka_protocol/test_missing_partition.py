@@ -8,7 +8,7 @@ from contextlib import closing
 
 from brokers import Broker, wait_for
 from headrace.coordination.choice import FILE
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from kafka_protocol.raw import Raw, batch_of, values
@@ -40,7 +40,7 @@ def described(raw: Raw, version: int) -> dict[int, Message]:
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
     )
-    assert [found.error_code for found in answer.topics] == [Code.NONE]
+    assert [found.error_code for found in answer.topics] == [ErrorCode.NONE]
     return {found.partition_index: found for found in answer.topics[0].partitions}
 
 
@@ -52,7 +52,7 @@ def test_a_partition_without_its_key_has_no_leader_and_comes_back_with_it(
     raw = connect(broker)
     raw.create(TOPIC, partitions=3)
     for index in range(3):
-        assert raw.produce(TOPIC, batch_of([b"%d" % index]), partition=index).error_code == Code.NONE
+        assert raw.produce(TOPIC, batch_of([b"%d" % index]), partition=index).error_code == ErrorCode.NONE
     broker.stop()
     row = take_key(broker)
     broker.start()
@@ -60,17 +60,17 @@ def test_a_partition_without_its_key_has_no_leader_and_comes_back_with_it(
     wait_for("the others are led", lambda: all(described(raw, 12)[index].leader_id == 1 for index in (0, 2)))
     for version in METADATA_VERSIONS:
         missing = described(raw, version)[1]
-        assert (missing.error_code, missing.leader_id) == (Code.LEADER_NOT_AVAILABLE, -1), version
+        assert (missing.error_code, missing.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1), version
         assert (missing.replica_nodes, missing.isr_nodes) == ([], []), version
-    assert raw.produce(TOPIC, batch_of([b"refused"]), partition=1).error_code == Code.NOT_LEADER_OR_FOLLOWER
-    assert raw.fetch(TOPIC, partition=1).error_code == Code.NOT_LEADER_OR_FOLLOWER
+    assert raw.produce(TOPIC, batch_of([b"refused"]), partition=1).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert raw.fetch(TOPIC, partition=1).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     asked = [Message(partition_index=1, current_leader_epoch=-1, timestamp=-1)]
     offsets = raw.call(
         apis.LIST_OFFSETS, 7, replica_id=-1, isolation_level=0, topics=[Message(name=TOPIC, partitions=asked)]
     )
-    assert offsets.topics[0].partitions[0].error_code == Code.NOT_LEADER_OR_FOLLOWER
-    assert raw.produce(TOPIC, batch_of([b"nowhere"]), partition=3).error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
-    assert raw.produce(TOPIC, batch_of([b"more"]), partition=2).error_code == Code.NONE
+    assert offsets.topics[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert raw.produce(TOPIC, batch_of([b"nowhere"]), partition=3).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert raw.produce(TOPIC, batch_of([b"more"]), partition=2).error_code == ErrorCode.NONE
     broker.stop()
     put_back(broker, row)
     broker.start()

@@ -163,7 +163,7 @@ def test_offsets_outside_the_log_and_other_epochs_are_named(broker: Broker, conn
     assert raw.fetch(topic, 3).error_code == 1
     assert raw.fetch(topic, -1).error_code == 1
     assert raw.fetch(topic, 2).error_code == 0
-    assert raw.fetch(topic, 0, epoch=99).error_code == 76
+    assert raw.fetch(topic, 0, epoch=99).error_code == 75
     assert raw.fetch("no-such-topic", 0).error_code == 3
 
 

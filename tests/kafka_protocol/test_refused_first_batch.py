@@ -14,7 +14,7 @@ import pytest
 from cluster.partition_keys import PREFIX, PartitionKeys
 from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.cluster.leadership import Leadership
-from headrace.errors import Code, StorageFailed
+from headrace.errors import ErrorCode, StorageFailed
 from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
 from headrace.metrics import Metrics
@@ -126,7 +126,7 @@ def front(request: pytest.FixtureRequest) -> Front:
 def comes_first(front: Front) -> None:
     """The batch with sequence 0 was refused: it comes first, however soon the next one is here."""
     assert front.produce(1) == OUT_OF_ORDER
-    assert [front.produce(sequence) for sequence in (0, 1)] == [Code.NONE, Code.NONE]
+    assert [front.produce(sequence) for sequence in (0, 1)] == [ErrorCode.NONE, ErrorCode.NONE]
     assert front.held() == [b"0", b"1"]
 
 
@@ -135,7 +135,7 @@ def test_refused_by_a_replica_that_has_not_heard_yet_that_it_leads(front: Front)
     log = front.log()
     front.knows_topic()
     front.led.partitions.follow(log, 1, OTHER)
-    assert front.produce(0) == Code.NOT_LEADER_OR_FOLLOWER
+    assert front.produce(0) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     front.lead(log)
     comes_first(front)
 
@@ -143,14 +143,14 @@ def test_refused_by_a_replica_that_has_not_heard_yet_that_it_leads(front: Front)
 @proves("J10")
 def test_refused_by_a_broker_that_has_not_heard_yet_that_it_has_a_replica(front: Front) -> None:
     front.knows_topic()
-    assert front.produce(0) == Code.NOT_LEADER_OR_FOLLOWER
+    assert front.produce(0) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     front.lead(front.log())
     comes_first(front)
 
 
 @proves("J10")
 def test_refused_by_a_broker_that_has_not_heard_of_the_topic_yet(front: Front) -> None:
-    unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if front.version < BY_ID else UNKNOWN_TOPIC_ID
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if front.version < BY_ID else UNKNOWN_TOPIC_ID
     assert [front.produce(sequence) for sequence in (0, 1)] == [unknown, unknown]
     front.lead(front.log())
     comes_first(front)
@@ -168,7 +168,7 @@ def test_refused_while_the_producers_of_the_log_cannot_be_read(front: Front) -> 
         raise StorageFailed("too many open files")
 
     log.producers._begin_load = fails
-    assert front.produce(0) == Code.STORAGE_ERROR
+    assert front.produce(0) == ErrorCode.KAFKA_STORAGE_ERROR
     log.producers._begin_load = begin_load
     comes_first(front)
 
@@ -178,15 +178,15 @@ def test_refused_for_its_size_it_comes_again_in_parts(front: Front) -> None:
     front.lead(front.log(max_message_bytes=110))
     assert front.produce(0, count=10) == TOO_LARGE
     assert front.produce(10) == OUT_OF_ORDER
-    assert [front.produce(first, count=5) for first in (0, 5)] == [Code.NONE, Code.NONE]
-    assert front.produce(10) == Code.NONE
+    assert [front.produce(first, count=5) for first in (0, 5)] == [ErrorCode.NONE, ErrorCode.NONE]
+    assert front.produce(10) == ErrorCode.NONE
 
 
 def test_a_single_record_that_is_too_large_never_comes_again_and_holds_up_nothing(front: Front) -> None:
     front.lead(front.log(max_message_bytes=100))
     large = kernel.build([(0, None, b"x" * 100, [])], producer_id=PRODUCER, producer_epoch=0, base_sequence=0)
     assert front.send(bytes(large)) == TOO_LARGE
-    assert front.produce(1) == Code.NONE
+    assert front.produce(1) == ErrorCode.NONE
 
 
 def test_what_is_wrong_itself_holds_up_nothing(front: Front) -> None:
@@ -194,13 +194,13 @@ def test_what_is_wrong_itself_holds_up_nothing(front: Front) -> None:
     wrong = bytearray(kernel.build([(0, None, b"x", [])], producer_id=PRODUCER, producer_epoch=0, base_sequence=0))
     wrong[-1] ^= 1
     assert front.send(bytes(wrong)) == CORRUPT
-    assert front.produce(1) == Code.NONE
+    assert front.produce(1) == ErrorCode.NONE
 
 
 def test_a_producer_that_goes_on_elsewhere_is_taken_when_the_partition_comes_here(front: Front) -> None:
     """Its batches come with the copy of the log, or it is so long ago that nothing can be on its way any more."""
     front.knows_topic()
-    assert front.produce(0) == Code.NOT_LEADER_OR_FOLLOWER
+    assert front.produce(0) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     log = front.log()
     partition = front.led.partitions.follow(log, 1, OTHER)
     copied = memoryview(kernel.build([(0, None, b"0", [])], producer_id=PRODUCER, producer_epoch=0, base_sequence=0))
@@ -208,23 +208,23 @@ def test_a_producer_that_goes_on_elsewhere_is_taken_when_the_partition_comes_her
     front.led.partitions.touch(partition)
     front.led.partitions.end_turn()
     front.lead(log)
-    assert front.produce(1) == Code.NONE
+    assert front.produce(1) == ErrorCode.NONE
 
 
 def test_early_refusals_are_forgotten_after_a_while(front: Front) -> None:
     front.knows_topic()
-    assert front.produce(0) == Code.NOT_LEADER_OR_FOLLOWER
+    assert front.produce(0) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     front.led.clock.advance(early_refusals.EARLY_SECONDS + 1)
     front.lead(front.log())
-    assert front.produce(7) == Code.NONE
+    assert front.produce(7) == ErrorCode.NONE
 
 
 def test_only_so_many_early_refusals_are_remembered(front: Front) -> None:
     front.knows_topic()
     for producer in range(early_refusals.EARLY_MAX + 1):
-        assert front.produce(0, producer=producer) == Code.NOT_LEADER_OR_FOLLOWER
+        assert front.produce(0, producer=producer) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     front.lead(front.log())
-    assert front.produce(1, producer=0) == Code.NONE, "the oldest is forgotten"
+    assert front.produce(1, producer=0) == ErrorCode.NONE, "the oldest is forgotten"
     assert front.produce(1, producer=1) == OUT_OF_ORDER
 
 
@@ -232,5 +232,5 @@ def test_nobody_produces_to_an_internal_topic(front: Front) -> None:
     front.topic = "__own"
     front.lead(front.log())
     front.knows_topic(BROKER, internal=True)
-    assert front.send(batch_of([b"value"])) == Code.INVALID_TOPIC
+    assert front.send(batch_of([b"value"])) == ErrorCode.INVALID_TOPIC_EXCEPTION
     assert front.held() == []

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from headrace.cluster.producer_ids import ProducerIds
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups import offsets_log, offsets_partitions
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
@@ -104,7 +104,9 @@ def answers_as_they_come(stack: ExitStack) -> None:
 @plant
 def follower_says_out_of_range(stack: ExitStack) -> None:
     """A follower that is behind says that the offset is not there."""
-    swap(stack, fetch, "Code", type("Codes", (Code,), {"OFFSET_NOT_AVAILABLE": Code.OFFSET_OUT_OF_RANGE}))
+    swap(
+        stack, fetch, "ErrorCode", type("Codes", (ErrorCode,), {"OFFSET_NOT_AVAILABLE": ErrorCode.OFFSET_OUT_OF_RANGE})
+    )
 
 
 @plant
@@ -178,7 +180,7 @@ def commit_refused_and_kept(stack: ExitStack) -> None:
     committed: Any = GroupCoordinator._committed
 
     def always(self: GroupCoordinator, *args: Any) -> None:
-        committed(self, *args[:-1], Code.NONE)
+        committed(self, *args[:-1], ErrorCode.NONE)
 
     swap(stack, GroupCoordinator, "_committed", always)
 
@@ -216,7 +218,7 @@ def coordinator_does_not_resign(stack: ExitStack) -> None:
 @plant
 def commit_of_any_generation(stack: ExitStack) -> None:
     """Members that were left behind may commit."""
-    swap(stack, Group, "commit_fault", lambda *_: Code.NONE)
+    swap(stack, Group, "commit_fault", lambda *_: ErrorCode.NONE)
 
 
 @plant
@@ -229,6 +231,6 @@ def assignment_told_before_it_is_kept(stack: ExitStack) -> None:
             append(self, shard, records, done)
             return
         append(self, shard, records, lambda _: None)
-        done(Code.NONE)
+        done(ErrorCode.NONE)
 
     swap(stack, GroupCoordinator, "_append", appended)

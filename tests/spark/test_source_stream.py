@@ -17,7 +17,7 @@ from brokers import Broker, wait_for
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import create_partitions, delete_records
 from headrace.client.errors import Refusal
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.spark import options, progress, split_reader
 from headrace.spark.options import Topics
 from headrace.spark.plan import Split
@@ -257,7 +257,7 @@ def test_a_task_says_where_the_log_begins_and_ends(
     caplog.clear()
 
     def refusing(*_: object) -> NoReturn:
-        raise Refusal(Code.UNKNOWN_TOPIC_OR_PARTITION, "as from a broker that has just started")
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "as from a broker that has just started")
 
     monkeypatch.setattr(split_reader, "record_sets", refusing)
     with pytest.raises(Refusal, match="just started"):

@@ -13,7 +13,7 @@ from headrace.cli.times import EXPECTED, parse_time_ms
 from headrace.client.admin import groups, offsets
 from headrace.client.admin.cluster import Cluster
 from headrace.client.errors import Refusal
-from headrace.errors import Code, OperatorError
+from headrace.errors import ErrorCode, OperatorError
 
 
 @click.group()
@@ -148,7 +148,7 @@ def _refuse_members(cluster: Cluster, name: str) -> None:
     try:
         described = groups.describe_group(cluster, name)
     except Refusal as refusal:
-        if refusal.kafka_code == Code.GROUP_ID_NOT_FOUND:
+        if refusal.kafka_code == ErrorCode.GROUP_ID_NOT_FOUND:
             return
         raise
     if described.members:

@@ -10,7 +10,7 @@ from headrace.cli.options import json_option
 from headrace.cli.output import NOTHING, show_json, show_table
 from headrace.client.admin import placement
 from headrace.client.errors import Refusal
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 
 
 @click.group()
@@ -110,7 +110,7 @@ def elect(cluster: ReachedCluster, topic: str | None, number: int | None, kind: 
 
 
 def _is_needless(refusal: Refusal) -> bool:
-    return refusal.kafka_code == Code.ELECTION_NOT_NEEDED
+    return refusal.kafka_code == ErrorCode.ELECTION_NOT_NEEDED
 
 
 def _result(refusal: Refusal | None) -> str:

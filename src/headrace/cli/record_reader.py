@@ -18,7 +18,7 @@ from headrace.client.consumer.group_protocol import RANGE, Place
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.progress import NotHeld
 from headrace.client.errors import Refusal
-from headrace.errors import Code, HeadraceError, RequestTimedOut
+from headrace.errors import ErrorCode, HeadraceError, RequestTimedOut
 from headrace.records import kernel
 from headrace.records.record import Record
 
@@ -27,7 +27,9 @@ SESSION_TIMEOUT_MS: Final = 10_000
 REBALANCE_TIMEOUT_MS: Final = 60_000
 CHECK_MS: Final = 5_000
 
-_MOVED_ON: Final = frozenset({Code.REBALANCE_IN_PROGRESS, Code.ILLEGAL_GENERATION, Code.UNKNOWN_MEMBER_ID})
+_MOVED_ON: Final = frozenset(
+    {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ class GroupReader(Reader):
         try:
             return super()._fetch(partitions)
         except Refusal as refusal:
-            if refusal.kafka_code != Code.OFFSET_OUT_OF_RANGE:
+            if refusal.kafka_code != ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             starts = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(partitions, offsets.EARLIEST))
             for n in partitions:

@@ -9,23 +9,25 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from headrace.errors import Code, HeadraceError, Mapping
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError
 from headrace.wire import schema
 
 _REMEDIES: Final = {
-    Code.OFFSET_OUT_OF_RANGE: "the log does not reach there; start at `beginning` or `end`",
-    Code.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition; `headrace topic list` shows what there is",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "the log does not reach there; start at `beginning` or `end`",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (
+        "there is no such topic or partition; `headrace topic list` shows what there is"
+    ),
     2: "a record batch is damaged on the broker's disk; `headrace log verify DIR` there says which",
     10: "the batch is above the topic's max.message.bytes; send smaller records or raise it",
-    Code.INVALID_TOPIC: "a topic name has 1 to 249 letters, digits, dots, underscores or dashes",
-    Code.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas asks for",
-    Code.INCONSISTENT_GROUP_PROTOCOL: "the group's other members use no assignor that this client has (range)",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "a topic name has 1 to 249 letters, digits, dots, underscores or dashes",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas asks for",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's other members use no assignor that this client has (range)",
     36: "a topic of that name is there already",
     38: "more replicas were asked for than there are brokers",
-    Code.STORAGE_ERROR: "the broker could not write or read its disk; its log says why",
-    Code.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
-    Code.GROUP_ID_NOT_FOUND: "there is no such group; `headrace group list` shows what there is",
-    Code.GROUP_SUBSCRIBED_TO_TOPIC: "a member of the group reads that topic; stop its consumers first",
+    ErrorCode.KAFKA_STORAGE_ERROR: "the broker could not write or read its disk; its log says why",
+    ErrorCode.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
+    ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group; `headrace group list` shows what there is",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "a member of the group reads that topic; stop its consumers first",
     41: "the request went to a broker that is not the controller",
 }
 
@@ -52,13 +54,13 @@ def describe_code(code: int) -> str:
 class BrokerUnreachable(HeadraceError):
     """No connection, or one that broke before the answer came."""
 
-    mapping = Mapping(13, 503, True)
+    mapping = ErrorMapping(13, 503, True)
 
 
 class NoBroker(HeadraceError):
     """None of the bootstrap addresses answers."""
 
-    mapping = Mapping(13, 503, False)
+    mapping = ErrorMapping(13, 503, False)
 
 
 class Refusal(HeadraceError):
@@ -66,7 +68,7 @@ class Refusal(HeadraceError):
 
     def __init__(self, code: int, about: str, message: str | None = None) -> None:
         super().__init__(f"{about}: {message or describe_code(code)}")
-        self.mapping = Mapping(code, 502, is_retriable(code))
+        self.mapping = ErrorMapping(code, 502, is_retriable(code))
 
 
 class NeverSent(BrokerUnreachable):
@@ -100,7 +102,7 @@ class ForkedEngine(HeadraceError):
 class UnknownTopic(HeadraceError):
     """A topic or partition that the cluster does not have, and that asking again will not bring."""
 
-    mapping = Mapping(Code.UNKNOWN_TOPIC_OR_PARTITION, 404, False)
+    mapping = ErrorMapping(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 404, False)
 
     def __init__(self, topic: str, partition: int | None = None, partition_count: int = 0) -> None:
         if partition is None:
@@ -112,12 +114,12 @@ class UnknownTopic(HeadraceError):
 class NotDelivered(HeadraceError):
     """The producer has given the record up. It is not in the log and can be sent again, but see DeliveryUnknown."""
 
-    mapping = Mapping(7, 504, False)
+    mapping = ErrorMapping(7, 504, False)
 
     def __init__(self, message: str, reason: HeadraceError | None = None) -> None:
         super().__init__(message)
         if reason is not None:
-            self.mapping = Mapping(reason.kafka_code, reason.mapping.http_status, False)
+            self.mapping = ErrorMapping(reason.kafka_code, reason.mapping.http_status, False)
 
 
 class DeliveryUnknown(NotDelivered):
@@ -127,7 +129,7 @@ class DeliveryUnknown(NotDelivered):
 class QueueFull(HeadraceError):
     """More waits for acknowledgements than the producer may hold."""
 
-    mapping = Mapping(-1, 429, True)
+    mapping = ErrorMapping(-1, 429, True)
 
 
 class ProducerClosed(HeadraceError):
@@ -136,5 +138,5 @@ class ProducerClosed(HeadraceError):
 
 def check(code: int, about: str, message: str | None = None) -> None:
     """Raise a Refusal unless the code is 0. `about` says what was asked, `message` is the broker's own."""
-    if code != Code.NONE:
+    if code != ErrorCode.NONE:
         raise Refusal(code, about, message)

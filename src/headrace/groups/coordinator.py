@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Final, cast
 
 from headrace.cluster.names import group_name_fault
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups import descriptions, offsets
 from headrace.groups.clock import Alarms, Wall
 from headrace.groups.descriptions import Lag
@@ -108,7 +108,7 @@ class GroupCoordinator:
         shard.gone = True
         for group in list(shard.groups.values()):
             if group.state is not State.DEAD:
-                self._act(shard, group, group.remove(Code.NOT_COORDINATOR, self._now()))
+                self._act(shard, group, group.remove(ErrorCode.NOT_COORDINATOR, self._now()))
 
     def close(self) -> None:
         self._closed = True
@@ -131,8 +131,8 @@ class GroupCoordinator:
             return
         group = shard.groups.get(group_id)
         if group is None:
-            fault = Code.UNKNOWN_MEMBER_ID if request.member_id else self._creation_fault(group_id)
-            if fault != Code.NONE:
+            fault = ErrorCode.UNKNOWN_MEMBER_ID if request.member_id else self._creation_fault(group_id)
+            if fault != ErrorCode.NONE:
                 reply(JoinReply(fault, request.member_id))
                 return
             group = self._create(shard, group_id)
@@ -142,7 +142,7 @@ class GroupCoordinator:
         shard = self._find(group_id)
         group = None if isinstance(shard, int) else shard.groups.get(group_id)
         if isinstance(shard, int) or group is None:
-            reply(SyncReply(shard if isinstance(shard, int) else Code.UNKNOWN_MEMBER_ID))
+            reply(SyncReply(shard if isinstance(shard, int) else ErrorCode.UNKNOWN_MEMBER_ID))
         else:
             self._act(shard, group, group.sync(reply, request, self._now()))
 
@@ -153,7 +153,7 @@ class GroupCoordinator:
             return shard
         group = shard.groups.get(group_id)
         if group is None:
-            return Code.UNKNOWN_MEMBER_ID
+            return ErrorCode.UNKNOWN_MEMBER_ID
         code = group.heartbeat(member_id, group_instance_id, generation_id, self._now())
         self._set_alarm(shard, group)
         return code
@@ -164,8 +164,8 @@ class GroupCoordinator:
             return LeaveReply(shard)
         group = shard.groups.get(group_id)
         if group is None:
-            unknown = (LeftMember(one.member_id, one.group_instance_id, Code.UNKNOWN_MEMBER_ID) for one in leavers)
-            return LeaveReply(Code.NONE, tuple(unknown))
+            unknown = (LeftMember(one.member_id, one.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for one in leavers)
+            return LeaveReply(ErrorCode.NONE, tuple(unknown))
         reply, actions = group.leave(leavers, self._now())
         self._act(shard, group, actions)
         return reply
@@ -177,7 +177,7 @@ class GroupCoordinator:
     ) -> None:
         shard = self._find(group_id)
         fault = shard if isinstance(shard, int) else self._commit_fault(shard, group_id, request)
-        if isinstance(shard, int) or fault != Code.NONE:
+        if isinstance(shard, int) or fault != ErrorCode.NONE:
             reply(offsets.all_failed(request, fault))
             return
         refused, accepted = offsets.accept(request, self.limits.metadata_max_bytes, self._wall.latest_ms())
@@ -188,8 +188,8 @@ class GroupCoordinator:
     def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest) -> int:
         group = shard.groups.get(group_id)
         if group is None:
-            fault = Code.ILLEGAL_GENERATION if request.generation_id >= 0 else self._creation_fault(group_id)
-            if fault != Code.NONE:
+            fault = ErrorCode.ILLEGAL_GENERATION if request.generation_id >= 0 else self._creation_fault(group_id)
+            if fault != ErrorCode.NONE:
                 return fault
             group = self._create(shard, group_id)
         fault = group.commit_fault(request, self._now())
@@ -207,7 +207,7 @@ class GroupCoordinator:
         code: int,
     ) -> None:
         shard.offsets.answered(group_id, accepted.keys())
-        if code == Code.NONE:
+        if code == ErrorCode.NONE:
             if group_id not in shard.groups:
                 self._create(shard, group_id)
             for (topic, partition), committed in accepted.items():
@@ -221,7 +221,7 @@ class GroupCoordinator:
         shard = self._find(group_id)
         if isinstance(shard, int):
             return OffsetFetchReply(shard)
-        return OffsetFetchReply(Code.NONE, offsets.fetched(shard.offsets.of(group_id), wanted, self._topic_id))
+        return OffsetFetchReply(ErrorCode.NONE, offsets.fetched(shard.offsets.of(group_id), wanted, self._topic_id))
 
     def delete_offsets(
         self, group_id: str, wanted: Sequence[tuple[str, int]], reply: Callable[[OffsetDeleteReply], None]
@@ -229,10 +229,10 @@ class GroupCoordinator:
         shard = self._find(group_id)
         group = None if isinstance(shard, int) else shard.groups.get(group_id)
         if isinstance(shard, int) or group is None or group.state is State.DEAD:
-            reply(OffsetDeleteReply(shard if isinstance(shard, int) else Code.GROUP_ID_NOT_FOUND))
+            reply(OffsetDeleteReply(shard if isinstance(shard, int) else ErrorCode.GROUP_ID_NOT_FOUND))
             return
         fault, in_use = offsets.deletion_faults(group)
-        if fault != Code.NONE:
+        if fault != ErrorCode.NONE:
             reply(OffsetDeleteReply(fault))
             return
         known = shard.offsets.places(group_id)
@@ -240,8 +240,10 @@ class GroupCoordinator:
 
         def deleted(code: int) -> None:
             fault = offsets.FAULTS.get(code, code)
-            codes = [(topic, n, Code.GROUP_SUBSCRIBED_TO_TOPIC if topic in in_use else fault) for topic, n in wanted]
-            reply(OffsetDeleteReply(Code.NONE, tuple(PartitionResult(*one) for one in codes)))
+            codes = [
+                (topic, n, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in in_use else fault) for topic, n in wanted
+            ]
+            reply(OffsetDeleteReply(ErrorCode.NONE, tuple(PartitionResult(*one) for one in codes)))
 
         self._drop_offsets(shard, free, deleted)
 
@@ -265,15 +267,15 @@ class GroupCoordinator:
         if isinstance(shard, int):
             return DescribedGroup(shard, group_id)
         group = shard.groups.get(group_id)
-        return (
-            DescribedGroup(Code.NONE, group_id, State.DEAD.value) if group is None else descriptions.description(group)
-        )
+        if group is None:
+            return DescribedGroup(ErrorCode.NONE, group_id, State.DEAD.value)
+        return descriptions.description(group)
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> ListReply:
         """Groups in any of these states and types; empty for all. While one partition loads, the list has a gap."""
         loading = any(shard.loading for shard in self._shards.values())
         groups = descriptions.listed(self._open_shards(), states, types)
-        return ListReply(Code.COORDINATOR_LOAD_IN_PROGRESS if loading else Code.NONE, groups)
+        return ListReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if loading else ErrorCode.NONE, groups)
 
     def delete(self, group_id: str, reply: Callable[[int], None]) -> None:
         shard = self._find(group_id)
@@ -282,9 +284,9 @@ class GroupCoordinator:
             return
         group = shard.groups.get(group_id)
         if group is None or group.state is State.DEAD:
-            reply(Code.GROUP_ID_NOT_FOUND)
+            reply(ErrorCode.GROUP_ID_NOT_FOUND)
         elif group.state is not State.EMPTY or group.roster.pending:
-            reply(Code.NON_EMPTY_GROUP)
+            reply(ErrorCode.NON_EMPTY_GROUP)
         else:
             self._bury(shard, group, reply)
 
@@ -332,9 +334,9 @@ class GroupCoordinator:
     def _append(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
         """Groups that were dropped have no say any more: who loads them from the log must not miss anything."""
         if shard.gone:
-            done(Code.NOT_COORDINATOR)
+            done(ErrorCode.NOT_COORDINATOR)
         elif not records:
-            done(Code.NONE)
+            done(ErrorCode.NONE)
         else:
             self._append_records(shard.partition, shard.epoch, records, done)
 
@@ -345,10 +347,10 @@ class GroupCoordinator:
         records: list[Record] = [(encode_offset_key(key), None) for key in keys]
         if group.generation_id > 0:
             records.append((encode_group_key(group.group_id), None))
-        self._act(shard, group, group.remove(Code.COORDINATOR_NOT_AVAILABLE, self._now()))
+        self._act(shard, group, group.remove(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._now()))
 
         def buried(code: int) -> None:
-            if code == Code.NONE:
+            if code == ErrorCode.NONE:
                 shard.forget(group, keys)
             else:
                 shard.groups[group.group_id] = Group.restored(kept, self.limits.group, self._draw_id, self._now())
@@ -358,7 +360,7 @@ class GroupCoordinator:
 
     def _drop_offsets(self, shard: Shard, keys: Sequence[OffsetKey], done: AppendDone) -> None:
         def dropped(code: int) -> None:
-            if code == Code.NONE:
+            if code == ErrorCode.NONE:
                 for key in keys:
                     shard.offsets.drop(key)
             done(code)
@@ -393,17 +395,17 @@ class GroupCoordinator:
 
     def _creation_fault(self, group_id: str) -> int:
         if group_name_fault(group_id) is not None:
-            return Code.INVALID_GROUP_ID
+            return ErrorCode.INVALID_GROUP_ID
         count = sum(len(shard.groups) for shard in self._shards.values())
-        return Code.GROUP_MAX_SIZE_REACHED if count >= self.limits.groups_max else Code.NONE
+        return ErrorCode.GROUP_MAX_SIZE_REACHED if count >= self.limits.groups_max else ErrorCode.NONE
 
     def _find(self, group_id: str) -> Shard | int:
         """The shard of this group, or the code that says why it cannot be asked."""
         count = self.partition_count
         shard = self._shards.get(partition_of(group_id, count)) if count else None
         if shard is None:
-            return Code.NOT_COORDINATOR
-        return Code.COORDINATOR_LOAD_IN_PROGRESS if shard.loading else shard
+            return ErrorCode.NOT_COORDINATOR
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if shard.loading else shard
 
     def _open_shards(self) -> Iterator[Shard]:
         return (shard for shard in self._shards.values() if not shard.loading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.group import Group, State
 from headrace.groups.messages import DescribedGroup, DescribedMember, ListedGroup
 from headrace.groups.offsets import TopicId
@@ -49,7 +49,7 @@ def description(group: Group) -> DescribedGroup:
         for one in kept.members
     )
     protocol = (kept.protocol_name or "") if stable else ""
-    return DescribedGroup(Code.NONE, group.group_id, group.state.value, kept.protocol_type, protocol, members)
+    return DescribedGroup(ErrorCode.NONE, group.group_id, group.state.value, kept.protocol_type, protocol, members)
 
 
 def listed(shards: Iterable[Shard], states: Collection[str], types: Collection[str]) -> tuple[ListedGroup, ...]:

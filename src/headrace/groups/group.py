@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member, select_protocol
 from headrace.groups.messages import (
@@ -193,8 +193,8 @@ class Group:
 
     def join(self, ticket: object, request: JoinRequest, now: Moment) -> Sequence[Action]:
         dead = self.state is State.DEAD
-        fault = Code.COORDINATOR_NOT_AVAILABLE if dead else self.roster.admission_fault(request, self._limits)
-        if fault != Code.NONE:
+        fault = ErrorCode.COORDINATOR_NOT_AVAILABLE if dead else self.roster.admission_fault(request, self._limits)
+        if fault != ErrorCode.NONE:
             self._answer(ticket, JoinReply(fault, request.member_id))
         elif request.member_id:
             self._join_known(ticket, request, now)
@@ -211,7 +211,7 @@ class Group:
             deadline = now.seconds + request.session_timeout_ms / 1000
             self.roster.pending[member_id] = deadline
             self._note_deadline(deadline)
-            self._answer(ticket, JoinReply(Code.MEMBER_ID_REQUIRED, member_id))
+            self._answer(ticket, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
             self._join_as_new(ticket, member_id, request, now)
 
@@ -220,7 +220,7 @@ class Group:
             self._join_as_new(ticket, request.member_id, request, now)
             return
         fault = self.roster.fault(request.member_id, request.group_instance_id)
-        if fault != Code.NONE:
+        if fault != ErrorCode.NONE:
             self._answer(ticket, JoinReply(fault, request.member_id))
             return
         member = self.roster.members[request.member_id]
@@ -249,7 +249,7 @@ class Group:
         """A static member came back under a new id: the old id is fenced, the assignment stays if it can."""
         leader_before = self.roster.leader
         member = self.roster.members[self.roster.static[instance_id]]
-        self._dismiss(member, Code.FENCED_INSTANCE_ID)
+        self._dismiss(member, ErrorCode.FENCED_INSTANCE_ID)
         self._unsynced.discard(member.member_id)
         self.roster.rename(member, member_id)
         member.update(request)
@@ -268,7 +268,7 @@ class Group:
 
     def _wait_for_join(self, ticket: object, member: Member) -> None:
         if member.join_ticket is not None:
-            self._answer(member.join_ticket, JoinReply(Code.REBALANCE_IN_PROGRESS, member.member_id))
+            self._answer(member.join_ticket, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
         member.join_ticket = ticket
 
     # Rebalancing
@@ -276,7 +276,7 @@ class Group:
     def _disturb(self, now: Moment) -> None:
         """Make all members join again, or let a rebalance under way see whether it can end."""
         if self.state is not State.PREPARING:
-            self._reset_syncs(Code.REBALANCE_IN_PROGRESS, now)
+            self._reset_syncs(ErrorCode.REBALANCE_IN_PROGRESS, now)
             timeout_ms, delay_ms = self.roster.rebalance_timeout_ms(), self._limits.initial_rebalance_delay_ms
             if self.state is State.EMPTY and delay_ms > 0:
                 self._delay.begin_first_round(now.seconds, timeout_ms, delay_ms)
@@ -291,7 +291,7 @@ class Group:
         """End the rebalance with those who have joined. Static members who have not keep their place."""
         for member in list(self.roster.members.values()):
             if member.join_ticket is None and member.group_instance_id is None:
-                self._remove(member, Code.UNKNOWN_MEMBER_ID)
+                self._remove(member, ErrorCode.UNKNOWN_MEMBER_ID)
         joined = self.roster.joined()
         if self.roster and not joined:
             least_ms = self._limits.min_session_timeout_ms
@@ -322,7 +322,7 @@ class Group:
     def _joined(self, member: Member) -> JoinReply:
         leads = member.member_id == self.roster.leader
         return JoinReply(
-            Code.NONE,
+            ErrorCode.NONE,
             member.member_id,
             self.generation_id,
             self.protocol_type,
@@ -335,7 +335,7 @@ class Group:
 
     def sync(self, ticket: object, request: SyncRequest, now: Moment) -> Sequence[Action]:
         fault = self._sync_fault(request)
-        if fault != Code.NONE:
+        if fault != ErrorCode.NONE:
             self._answer(ticket, SyncReply(fault))
             return self._drain()
         member = self.roster.members[request.member_id]
@@ -345,7 +345,7 @@ class Group:
             self._answer(ticket, self._synced(member))
             return self._drain()
         if member.sync_ticket is not None:
-            self._answer(member.sync_ticket, SyncReply(Code.REBALANCE_IN_PROGRESS))
+            self._answer(member.sync_ticket, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync_ticket = ticket
         if member.member_id == self.roster.leader and not self._storing:
             self._storing = True
@@ -354,20 +354,20 @@ class Group:
 
     def _sync_fault(self, request: SyncRequest) -> int:
         fault = self._fault(request.member_id, request.group_instance_id, request.generation_id)
-        if fault != Code.NONE:
+        if fault != ErrorCode.NONE:
             return fault
         same_type = request.protocol_type in (None, self.protocol_type)
         if not same_type or request.protocol_name not in (None, self.protocol_name):
-            return Code.INCONSISTENT_GROUP_PROTOCOL
-        return Code.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else Code.NONE
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
     def stored(self, store: Store, error_code: int, now: Moment) -> Sequence[Action]:
         """What a `Store` asked for is durable, or failed with this code."""
         if store.joined is not None:
             failed = JoinReply(error_code, store.joined.member_id)
-            self._answer(store.ticket, store.joined if error_code == Code.NONE else failed)
+            self._answer(store.ticket, store.joined if error_code == ErrorCode.NONE else failed)
         elif self.state is State.COMPLETING and store.snapshot.generation_id == self.generation_id:
-            if error_code == Code.NONE:
+            if error_code == ErrorCode.NONE:
                 self._assign(store.snapshot, now)
             else:
                 self._reset_syncs(error_code, now)
@@ -386,7 +386,7 @@ class Group:
                 self._hear(member, now)
 
     def _synced(self, member: Member) -> SyncReply:
-        return SyncReply(Code.NONE, self.protocol_type, self.protocol_name, member.assignment)
+        return SyncReply(ErrorCode.NONE, self.protocol_type, self.protocol_name, member.assignment)
 
     def _reset_syncs(self, error_code: int, now: Moment) -> None:
         """Whoever waits for an assignment of this generation will not get it."""
@@ -405,36 +405,36 @@ class Group:
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation_id: int, now: Moment) -> int:
         fault = self._fault(member_id, instance_id, generation_id)
-        if fault != Code.NONE:
+        if fault != ErrorCode.NONE:
             return fault
         self._hear(self.roster.members[member_id], now)
-        return Code.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else Code.NONE
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
     def commit_fault(self, request: CommitRequest, now: Moment) -> int:
         """Why this member may not commit now, or NONE; its session goes on."""
         if request.generation_id < 0 and self.state is State.EMPTY:
-            return Code.NONE
+            return ErrorCode.NONE
         fault = self._fault(request.member_id, request.group_instance_id, request.generation_id)
-        if fault != Code.NONE:
+        if fault != ErrorCode.NONE:
             return fault
         self._hear(self.roster.members[request.member_id], now)
-        return Code.REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else Code.NONE
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else ErrorCode.NONE
 
     def leave(self, leavers: Iterable[Leaver], now: Moment) -> tuple[LeaveReply, Sequence[Action]]:
         if self.state is State.DEAD:
-            return LeaveReply(Code.COORDINATOR_NOT_AVAILABLE), ()
+            return LeaveReply(ErrorCode.COORDINATOR_NOT_AVAILABLE), ()
         members_before = len(self.roster)
         left = tuple(LeftMember(one.member_id, one.group_instance_id, self._leave_one(one)) for one in leavers)
         self._after_removal(len(self.roster) < members_before, now)
-        return LeaveReply(Code.NONE, left), self._drain()
+        return LeaveReply(ErrorCode.NONE, left), self._drain()
 
     def _leave_one(self, leaver: Leaver) -> int:
         if leaver.group_instance_id is None and self.roster.pending.pop(leaver.member_id, None) is not None:
-            return Code.NONE
+            return ErrorCode.NONE
         member_id = leaver.member_id or self.roster.static.get(leaver.group_instance_id or "", "")
         fault = self.roster.fault(member_id, leaver.group_instance_id)
-        if fault == Code.NONE:
-            self._remove(self.roster.members[member_id], Code.UNKNOWN_MEMBER_ID)
+        if fault == ErrorCode.NONE:
+            self._remove(self.roster.members[member_id], ErrorCode.UNKNOWN_MEMBER_ID)
         return fault
 
     def remove(self, error_code: int, now: Moment) -> Sequence[Action]:
@@ -460,7 +460,7 @@ class Group:
             gone += [roster.members[member_id] for member_id in self._unsynced if roster.members[member_id] not in gone]
             self._sync_deadline = NEVER
         for member in gone:
-            self._remove(member, Code.UNKNOWN_MEMBER_ID)
+            self._remove(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._after_removal(bool(gone), now)
         if self._delay.deadline <= now.seconds and not self._delay.renew(now.seconds):
             self._complete_join(now)
@@ -483,10 +483,10 @@ class Group:
 
     def _fault(self, member_id: str, instance_id: str | None, generation_id: int) -> int:
         if self.state is State.DEAD:
-            return Code.COORDINATOR_NOT_AVAILABLE
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         fault = self.roster.fault(member_id, instance_id)
-        if fault == Code.NONE and generation_id != self.generation_id:
-            return Code.ILLEGAL_GENERATION
+        if fault == ErrorCode.NONE and generation_id != self.generation_id:
+            return ErrorCode.ILLEGAL_GENERATION
         return fault
 
     def _remove(self, member: Member, error_code: int) -> None:

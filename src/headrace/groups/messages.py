@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 
 NO_GENERATION: Final = -1
 NO_OFFSET: Final = -1
@@ -125,7 +125,7 @@ class FetchedOffset:
     committed_offset: int = NO_OFFSET
     committed_leader_epoch: int = NO_EPOCH
     metadata: str = ""
-    error_code: int = Code.NONE
+    error_code: int = ErrorCode.NONE
 
 
 @dataclass(frozen=True, slots=True)

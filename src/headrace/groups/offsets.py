@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from typing import Final
 
-from headrace.errors import BatchTooLarge, Code, CorruptBatch
+from headrace.errors import BatchTooLarge, CorruptBatch, ErrorCode
 from headrace.groups.group import Group, State
 from headrace.groups.messages import CommitRequest, FetchedOffset, PartitionResult
 from headrace.groups.records import (
@@ -38,12 +38,12 @@ METADATA_BYTES_MAX: Final = (1 << 15) - 1
 INVALID_COMMIT_OFFSET_SIZE: Final = 28
 
 FAULTS: Final[Mapping[int, int]] = {
-    Code.UNKNOWN_TOPIC_OR_PARTITION: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_ENOUGH_REPLICAS: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.COORDINATOR_NOT_AVAILABLE,
-    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
-    Code.STORAGE_ERROR: Code.NOT_COORDINATOR,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
     BatchTooLarge.mapping.kafka_code: INVALID_COMMIT_OFFSET_SIZE,
 }
 """What a failed append means to a client of the group: most is over when it finds the coordinator again."""
@@ -121,7 +121,7 @@ def accept(request: CommitRequest, metadata_max_bytes: int, now_ms: int) -> tupl
     for one in request.offsets:
         place = one.topic, one.partition_index
         if len(one.committed_metadata.encode()) > min(metadata_max_bytes, METADATA_BYTES_MAX):
-            refused[place] = Code.OFFSET_METADATA_TOO_LARGE
+            refused[place] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
             accepted[place] = OffsetAndMetadata(
                 one.committed_offset,
@@ -170,9 +170,9 @@ def fetched(known: Accepted, wanted: Iterable[tuple[str, int]] | None, topic_id:
 def deletion_faults(group: Group) -> tuple[int, frozenset[str]]:
     """Why no offset of the group may be deleted, and the topics whose offsets may not."""
     if group.state is State.EMPTY:
-        return Code.NONE, frozenset()
+        return ErrorCode.NONE, frozenset()
     topics = subscribed_topics(group) if group.protocol_type == CONSUMER else None
-    return (Code.NON_EMPTY_GROUP, frozenset()) if topics is None else (Code.NONE, topics)
+    return (ErrorCode.NON_EMPTY_GROUP, frozenset()) if topics is None else (ErrorCode.NONE, topics)
 
 
 # Expiry.

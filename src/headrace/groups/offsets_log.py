@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.groups.records import Record
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
@@ -38,7 +38,7 @@ class GroupLog:
         def batch_done(code: int) -> None:
             codes.append(code)
             if len(codes) == len(batches):
-                done(next((code for code in codes if code != Code.NONE), Code.NONE))
+                done(next((code for code in codes if code != ErrorCode.NONE), ErrorCode.NONE))
 
         for batch in batches:
             self._append(index, epoch, batch, batch_done if len(batches) > 1 else done)
@@ -46,13 +46,13 @@ class GroupLog:
     def _append(self, index: int, epoch: int, records: list[Record], done: AppendDone) -> None:
         partition = self._partitions.find(OFFSETS_TOPIC, index)
         if partition is None or partition.epoch != epoch:
-            done(Code.NOT_COORDINATOR)
+            done(ErrorCode.NOT_COORDINATOR)
             return
         now_ms = self._partitions.clock.wall_ms()
         batch = kernel.build([(now_ms, key, value, ()) for key, value in records])
 
         def answered(error: HeadraceError | None, _base_offset: int) -> None:
-            done(Code.NONE if error is None else error.kafka_code)
+            done(ErrorCode.NONE if error is None else error.kafka_code)
 
         submit(self._partitions, partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=read_header(batch))
         self._partitions.clock.call_soon(self._partitions.end_turn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import NEVER, Member, common_protocols
 from headrace.groups.messages import JoinedMember, JoinRequest
@@ -52,16 +52,16 @@ class Roster:
     def admission_fault(self, request: JoinRequest, limits: GroupLimits) -> int:
         """Why this request cannot become or stay a member, or NONE."""
         if not limits.min_session_timeout_ms <= request.session_timeout_ms <= limits.max_session_timeout_ms:
-            return Code.INVALID_SESSION_TIMEOUT
+            return ErrorCode.INVALID_SESSION_TIMEOUT
         if len(self.members) + len(self.pending) >= limits.max_size and not self._holds_place(request):
-            return Code.GROUP_MAX_SIZE_REACHED
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
         if not request.protocol_type or not request.protocols:
-            return Code.INCONSISTENT_GROUP_PROTOCOL
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if not self.members:
-            return Code.NONE
+            return ErrorCode.NONE
         shared = common_protocols(self.members.values()).intersection(name for name, _ in request.protocols)
         same_kind = request.protocol_type == self.protocol_type and shared
-        return Code.NONE if same_kind else Code.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.NONE if same_kind else ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     def _holds_place(self, request: JoinRequest) -> bool:
         known = request.member_id in self.members or request.member_id in self.pending
@@ -72,10 +72,10 @@ class Roster:
         if instance_id is not None:
             current = self.static.get(instance_id)
             if current is None:
-                return Code.UNKNOWN_MEMBER_ID
+                return ErrorCode.UNKNOWN_MEMBER_ID
             if current != member_id:
-                return Code.FENCED_INSTANCE_ID
-        return Code.NONE if member_id in self.members else Code.UNKNOWN_MEMBER_ID
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def joined(self) -> list[Member]:
         """Members that wait for the end of the rebalance."""

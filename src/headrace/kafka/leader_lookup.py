@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
-from headrace.errors import Code, HeadraceError, NotLeader, UnknownPartition
+from headrace.errors import ErrorCode, HeadraceError, NotLeader, UnknownPartition
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Partition
 
@@ -58,7 +58,7 @@ def absent(image: Image, topic: str, index: int) -> HeadraceError:
 def fault(image: Image, topic: str | None, index: int) -> int:
     """As `absent`, the code alone."""
     known = topic is not None and (image.partition(topic, index) is not None or _is_missing(image, topic, index))
-    return Code.NOT_LEADER_OR_FOLLOWER if known else Code.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _is_missing(image: Image, topic: str, index: int) -> bool:

@@ -10,7 +10,7 @@ import random
 from functools import lru_cache
 from typing import Final
 
-from headrace.errors import Code, CorruptBatch
+from headrace.errors import CorruptBatch, ErrorCode
 from headrace.records import kernel
 from headrace.records.batch import batches, check
 from headrace.simulator.connection import Client, Clients
@@ -146,12 +146,12 @@ class Consumer:
             return
         history, where, by = self._clients.history, self._where, self._clients.life(broker)
         row = fetched(answer)[where]
-        if row.error_code == Code.NONE:
+        if row.error_code == ErrorCode.NONE:
             self.offset = take(history, where, self.offset, row, by)
-        elif row.error_code == Code.OFFSET_OUT_OF_RANGE:
+        elif row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             gone = is_deleted(history, where, self.offset, row, by)
             self.offset = row.log_start_offset if gone else 0
-        self._again(look=row.error_code != Code.NONE)
+        self._again(look=row.error_code != ErrorCode.NONE)
 
     def _ask_bounds(self, broker: int, timestamp_ms: int) -> None:
         """Neither bound falls, whoever answers."""
@@ -164,7 +164,7 @@ class Consumer:
             if row is not None and not row.error_code:
                 what = "end" if timestamp_ms == LATEST else "start"
                 history.bound(where, what, floor, known, row.leader_epoch, row.offset, self._clients.life(broker))
-            self._again(look=row is None or row.error_code != Code.NONE)
+            self._again(look=row is None or row.error_code != ErrorCode.NONE)
 
         message = bounds(where, self._leaders.epoch(where), timestamp_ms)
         self._client.call(broker, api.LIST_OFFSETS, message, answered)

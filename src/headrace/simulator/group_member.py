@@ -18,7 +18,7 @@ from headrace.client.consumer.group_protocol import (
     encode_subscription,
 )
 from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.coordinator import partition_of
 from headrace.simulator.connection import PATIENCE_SECONDS, Client, Clients
 from headrace.simulator.consumer import fetch, fetched, is_deleted, take
@@ -138,9 +138,9 @@ class GroupMember:
 
     def _failed(self, code: int) -> None:
         """As clients take the codes of a coordinator."""
-        if code in (Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID):
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
             self._member_id = ""
-        if code in (Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION, Code.REBALANCE_IN_PROGRESS):
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS):
             self._begin(self._join)
         else:
             self._begin(self._find)
@@ -177,7 +177,7 @@ class GroupMember:
         self._ask(api.JOIN_GROUP, message, self._joined, patience_seconds=patience)
 
     def _joined(self, answer: Message) -> None:
-        if answer.error_code == Code.MEMBER_ID_REQUIRED:
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer.member_id
             self._join()
         elif answer.error_code:
@@ -222,7 +222,7 @@ class GroupMember:
         )
 
         def answered(answer: Message) -> None:
-            if answer.error_code == Code.REBALANCE_IN_PROGRESS:
+            if answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
                 self._commit(then=lambda: self._begin(self._join))
             elif answer.error_code:
                 self._failed(answer.error_code)
@@ -313,7 +313,7 @@ class GroupMember:
         def answered(answer: Message) -> None:
             self._committing = False
             failed = [row.error_code for row in _rows(answer).values() if row.error_code]
-            if failed and failed[0] != Code.REBALANCE_IN_PROGRESS:
+            if failed and failed[0] != ErrorCode.REBALANCE_IN_PROGRESS:
                 self._failed(failed[0])
                 return
             if not failed:
@@ -350,10 +350,10 @@ class GroupMember:
         rows = {} if answer is None else fetched(answer)
         for where in asked:
             row, offset = rows.get(where), self._positions[where]
-            if row is not None and row.error_code == Code.NONE:
+            if row is not None and row.error_code == ErrorCode.NONE:
                 self._positions[where] = take(history, where, offset, row, by)
                 continue
-            if row is not None and row.error_code == Code.OFFSET_OUT_OF_RANGE:
+            if row is not None and row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 gone = is_deleted(history, where, offset, row, by)
                 self._positions[where] = row.log_start_offset if gone else 0
             self._leaders.refresh()

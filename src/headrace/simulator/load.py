@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.simulator.administrator import Administrator
 from headrace.simulator.broker import CLUSTER
 from headrace.simulator.connection import CLIENT, Client, Clients
@@ -173,7 +173,7 @@ class Deleter:
                 history.deleted(where, before, told.low_watermark, epoch, machine.life)
 
         def answered(answer: Message | None) -> None:
-            if answer is None or answer.topics[0].partitions[0].error_code != Code.NONE:
+            if answer is None or answer.topics[0].partitions[0].error_code != ErrorCode.NONE:
                 leaders.refresh()
 
         self._client.call(leader, api.DELETE_RECORDS, message, answered, decided=decided)

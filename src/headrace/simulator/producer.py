@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.records import kernel
 from headrace.records.record import NewRecord
 from headrace.simulator.connection import Client, Clients
@@ -37,21 +37,18 @@ ALL_IN_SYNC: Final = -1
 NEW_SHARE: Final = 0.1
 """Of batches that find nothing on its way, those before which the program is started again, with a new id."""
 
-OUT_OF_ORDER_SEQUENCE: Final = 45
-DUPLICATE_SEQUENCE: Final = 46
-INVALID_PRODUCER_EPOCH: Final = 47
-UNKNOWN_PRODUCER: Final = 59
-CORRUPT: Final = 2
-SEQUENCE_FAULTS: Final = frozenset({OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER})
+SEQUENCE_FAULTS: Final = frozenset(
+    {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID}
+)
 RETRIABLE: Final = frozenset(
     {
-        CORRUPT,
-        Code.UNKNOWN_TOPIC_OR_PARTITION,
-        Code.NOT_LEADER_OR_FOLLOWER,
-        Code.REQUEST_TIMED_OUT,
-        Code.NOT_ENOUGH_REPLICAS,
-        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        Code.STORAGE_ERROR,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
 
@@ -297,8 +294,8 @@ class Producer:
         self._leaders.refresh()
 
     def _is_done(self, lane: Lane, sending: Sending, code: int) -> bool:
-        if code != DUPLICATE_SEQUENCE:
-            return code == Code.NONE
+        if code != ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            return code == ErrorCode.NONE
         if sending.tries == 1 and not self._clients.history.may_lose(lane.where):
             raise Violation(f"{lane.where}: batch {sending.batch} was sent once and is told to be a duplicate")
         return True

@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.cluster.image import Image
 from headrace.cluster.names import OFFSETS_TOPIC
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.coordinator import partition_of
 from headrace.records import kernel
 from headrace.records.record import NewRecord
@@ -23,7 +23,7 @@ from headrace.simulator.consumer import fetch, take
 from headrace.simulator.contents import content_of, parse_content
 from headrace.simulator.history import Batch, History, Record, Violation
 from headrace.simulator.machine import DATA, Machine
-from headrace.simulator.producer import ALL_IN_SYNC, BROKER_TIMEOUT_MS, DUPLICATE_SEQUENCE, SEQUENCE_FAULTS
+from headrace.simulator.producer import ALL_IN_SYNC, BROKER_TIMEOUT_MS, SEQUENCE_FAULTS
 from headrace.storage import folder
 from headrace.storage.log import TopicPartition
 from headrace.wire import api
@@ -142,7 +142,7 @@ class Renewal:
             current.is_doomed, self._doomed = True, current.topic_id
 
     def _deleted(self, answer: Message | None) -> None:
-        if answer is None or answer.responses[0].error_code not in (Code.NONE, Code.UNKNOWN_TOPIC_ID):
+        if answer is None or answer.responses[0].error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID):
             return
         if self.current is not None and self.current.topic_id == self._doomed:
             self.current = None
@@ -299,7 +299,7 @@ class RenewedProducer:
         call(self._renewal.leader, api.PRODUCE, message, answered, decided=decided, version=BY_ID[api.PRODUCE])
 
     def _answered(self, topic: Incarnation, code: int) -> None:
-        is_done = code == Code.NONE or (code == DUPLICATE_SEQUENCE and self._tries > 1)
+        is_done = code == ErrorCode.NONE or (code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER and self._tries > 1)
         if is_done:
             self._sequence += len(self._waiting)
             self._waiting = []
@@ -423,9 +423,9 @@ class RenewedConsumer:
             if answer is None or topic is not self._topic or topic.is_doomed or not answer.responses:
                 return
             row, by = answer.responses[0].partitions[0], self._clients.life(broker)
-            if row.error_code == Code.NONE:
+            if row.error_code == ErrorCode.NONE:
                 self._offset = take(topic, WHERE, self._offset, row, by)
-            elif row.error_code == Code.OFFSET_OUT_OF_RANGE:
+            elif row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise Violation(f"{where_of(topic.topic_id)}: {by} says that {self._offset} is out of range")
 
         self._client.call(broker, api.FETCH, message, answered, version=BY_ID[api.FETCH])

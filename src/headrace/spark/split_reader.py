@@ -12,7 +12,7 @@ from headrace.client.admin.bulk import Span, TopicReplaced, check_topic, record_
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.errors import UnknownTopic
-from headrace.errors import Code, CorruptBatch, HeadraceError, InvalidRecord
+from headrace.errors import CorruptBatch, ErrorCode, HeadraceError, InvalidRecord
 from headrace.records.arrow import PASSED_ON_BYTES, Decoder
 from headrace.records.batch import batches
 from headrace.spark import loss
@@ -20,7 +20,7 @@ from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.plan import Split, ends_of
 
-_GONE: Final = (Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID)
+_GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(frozen=True, slots=True)

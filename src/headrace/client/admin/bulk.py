@@ -25,7 +25,7 @@ from headrace.client.admin.fetch import (
 from headrace.client.admin.offsets import EARLIEST, LATEST, list_offsets
 from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.record_sets import extent
-from headrace.errors import Code, CorruptBatch, HeadraceError, Mapping, OffsetOutOfRange
+from headrace.errors import CorruptBatch, ErrorCode, ErrorMapping, HeadraceError, OffsetOutOfRange
 
 SET_BYTES: Final = 8 << 20
 LEAST_SET_BYTES: Final = 64 << 10
@@ -56,7 +56,7 @@ class Span:
 class TopicReplaced(HeadraceError):
     """A topic has the name of the one that was to be read, and is another."""
 
-    mapping = Mapping(Code.UNKNOWN_TOPIC_ID, 404, False)
+    mapping = ErrorMapping(ErrorCode.UNKNOWN_TOPIC_ID, 404, False)
 
     def __init__(self, span: Span, topic_id: bytes) -> None:
         super().__init__(
@@ -151,10 +151,10 @@ class _Reader:
             check_topic(self._cluster, self._span)
             return fetched
         except HeadraceError as error:
-            if error.kafka_code in (Code.OFFSET_OUT_OF_RANGE, Code.UNKNOWN_TOPIC_ID):
+            if error.kafka_code in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_ID):
                 self._cluster.forget()
                 check_topic(self._cluster, self._span)
-            if error.kafka_code == Code.OFFSET_OUT_OF_RANGE:
+            if error.kafka_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise _gone(self._cluster, self._span, at) from None
             raise
 

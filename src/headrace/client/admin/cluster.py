@@ -34,7 +34,7 @@ from headrace.client.connection.metadata import (
 from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -139,15 +139,15 @@ class Cluster:
             answer = self.topology([name], create=create)
             if name in answer.topics:
                 return answer.topics[name]
-            refusal = answer.refused.get(name) or Refusal(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
-            if refusal.kafka_code == Code.UNKNOWN_TOPIC_OR_PARTITION and not patient:
+            refusal = answer.refused.get(name) or Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
+            if refusal.kafka_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not patient:
                 raise UnknownTopic(name)
             raise refusal
 
         try:
             return self.retry(look_up, within_ms=APPEAR_WITHIN_MS if patient else None)
         except Refusal as refusal:
-            if refusal.kafka_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            if refusal.kafka_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise UnknownTopic(name) from None
             raise
 
@@ -162,7 +162,7 @@ class Cluster:
         for topic in self._topics.values():
             if topic.topic_id == topic_id:
                 return topic.name
-        raise Refusal(Code.UNKNOWN_TOPIC_ID, f"topic id {topic_id.hex()}")
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"topic id {topic_id.hex()}")
 
     def broker(self, broker_id: int) -> Link:
         return self._link(broker_id, ADMIN)

@@ -13,7 +13,7 @@ from typing import Final
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import Refusal, check
-from headrace.errors import Code, HeadraceError, Mapping
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError
 from headrace.records.batch import BatchHeader, batches
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -32,7 +32,7 @@ class CorruptLog(Refusal):
 
     def __init__(self, code: int, about: str) -> None:
         super().__init__(code, about)
-        self.mapping = Mapping(code, 502, False)
+        self.mapping = ErrorMapping(code, 502, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def fetch_request(cluster: Cluster, positions: Sequence[Position], limits: Fetch
 
 
 def _read(position: Position, answer: Message) -> Fetched:
-    if answer.error_code != Code.NONE:
+    if answer.error_code != ErrorCode.NONE:
         where = f"fetch of {position.topic}-{position.partition} at offset {position.offset}"
         raise (CorruptLog if answer.error_code == _CORRUPT else Refusal)(answer.error_code, where)
     records = answer.records if answer.records is not None else memoryview(b"")

@@ -9,7 +9,7 @@ from typing import TypeVar
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.consumer.group_protocol import PROTOCOL_TYPE, Assignment, decode_assignment
 from headrace.client.errors import Refusal, check
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -77,10 +77,10 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
         check(
             group.error_code,
             f"group {group_id!r}",
-            group.error_message if group.error_code != Code.GROUP_ID_NOT_FOUND else None,
+            group.error_message if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND else None,
         )
         if group.group_state == "Dead":
-            raise Refusal(Code.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
+            raise Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
         members = tuple(_member(member, group.protocol_type) for member in group.members)
         return GroupDescription(group_id, group.group_state, group.protocol_type, group.protocol_data, members)
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from headrace.client.admin.cluster import Cluster
 from headrace.client.errors import BrokerUnreachable, Refusal, check
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -181,7 +181,7 @@ def elect_leaders(
         check(answer.error_code, "electing leaders")
         return {
             (topic.topic, row.partition_id): None
-            if row.error_code == Code.NONE
+            if row.error_code == ErrorCode.NONE
             else Refusal(row.error_code, f"electing a leader of {topic.topic}-{row.partition_id}", row.error_message)
             for topic in answer.replica_election_results
             for row in topic.partition_result

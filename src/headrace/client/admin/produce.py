@@ -15,7 +15,7 @@ from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import Refusal, check
 from headrace.client.producer.request import Outgoing, encode_parts
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.records.batch import NO_PRODUCER, read_header
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -191,9 +191,9 @@ def _answers(cluster: Cluster, answer: Message) -> dict[tuple[str, int], Message
 def _result(partition: Message | None, target: tuple[str, int]) -> Produced | HeadraceError:
     about = f"produce to {target[0]}-{target[1]}"
     if partition is None:
-        return Refusal(Code.UNKNOWN, about, "the broker's answer leaves this partition out")
+        return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, about, "the broker's answer leaves this partition out")
     if partition.error_code == _DUPLICATE:
         return Produced(-1, -1)
-    if partition.error_code != Code.NONE:
+    if partition.error_code != ErrorCode.NONE:
         return Refusal(partition.error_code, about, partition.error_message)
     return Produced(partition.base_offset, partition.log_append_time_ms)

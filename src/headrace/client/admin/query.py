@@ -17,7 +17,7 @@ from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.records.record import Record
@@ -107,7 +107,7 @@ def _by_id(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
         try:
             found = fetch.read(cluster, wanted.topic, partition, offset, 1)
         except Refusal as refusal:
-            if refusal.kafka_code == Code.OFFSET_OUT_OF_RANGE:
+            if refusal.kafka_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 continue
             raise
         for _, batch in found.batches:

@@ -22,7 +22,7 @@ from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
 from headrace.client.connection.thread_reactor import JOIN_S, ThreadReactor
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
-from headrace.errors import Code, HeadraceError, ProtocolError, SettingError
+from headrace.errors import ErrorCode, HeadraceError, ProtocolError, SettingError
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
@@ -270,7 +270,7 @@ class _Round:
 
 GROUP_KEY_TYPE: Final = 0
 
-_ELSEWHERE: Final = frozenset((Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE))
+_ELSEWHERE: Final = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
 OnFound = Callable[[Address | HeadraceError], None]
 
@@ -344,15 +344,17 @@ def coordinator_request(group: str) -> Message:
 def read_coordinator(group: str, answer: Message) -> Broker | Refusal:
     """The broker that looks after a group, by a FindCoordinator answer."""
     for found in answer.coordinators:
-        if found.error_code != Code.NONE:
+        if found.error_code != ErrorCode.NONE:
             return Refusal(found.error_code, f"coordinator of group {group!r}", found.error_message)
         return Broker(found.node_id, Address(found.host, found.port), "")
-    return Refusal(Code.UNKNOWN, f"coordinator of group {group!r}", "the broker's answer leaves the group out")
+    return Refusal(
+        ErrorCode.UNKNOWN_SERVER_ERROR, f"coordinator of group {group!r}", "the broker's answer leaves the group out"
+    )
 
 
 def _codes(answer: Message) -> Iterator[int]:
     """Every error code that the answer of a coordinator may carry."""
-    yield answer.__dict__.get("error_code", Code.NONE)
+    yield answer.__dict__.get("error_code", ErrorCode.NONE)
     for group in answer.__dict__.get("groups", ()):
         yield group.error_code
     for topic in answer.__dict__.get("topics", ()):

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from headrace.client.connection.broker_connection import Body, OnAnswer
 from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.errors import Refusal, UnknownTopic
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.ports.network import Address
 from headrace.wire import api as apis
 from headrace.wire.message import ZERO_UUID, Message
@@ -85,7 +85,7 @@ def read_metadata(answer: Message) -> MetadataSnapshot:
     topics: dict[str, Topic] = {}
     refused: dict[str, Refusal] = {}
     for topic in answer.topics:
-        if topic.error_code != Code.NONE:
+        if topic.error_code != ErrorCode.NONE:
             refused[topic.name] = Refusal(topic.error_code, f"topic {topic.name!r}")
         else:
             topics[topic.name] = Topic(topic.name, topic.topic_id, topic.is_internal, _partitions(topic.partitions))
@@ -343,7 +343,7 @@ class Metadata:
 
     def _is_gone(self, heard: MetadataSnapshot, name: str) -> bool:
         refusal = heard.refused.get(name)
-        if refusal is not None and refusal.kafka_code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+        if refusal is not None and refusal.kafka_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return False
         now = self._reactor.now()
         if now - self._missing_since.setdefault(name, now) < GONE_AFTER_S:
@@ -397,8 +397,8 @@ def _failure(name: str, heard: MetadataSnapshot | HeadraceError, wanted: _Wanted
     over = now >= wanted.since + WANT_WITHIN_S
     if isinstance(heard, HeadraceError):
         return heard if over or not heard.mapping.retriable else None
-    refusal = heard.refused.get(name) or Refusal(Code.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
-    if refusal.kafka_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+    refusal = heard.refused.get(name) or Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
+    if refusal.kafka_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         wanted.missing_since = min(wanted.missing_since, now)
         appears = wanted.create and now < wanted.missing_since + APPEAR_WITHIN_S
         return None if appears else UnknownTopic(name)

@@ -20,7 +20,7 @@ from headrace.client.connection.reactor import Backoff, Timer
 from headrace.client.consumer.assignors import Assignor
 from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, encode_subscription
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -28,13 +28,13 @@ ASK_TIMEOUT_S: Final = 10.0
 CHECK_S: Final = 5.0
 UNSTABLE_OFFSET_COMMIT: Final = 88
 
-MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
+MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
 PASSING: Final = MOVED | frozenset(
     {
-        Code.COORDINATOR_LOAD_IN_PROGRESS,
-        Code.REQUEST_TIMED_OUT,
-        Code.NOT_ENOUGH_REPLICAS,
-        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         UNSTABLE_OFFSET_COMMIT,
     }
 )
@@ -86,7 +86,7 @@ class Coordinator:
                 answer = BrokerUnreachable(f"the coordinator of group {self.group!r} was given up")
             if isinstance(answer, NoBroker):
                 self._on_missing(answer)
-            if isinstance(answer, Message) and (code := judge(answer)) != Code.NONE:
+            if isinstance(answer, Message) and (code := judge(answer)) != ErrorCode.NONE:
                 on_answer(Refusal(code, f"group {self.group!r}"))
             else:
                 on_answer(answer)

@@ -29,7 +29,7 @@ from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.errors import Refusal, is_retriable
 from headrace.client.record_sets import extent
-from headrace.errors import Code, HeadraceError, OffsetOutOfRange
+from headrace.errors import ErrorCode, HeadraceError, OffsetOutOfRange
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -316,7 +316,7 @@ class Fetcher:
         }
         for cursor, _ in waiting.values():
             cursor.in_flight = None
-        if not isinstance(answer, HeadraceError) and answer.error_code != Code.NONE:
+        if not isinstance(answer, HeadraceError) and answer.error_code != ErrorCode.NONE:
             answer = Refusal(answer.error_code, f"fetch from broker {broker_id}")
         if isinstance(answer, HeadraceError):
             self._on_broker_failed([cursor for cursor, _ in waiting.values()], answer)
@@ -356,7 +356,7 @@ class Fetcher:
             self._metadata.stale(topic)
 
     def _on_partition(self, cursor: Cursor, asked: InFlight, partition: Message, answer: Message) -> None:
-        if partition.error_code != Code.NONE:
+        if partition.error_code != ErrorCode.NONE:
             self._on_refused(cursor, asked, partition, answer)
             return
         cursor.succeed()
@@ -392,7 +392,7 @@ class Fetcher:
         if cursor.replica == asked.broker_id:
             cursor.replica = None
             cursor.back_off(now)
-        elif code == Code.OFFSET_OUT_OF_RANGE:
+        elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._on_out_of_range(cursor)
         elif code == _CORRUPT:
             cursor.failure = CorruptLog(code, where)

@@ -49,7 +49,7 @@ from headrace.client.consumer.group_protocol import (
     read_subscription,
 )
 from headrace.client.consumer.progress import GroupProgress, NotHeld, Offsets, Saved
-from headrace.errors import Code, HeadraceError, ProtocolError
+from headrace.errors import ErrorCode, HeadraceError, ProtocolError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -230,7 +230,7 @@ class Membership:
         self._coordinator.ask(api_key, body, self._judge, answered, timeout_s=timeout_s, beat=beat)
 
     def _judge(self, answer: Message) -> int:
-        if answer.error_code == Code.MEMBER_ID_REQUIRED:
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
         return int(answer.error_code)
 
@@ -356,12 +356,12 @@ class Membership:
     def _refused(self, error: HeadraceError) -> None:
         """Join again, at once or after a pause, or end."""
         code = error.kafka_code
-        if code == Code.UNKNOWN_MEMBER_ID:
+        if code == ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = ""
-        if code in (Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION):
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             self._lose()
             self._join()
-        elif code in (Code.REBALANCE_IN_PROGRESS, Code.MEMBER_ID_REQUIRED):
+        elif code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
             self._join()
         elif passes(error):
             log.info("group %r: %s; joining again in %g s", self.group, error, self._backoff.next_s)
@@ -410,7 +410,7 @@ class Membership:
     def _beaten(self, answer: Message | HeadraceError) -> None:
         if not isinstance(answer, HeadraceError):
             self._beat_later()
-        elif answer.kafka_code == Code.REBALANCE_IN_PROGRESS:
+        elif answer.kafka_code == ErrorCode.REBALANCE_IN_PROGRESS:
             self._beat_later()
             self._rejoin()
         elif passes(answer):
@@ -445,7 +445,7 @@ class Membership:
 
     def _commit(self, offsets: dict[Place, int], on_done: Saved) -> None:
         def saved(error: HeadraceError | None) -> None:
-            if error is not None and error.kafka_code == Code.REBALANCE_IN_PROGRESS:
+            if error is not None and error.kafka_code == ErrorCode.REBALANCE_IN_PROGRESS:
                 self._parked.append((offsets, on_done))
                 self._rejoin()
             else:

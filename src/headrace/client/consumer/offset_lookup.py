@@ -13,7 +13,7 @@ from headrace.client.connection.connections import CONTROL, Network
 from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.errors import Refusal, is_retriable
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -97,7 +97,7 @@ class OffsetLookup:
         if place not in self._wanted:
             return
         code, offset = partition.error_code, partition.offset
-        if code != Code.NONE:
+        if code != ErrorCode.NONE:
             if not is_retriable(code):
                 self._fail(place, Refusal(code, f"offsets of {place[0]}-{place[1]}"))
             self._network.metadata.stale(place[0])

@@ -28,7 +28,7 @@ from urllib.parse import quote
 from headrace.client.connection.reactor import Reactor
 from headrace.client.consumer.coordinator import Coordinator, Identity
 from headrace.client.consumer.group_protocol import Place, by_topic
-from headrace.errors import Code, HeadraceError, OperatorError
+from headrace.errors import ErrorCode, HeadraceError, OperatorError
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -255,12 +255,12 @@ class GroupProgress:
 def _fetch_code(answer: Message) -> int:
     (group,) = answer.groups
     codes = [group.error_code, *(part.error_code for topic in group.topics for part in topic.partitions)]
-    return next((int(code) for code in codes if code), Code.NONE)
+    return next((int(code) for code in codes if code), ErrorCode.NONE)
 
 
 def _commit_code(answer: Message) -> int:
     codes = (part.error_code for topic in answer.topics for part in topic.partitions)
-    return next((int(code) for code in codes if code), Code.NONE)
+    return next((int(code) for code in codes if code), ErrorCode.NONE)
 
 
 def _offsets(answer: Message) -> Offsets:

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from headrace.client.connection.reactor import Backoff
-from headrace.errors import Code, HeadraceError, Unsupported
+from headrace.errors import ErrorCode, HeadraceError, Unsupported
 from headrace.wire import schema
 
 REMEMBERED_BATCHES: Final = 5
@@ -80,7 +80,9 @@ class Outcome(Enum):
     """May be written, and no try makes sense."""
 
 
-_NOT_WRITTEN: Final = frozenset({2, Code.LEADER_NOT_AVAILABLE, Code.NOT_ENOUGH_REPLICAS, Code.UNKNOWN_TOPIC_ID})
+_NOT_WRITTEN: Final = frozenset(
+    {2, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.UNKNOWN_TOPIC_ID}
+)
 _OF_SEQUENCES: Final = {
     DUPLICATE: Outcome.KNOWN,
     OUT_OF_ORDER: Outcome.GAP,
@@ -92,7 +94,7 @@ _OF_SEQUENCES: Final = {
 
 def outcome_of_code(code: int) -> Outcome:
     """What a broker's answer for one partition says."""
-    if code == Code.NONE:
+    if code == ErrorCode.NONE:
         return Outcome.WRITTEN
     if code in _OF_SEQUENCES:
         return _OF_SEQUENCES[code]
@@ -103,7 +105,7 @@ def outcome_of_code(code: int) -> Outcome:
     _, retriable = schema.error_codes().get(code, ("", False))
     if retriable:
         return Outcome.UNSURE
-    return Outcome.DENIED if code in schema.error_codes() and code != Code.UNKNOWN else Outcome.LOST
+    return Outcome.DENIED if code in schema.error_codes() and code != ErrorCode.UNKNOWN_SERVER_ERROR else Outcome.LOST
 
 
 def outcome_of_error(error: HeadraceError, sent: bool) -> Outcome:

@@ -43,7 +43,7 @@ from headrace.client.producer.lane import SIZES, Fate, Lane, Outcome, Verdict, o
 from headrace.client.producer.options import Options
 from headrace.client.producer.partitioner import FaultLatency, next_partition
 from headrace.client.producer.request import Acknowledged, Attempt, ProduceRequest, add
-from headrace.errors import Code, HeadraceError, InvalidRecord
+from headrace.errors import ErrorCode, HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.router import Quota
 from headrace.wire import api as apis
@@ -110,7 +110,7 @@ class ProducerIds:
         self._network.ask_any(apis.INIT_PRODUCER_ID, body, self._heard, timeout_s=self._timeout_s)
 
     def _heard(self, answer: Message | HeadraceError) -> None:
-        if not isinstance(answer, HeadraceError) and answer.error_code != Code.NONE:
+        if not isinstance(answer, HeadraceError) and answer.error_code != ErrorCode.NONE:
             answer = Refusal(answer.error_code, "producer id")
         if isinstance(answer, HeadraceError):
             self.failure = answer
@@ -391,7 +391,9 @@ class Sender:
                 self._ended(each, Outcome.WRITTEN, None, now)
             elif row is None:
                 missing = Refusal(
-                    Code.UNKNOWN, f"produce to {each.buffer.label}", "the answer leaves this partition out"
+                    ErrorCode.UNKNOWN_SERVER_ERROR,
+                    f"produce to {each.buffer.label}",
+                    "the answer leaves this partition out",
                 )
                 self._ended(each, Outcome.UNSURE, missing, now)
             else:
@@ -408,7 +410,7 @@ class Sender:
         if hinted is not None and hinted.leader_id >= 0:
             ends = answer.node_endpoints
             metadata.hint(buffer.topic, buffer.partition, hinted.leader_id, hinted.leader_epoch, ends)
-        if code == Code.STORAGE_ERROR:
+        if code == ErrorCode.KAFKA_STORAGE_ERROR:
             self.network.failed(leader)
         self._ended(each, outcome, Refusal(code, f"produce to {buffer.label}", row.error_message), now)
         if metadata.leader(buffer.topic, buffer.partition) != leader:
@@ -498,7 +500,7 @@ class Sender:
         if metadata.topic(buffer.topic) is None:
             return UnknownTopic(buffer.topic)
         if metadata.leader(buffer.topic, buffer.partition) is None:
-            return Refusal(Code.LEADER_NOT_AVAILABLE, f"partition {buffer.label}")
+            return Refusal(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {buffer.label}")
         return buffer.accumulator.producer_ids.failure if buffer.lane.wants_producer_id else None
 
     def _fail_followers(self, failed: ProducerBatch, reason: HeadraceError) -> None:

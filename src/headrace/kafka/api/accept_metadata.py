@@ -9,7 +9,7 @@ from functools import partial
 
 from headrace.cluster.controller_state import Doubt
 from headrace.cluster.lineage import plan_accept
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
@@ -21,7 +21,7 @@ def handle(request: Request) -> None:
 async def _answer(request: Request) -> Message:
     services = request.services
     doubts = list(services.view.image.controls.doubts.values())
-    code, reason = Code.NONE, None
+    code, reason = ErrorCode.NONE, None
     if not request.body.dry_run:
         try:
             first_free = await services.producer_ids.first_free()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from headrace.cluster.config import ConfigChange, Operation
-from headrace.errors import Code, HeadraceError, InvalidRequest
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest
 from headrace.kafka import broker_names
 from headrace.kafka.api.describe_configs import BROKER, GROUP, TOPIC
 from headrace.kafka.connection import Request
@@ -31,7 +31,7 @@ def handle_incremental(request: Request) -> None:
 async def _each(request: Request, alter: Callable[[Request, Message], Awaitable[None]]) -> Message:
     responses = []
     for asked in request.body.resources:
-        code, reason = Code.NONE, None
+        code, reason = ErrorCode.NONE, None
         try:
             await alter(request, asked)
         except HeadraceError as error:

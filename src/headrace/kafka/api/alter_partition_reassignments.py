@@ -9,7 +9,7 @@ from typing import Final
 
 from headrace.cluster.orders import Refusals, Targets, plan_moves
 from headrace.coordination.waits import at_once
-from headrace.errors import Code, HeadraceError, InvalidRequest
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest
 from headrace.kafka.connection import Request
 from headrace.placement.plans import Where
 from headrace.wire.message import Message
@@ -30,7 +30,7 @@ async def _alter(request: Request) -> Message:
     }
     keep_count = request.version >= COUNT_DECLINED_FROM and not body.allow_replication_factor_change
     refusals: Refusals = {}
-    code, reason = Code.NONE, None
+    code, reason = ErrorCode.NONE, None
     try:
         if len(targets) != sum(len(topic.partitions) for topic in body.topics):
             raise InvalidRequest("a partition is named twice in one request")
@@ -59,5 +59,5 @@ async def _alter(request: Request) -> Message:
 
 def _row(refusals: Refusals, where: Where) -> Message:
     error = refusals.get(where)
-    code, reason = (Code.NONE, None) if error is None else (error.kafka_code, str(error))
+    code, reason = (ErrorCode.NONE, None) if error is None else (error.kafka_code, str(error))
     return Message(partition_index=where[1], error_code=code, error_message=reason)

@@ -7,14 +7,10 @@ any other folder is LOG_DIR_NOT_FOUND, and a replica that is not here REPLICA_NO
 from __future__ import annotations
 
 import os.path
-from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
-
-REPLICA_NOT_AVAILABLE: Final = 9
-LOG_DIR_NOT_FOUND: Final = 57
 
 
 def handle(request: Request) -> Message:
@@ -35,6 +31,6 @@ def handle(request: Request) -> Message:
 def _code(request: Request, path: str, topic: str, index: int) -> int:
     folder = request.services.data_folder
     if folder is None or os.path.normpath(path) != os.path.normpath(folder):
-        return LOG_DIR_NOT_FOUND
+        return ErrorCode.LOG_DIR_NOT_FOUND
     here = request.services.partitions.find_replica(topic, index) is not None
-    return Code.NONE if here else REPLICA_NOT_AVAILABLE
+    return ErrorCode.NONE if here else ErrorCode.REPLICA_NOT_AVAILABLE

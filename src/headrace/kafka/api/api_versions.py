@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.wire.api import API, OWN, Api
 from headrace.wire.message import Message
@@ -27,7 +27,7 @@ _SERVED_OWN = _served((*API.values(), *OWN.values()))
 def handle(request: Request) -> Message:
     own = request.version >= 3 and request.body.client_software_name == OWN_CLIENT
     return Message(
-        error_code=Code.UNSUPPORTED_VERSION if request.is_unsupported else Code.NONE,
+        error_code=ErrorCode.UNSUPPORTED_VERSION if request.is_unsupported else ErrorCode.NONE,
         api_keys=_SERVED_OWN if own else _SERVED,
         throttle_time_ms=0,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.cluster.topics import EnlargeTopic
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
@@ -24,4 +24,4 @@ async def _one(request: Request, asked: Message) -> Message:
         )
     except HeadraceError as error:
         return Message(name=asked.name, error_code=error.kafka_code, error_message=str(error))
-    return Message(name=asked.name, error_code=Code.NONE, error_message=None)
+    return Message(name=asked.name, error_code=ErrorCode.NONE, error_message=None)

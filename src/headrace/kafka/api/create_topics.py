@@ -6,7 +6,7 @@ from collections import Counter
 
 from headrace.cluster.config import text_of
 from headrace.cluster.topics import CreateTopic
-from headrace.errors import Code, HeadraceError, InvalidRequest, PolicyViolation
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, PolicyViolation
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
 from headrace.kafka.connection import Request
 from headrace.settings.values import TOPIC_SETTINGS, log_settings
@@ -63,7 +63,7 @@ async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
     return Message(
         name=topic.name,
         topic_id=topic.id,
-        error_code=Code.NONE,
+        error_code=ErrorCode.NONE,
         error_message=None,
         num_partitions=len(topic.partitions),
         replication_factor=len(topic.partitions[0].replicas),

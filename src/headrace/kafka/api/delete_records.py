@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from headrace.errors import Code, HeadraceError, InvalidRequest, RequestTimedOut
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Request
 from headrace.partitions.partition import Partition
@@ -37,7 +37,7 @@ class _Deletion:
             told = Message(name=topic.name, partitions=[])
             self._answer.topics.append(told)
             for asked in topic.partitions:
-                answer = Message(partition_index=asked.partition_index, low_watermark=-1, error_code=Code.NONE)
+                answer = Message(partition_index=asked.partition_index, low_watermark=-1, error_code=ErrorCode.NONE)
                 told.partitions.append(answer)
                 starts.append((topic.name, asked.offset, _Start(self, answer)))
         self._waiting = {start: None for _, _, start in starts}

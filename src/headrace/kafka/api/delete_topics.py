@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.errors import Code, HeadraceError, UnknownTopicId
+from headrace.errors import ErrorCode, HeadraceError, UnknownTopicId
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
@@ -35,4 +35,4 @@ async def _one(request: Request, name: str | None, topic_id: bytes) -> Message:
         await request.services.topics.delete(name)
     except HeadraceError as error:
         return Message(name=name, topic_id=topic_id, error_code=error.kafka_code, error_message=str(error))
-    return Message(name=name, topic_id=topic_id, error_code=Code.NONE, error_message=None)
+    return Message(name=name, topic_id=topic_id, error_code=ErrorCode.NONE, error_message=None)

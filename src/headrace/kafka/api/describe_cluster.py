@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka import authorized
 from headrace.kafka.api.metadata import brokers
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 BROKERS = 1
-MISMATCHED_ENDPOINT = 114
 
 
 def handle(request: Request) -> Message:
     services = request.services
     if request.version >= 1 and request.body.endpoint_type != BROKERS:
         return Message(
-            error_code=MISMATCHED_ENDPOINT,
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             error_message="this is a broker's endpoint, not a controller's",
             endpoint_type=BROKERS,
             cluster_id=services.cluster_id,
@@ -25,7 +24,7 @@ def handle(request: Request) -> Message:
         )
     return Message(
         throttle_time_ms=0,
-        error_code=Code.NONE,
+        error_code=ErrorCode.NONE,
         endpoint_type=BROKERS,
         cluster_id=services.cluster_id,
         controller_id=services.view.image.controller_id(),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from headrace.cluster.config import DYNAMIC, effective, text_of
-from headrace.errors import Code, HeadraceError, InvalidRequest, UnknownPartition
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, UnknownPartition
 from headrace.kafka import broker_names
 from headrace.kafka.connection import Request
 from headrace.settings.values import BROKER_BY_NAME, GROUP_BY_NAME, TOPIC_SETTINGS, Setting
@@ -37,7 +37,7 @@ def handle(request: Request) -> Message:
 
 def _resource(request: Request, asked: Message) -> Message:
     rows: list[Row] = []
-    code, reason = Code.NONE, None
+    code, reason = ErrorCode.NONE, None
     try:
         if asked.resource_type == TOPIC:
             rows = list(_topic(request, asked.resource_name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.messages import DescribedGroup
 from headrace.kafka import authorized
 from headrace.kafka.connection import Request
@@ -23,8 +23,8 @@ def handle(request: Request) -> Message:
 
 def _group(request: Request, group: DescribedGroup) -> Message:
     code, reason = group.error_code, None
-    if code == Code.GROUP_ID_NOT_FOUND or (not code and group.group_state == DEAD):
-        code = Code.GROUP_ID_NOT_FOUND if request.version >= NOT_FOUND_FROM else Code.NONE
+    if code == ErrorCode.GROUP_ID_NOT_FOUND or (not code and group.group_state == DEAD):
+        code = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= NOT_FOUND_FROM else ErrorCode.NONE
         reason = f"there is no group {group.group_id!r}" if code else None
     asked = request.version >= AUTHORIZED_FROM and request.body.include_authorized_operations and not code
     return Message(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
@@ -30,11 +30,11 @@ def handle(request: Request) -> Message:
             )
     folder = services.data_folder
     if folder is None:
-        return Message(throttle_time_ms=0, error_code=Code.NONE, results=[])
+        return Message(throttle_time_ms=0, error_code=ErrorCode.NONE, results=[])
     result = Message(
-        error_code=Code.NONE,
+        error_code=ErrorCode.NONE,
         log_dir=folder,
         topics=[Message(name=name, partitions=partitions) for name, partitions in by_topic.items()],
         usable_bytes=services.disk.free_bytes(folder),
     )
-    return Message(throttle_time_ms=0, error_code=Code.NONE, results=[result])
+    return Message(throttle_time_ms=0, error_code=ErrorCode.NONE, results=[result])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
@@ -34,17 +34,17 @@ def handle(request: Request) -> Message:
         )
         for broker in image.brokers.values()
     ]
-    return Message(error_code=Code.NONE, error_message=None, topics=topics, nodes=nodes)
+    return Message(error_code=ErrorCode.NONE, error_message=None, topics=topics, nodes=nodes)
 
 
 def _partition(request: Request, topic: str, index: int) -> Message:
     image = request.services.view.image
     controller = image.controls.controller
-    code, reason = Code.NONE, None
+    code, reason = ErrorCode.NONE, None
     if (topic, index) != (METADATA_TOPIC, 0):
-        code, reason = Code.UNKNOWN_TOPIC_OR_PARTITION, f"only {METADATA_TOPIC}-0 has a quorum"
+        code, reason = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"only {METADATA_TOPIC}-0 has a quorum"
     elif image.controller_id() < 0 or controller is None:
-        code, reason = Code.LEADER_NOT_AVAILABLE, "no broker is controller now"
+        code, reason = ErrorCode.LEADER_NOT_AVAILABLE, "no broker is controller now"
     if code or controller is None:
         return Message(
             partition_index=index,
@@ -69,7 +69,7 @@ def _partition(request: Request, topic: str, index: int) -> Message:
     ]
     return Message(
         partition_index=index,
-        error_code=Code.NONE,
+        error_code=ErrorCode.NONE,
         error_message=None,
         leader_id=controller.broker,
         leader_epoch=controller.epoch,

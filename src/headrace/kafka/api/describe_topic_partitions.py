@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.cluster.image import Topic
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka import authorized
 from headrace.kafka.api import metadata
 from headrace.kafka.connection import Request
@@ -25,7 +25,7 @@ def handle(request: Request) -> Message:
     for name in (name for name in names if name >= first):
         topic = known.get(name)
         if topic is None:
-            code = Code.UNKNOWN_TOPIC_OR_PARTITION
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             found.append(Message(error_code=code, name=name, topic_id=ZERO_ID, partitions=[]))
             continue
         begin = skip if name == first else 0
@@ -48,7 +48,7 @@ def _topic(request: Request, topic: Topic, begin: int, end: int) -> Message:
     for partition in partitions:
         partition.eligible_leader_replicas = partition.last_known_elr = []
     return Message(
-        error_code=Code.NONE,
+        error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic.internal,

@@ -13,7 +13,7 @@ from typing import Final
 from headrace.cluster.controller_state import PREFERRED, UNCLEAN
 from headrace.cluster.image import PartitionState
 from headrace.cluster.orders import carried_out, election_needed, plan_elections
-from headrace.errors import Code, HeadraceError, RequestTimedOut
+from headrace.errors import ErrorCode, HeadraceError, RequestTimedOut
 from headrace.kafka.connection import Request
 from headrace.placement.plans import Where
 from headrace.wire.message import Message
@@ -31,7 +31,7 @@ def handle(request: Request) -> None:
 async def _elect(request: Request) -> Message:
     kind = KINDS.get(request.body.election_type if request.version >= UNCLEAN_FROM else 0)
     if kind is None:
-        return Message(error_code=Code.INVALID_REQUEST, replica_election_results=[])
+        return Message(error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[])
     image = request.services.view.image
     everything = request.body.topic_partitions is None
     results: dict[Where, Result] = {}
@@ -39,18 +39,18 @@ async def _elect(request: Request) -> Message:
     for where in _asked(request):
         state = image.partition(*where)
         if state is None:
-            results[where] = Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {where[1]} of {where[0]!r}"
+            results[where] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {where[1]} of {where[0]!r}"
         elif election_needed(state, kind):
             wanted[where] = state
         elif not everything:
-            results[where] = Code.ELECTION_NOT_NEEDED, f"broker {state.leader} leads it already"
+            results[where] = ErrorCode.ELECTION_NOT_NEEDED, f"broker {state.leader} leads it already"
     try:
         await _order(request, wanted, kind)
     except HeadraceError as error:
         results |= dict.fromkeys(wanted, (error.kafka_code, str(error)))
     else:
         results |= {where: _outcome(request, where, before, kind) for where, before in wanted.items()}
-    return Message(error_code=Code.NONE, replica_election_results=_rows(results))
+    return Message(error_code=ErrorCode.NONE, replica_election_results=_rows(results))
 
 
 def _asked(request: Request) -> list[Where]:
@@ -76,14 +76,14 @@ def _outcome(request: Request, where: Where, before: PartitionState, kind: str) 
     image = request.services.view.image
     now = image.partition(*where)
     if now is None:
-        return Code.UNKNOWN_TOPIC_OR_PARTITION, f"{where[0]!r} was deleted"
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{where[0]!r} was deleted"
     if not election_needed(now, kind):
-        return Code.NONE, None
+        return ErrorCode.NONE, None
     if where in image.controls.orders:
-        return Code.REQUEST_TIMED_OUT, "the controller has not elected yet; the order stands"
+        return ErrorCode.REQUEST_TIMED_OUT, "the controller has not elected yet; the order stands"
     if kind == UNCLEAN:
-        return Code.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"none of brokers {list(now.replicas)} could be elected"
-    return Code.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {now.replicas[0]} is not in sync: {list(now.isr)} are"
+        return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"none of brokers {list(now.replicas)} could be elected"
+    return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {now.replicas[0]} is not in sync: {list(now.isr)} are"
 
 
 def _rows(results: Mapping[Where, Result]) -> list[Message]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection, Slot
 from headrace.partitions.partition import Partition
@@ -31,7 +31,7 @@ NO_REPLICA = -1
 FOLLOWERS_FROM: Final = 11
 """The version from which on consumers know that they may be served by followers."""
 ENDPOINTS_FROM: Final = 16
-MOVED: Final = frozenset({Code.NOT_LEADER_OR_FOLLOWER, Code.FENCED_LEADER_EPOCH})
+MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 
 Row = wire.FetchedPartition
 Topics = list[tuple[str | None, bytes | None, list[Row]]]
@@ -67,7 +67,7 @@ class PendingFetch:
     def start(self) -> None:
         request = self._request
         if request.session_id != 0 and request.session_epoch > 0:
-            self._send(Code.FETCH_SESSION_ID_NOT_FOUND, [])
+            self._send(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
             return
         self._go_on(may_wait=request.max_wait_ms > 0)
 
@@ -114,10 +114,10 @@ class PendingFetch:
         for name, topic_id, asked in request.topics:
             rows: list[Row] = []
             topics.append((name, topic_id, rows))
-            topic, unknown = name, Code.UNKNOWN_TOPIC_OR_PARTITION
+            topic, unknown = name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if topic_id is not None:
                 known = image.topics_by_id.get(topic_id)
-                topic, unknown = (None, Code.UNKNOWN_TOPIC_ID) if known is None else (known.name, unknown)
+                topic, unknown = (None, ErrorCode.UNKNOWN_TOPIC_ID) if known is None else (known.name, unknown)
             for index, epoch, offset, _, _, max_bytes in asked:
                 partition = find(topic, index) if topic is not None else None
                 if partition is None and topic is not None and self._version >= FOLLOWERS_FROM:
@@ -154,8 +154,8 @@ class PendingFetch:
                         slices, count = (), 0
                 except HeadraceError as error:
                     code = error.kafka_code
-                    if code == Code.OFFSET_OUT_OF_RANGE and not partition.leading and offset > watermark:
-                        code = Code.OFFSET_NOT_AVAILABLE
+                    if code == ErrorCode.OFFSET_OUT_OF_RANGE and not partition.leading and offset > watermark:
+                        code = ErrorCode.OFFSET_NOT_AVAILABLE
                     tags = self._tags(topic, index, code)
                     rows.append(Row(index, code, watermark, watermark, start, aborted, NO_REPLICA, (), 0, tags))
                     services.metrics.error("Fetch", code)
@@ -170,8 +170,8 @@ class PendingFetch:
     def _answer(self, topics: Topics) -> None:
         self.answered = True
         slices = [piece for _, _, rows in topics for row in rows for piece in row.payload]
-        if are_warm(self._connection.services.disk, slices, lambda: self._send(Code.NONE, topics)):
-            self._send(Code.NONE, topics)
+        if are_warm(self._connection.services.disk, slices, lambda: self._send(ErrorCode.NONE, topics)):
+            self._send(ErrorCode.NONE, topics)
 
     def _send(self, code: int, topics: Topics) -> None:
         self.answered = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.cluster.names import OFFSETS_TOPIC, group_name_fault
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.groups.coordinator import partition_of
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
@@ -50,21 +50,23 @@ def _coordinator(request: Request, kind: int, key: str, failure: str | None) -> 
     services = request.services
     if kind == TRANSACTION:
         reason = "transactions are not served: use an idempotent producer, without a transactional id"
-        return _none(key, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
+        return _none(key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
     if kind != GROUP:
-        return _none(key, Code.INVALID_REQUEST, f"coordinators of kind {kind} are not served, only of groups (0)")
+        return _none(key, ErrorCode.INVALID_REQUEST, f"coordinators of kind {kind} are not served, only of groups (0)")
     if failure is not None:
-        return _none(key, Code.COORDINATOR_NOT_AVAILABLE, failure)
+        return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, failure)
     fault = group_name_fault(key)
     if fault is not None:
-        return _none(key, Code.INVALID_GROUP_ID, fault)
+        return _none(key, ErrorCode.INVALID_GROUP_ID, fault)
     image = services.view.image
     states = image.topics[OFFSETS_TOPIC].partitions
     broker = image.brokers.get(states[partition_of(key, len(states))].leader)
     if broker is None or request.connection.listener not in broker.listeners:
-        return _none(key, Code.COORDINATOR_NOT_AVAILABLE, "the partition of this group has no leader now")
+        return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the partition of this group has no leader now")
     end = broker.listeners[request.connection.listener]
-    return Message(key=key, node_id=broker.id, host=end.host, port=end.port, error_code=Code.NONE, error_message=None)
+    return Message(
+        key=key, node_id=broker.id, host=end.host, port=end.port, error_code=ErrorCode.NONE, error_message=None
+    )
 
 
 def _none(key: str, code: int, reason: str) -> Message:

@@ -9,28 +9,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code, CoordinationError
+from headrace.errors import CoordinationError, ErrorCode
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 LAST_EPOCH: Final = 32_766
-TRANSACTIONAL_ID_REFUSED: Final = 53
 
 
 def handle(request: Request) -> Message | None:
     body = request.body
     if body.transactional_id is not None:
-        return _response(TRANSACTIONAL_ID_REFUSED, -1, -1)
+        return _response(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1)
     known, epoch = (body.producer_id, body.producer_epoch) if request.version >= 3 else (-1, -1)
     if known >= 0 and 0 <= epoch < LAST_EPOCH:
-        return _response(Code.NONE, known, epoch + 1)
+        return _response(ErrorCode.NONE, known, epoch + 1)
     request.later(_fresh(request))
     return None
 
 
 async def _fresh(request: Request) -> Message:
     try:
-        return _response(Code.NONE, await request.services.producer_ids.next(), 0)
+        return _response(ErrorCode.NONE, await request.services.producer_ids.next(), 0)
     except CoordinationError as error:
         return _response(error.kafka_code, -1, -1)
 

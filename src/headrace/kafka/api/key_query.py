@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Request
 from headrace.storage.keys.builder import no_index
@@ -44,7 +44,7 @@ class Querying:
             raise no_index(body.topic)
         positions = {"high_watermark": partition.high_watermark, "indexed_offset": keys.next_offset}
         if body.max_records <= 0:
-            self._answered(place, Message(error_code=Code.NONE, **positions))
+            self._answered(place, Message(error_code=ErrorCode.NONE, **positions))
             return
         most_bytes = services.settings["fetch.max.bytes"] // len(self._asked)
         wanted = Wanted(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka.api.describe_configs import BROKER, GROUP, TOPIC
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
@@ -21,7 +21,7 @@ def handle(request: Request) -> Message:
     image = request.services.view.image
     asked = (request.body.resource_types or KNOWN) if request.version >= 1 else (CLIENT_METRICS,)
     if any(kind not in KNOWN for kind in asked):
-        return Message(throttle_time_ms=0, error_code=Code.UNSUPPORTED_VERSION, config_resources=[])
+        return Message(throttle_time_ms=0, error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[])
     names: dict[int, Iterable[str]] = {
         TOPIC: image.topics,
         BROKER: map(str, image.brokers),
@@ -30,4 +30,4 @@ def handle(request: Request) -> Message:
     resources = [
         Message(resource_name=name, resource_type=kind) for kind in dict.fromkeys(asked) for name in names.get(kind, ())
     ]
-    return Message(throttle_time_ms=0, error_code=Code.NONE, config_resources=resources)
+    return Message(throttle_time_ms=0, error_code=ErrorCode.NONE, config_resources=resources)

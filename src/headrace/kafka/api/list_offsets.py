@@ -9,7 +9,7 @@ as not all replicas in sync have told where they begin.
 
 from __future__ import annotations
 
-from headrace.errors import Code, HeadraceError, OffsetNotAvailable
+from headrace.errors import ErrorCode, HeadraceError, OffsetNotAvailable
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Request
 from headrace.partitions.partition import Partition
@@ -34,7 +34,7 @@ def handle(request: Request) -> Message:
 
 def _partition(request: Request, topic: str, asked: Message) -> Message:
     index: int = asked.partition_index
-    code, found, epoch = Code.NONE, NONE, -1
+    code, found, epoch = ErrorCode.NONE, NONE, -1
     try:
         partition = leader_lookup.answering(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
@@ -44,7 +44,9 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
         epoch = partition.epoch if found.offset >= 0 else -1
     except OffsetNotAvailable:
         found = NONE
-        code = Code.OFFSET_NOT_AVAILABLE if request.version >= NOT_AVAILABLE_FROM else Code.LEADER_NOT_AVAILABLE
+        code = (
+            ErrorCode.OFFSET_NOT_AVAILABLE if request.version >= NOT_AVAILABLE_FROM else ErrorCode.LEADER_NOT_AVAILABLE
+        )
     except HeadraceError as error:
         code = error.kafka_code
     return Message(

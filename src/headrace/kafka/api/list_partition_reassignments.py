@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.cluster.image import PartitionState
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
@@ -17,7 +17,7 @@ def handle(request: Request) -> Message:
         rows = [_row(state) for state in moving if wanted is None or (name, state.index) in wanted]
         if rows:
             topics.append(Message(name=name, partitions=rows))
-    return Message(throttle_time_ms=0, error_code=Code.NONE, error_message=None, topics=topics)
+    return Message(throttle_time_ms=0, error_code=ErrorCode.NONE, error_message=None, topics=topics)
 
 
 def _row(state: PartitionState) -> Message:

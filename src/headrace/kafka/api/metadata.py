@@ -9,7 +9,7 @@ first, where both the broker and the client allow it, so that the answer is comp
 from __future__ import annotations
 
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
-from headrace.errors import Code, CoordinationError, HeadraceError
+from headrace.errors import CoordinationError, ErrorCode, HeadraceError
 from headrace.kafka import authorized, leader_lookup
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
@@ -59,7 +59,7 @@ async def _create_then_answer(request: Request, missing: list[str]) -> Message:
         try:
             await request.services.creation.ensure(name)
         except CoordinationError:
-            errors[name] = Code.LEADER_NOT_AVAILABLE
+            errors[name] = ErrorCode.LEADER_NOT_AVAILABLE
         except HeadraceError as error:
             errors[name] = error.kafka_code
     return _response(request, _asked(request, errors))
@@ -71,12 +71,12 @@ def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
     for asked in request.body.topics:
         if asked.name is not None:
             topic = image.topics.get(asked.name)
-            code = errors.get(asked.name, Code.UNKNOWN_TOPIC_OR_PARTITION)
+            code = errors.get(asked.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
         else:
             topic = image.topics_by_id.get(asked.topic_id)
             nameless = None if request.version >= NAMELESS_VERSION else ""
-            unknown = _unknown(nameless, asked.topic_id, Code.UNKNOWN_TOPIC_ID)
+            unknown = _unknown(nameless, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
             found.append(_topic(request, topic) if topic is not None else unknown)
     return found
 
@@ -88,7 +88,7 @@ def _unknown(name: str | None, topic_id: bytes, code: int) -> Message:
 def _topic(request: Request, topic: Topic) -> Message:
     partitions = [partition(request, topic, state) for state in topic.partitions]
     return Message(
-        error_code=Code.NONE,
+        error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic.internal,
@@ -102,7 +102,7 @@ def partition(request: Request, topic: Topic, state: PartitionState) -> Message:
     leader = leader_lookup.told_leader(request.services, topic, state, request.connection.listener)
     brokers = request.services.view.image.brokers
     return Message(
-        error_code=Code.NONE if leader != NO_LEADER else Code.LEADER_NOT_AVAILABLE,
+        error_code=ErrorCode.NONE if leader != NO_LEADER else ErrorCode.LEADER_NOT_AVAILABLE,
         partition_index=state.index,
         leader_id=leader,
         leader_epoch=state.leader_epoch,

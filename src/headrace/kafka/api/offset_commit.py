@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
@@ -25,15 +25,15 @@ def handle(request: Request) -> None:
     ids: dict[str, bytes] = {}
     for topic in body.topics:
         if request.version >= BY_ID_FROM:
-            known, unknown = image.topics_by_id.get(topic.topic_id), Code.UNKNOWN_TOPIC_ID
+            known, unknown = image.topics_by_id.get(topic.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
             name = known.name if known is not None else topic.topic_id.hex()
             ids[name] = topic.topic_id
         else:
-            known, unknown, name = image.topics.get(topic.name), Code.UNKNOWN_TOPIC_OR_PARTITION, topic.name
+            known, unknown, name = image.topics.get(topic.name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic.name
         for part in topic.partitions:
             index = part.partition_index
             if known is None or not 0 <= index < len(known.partitions):
-                code = unknown if known is None else Code.UNKNOWN_TOPIC_OR_PARTITION
+                code = unknown if known is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 refused.append(PartitionResult(name, index, code))
             else:
                 epoch, metadata = part.committed_leader_epoch, part.committed_metadata or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.errors import Code
+from headrace.errors import ErrorCode
 from headrace.groups.messages import FetchedOffset, OffsetFetchReply
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
@@ -37,7 +37,7 @@ def _fetch(request: Request, group_id: str, asked: list[Message] | None) -> Offs
         if request.version >= BY_ID_FROM:
             known = request.services.view.image.topics_by_id.get(topic.topic_id)
             if known is None:
-                code = Code.UNKNOWN_TOPIC_ID
+                code = ErrorCode.UNKNOWN_TOPIC_ID
                 name = topic.topic_id.hex()
                 refused += [FetchedOffset(name, index, error_code=code) for index in topic.partition_indexes]
                 continue

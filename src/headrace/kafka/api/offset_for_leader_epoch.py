@@ -7,7 +7,7 @@ behind for a moment, and a consumer that were told so would go back.
 
 from __future__ import annotations
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
@@ -22,7 +22,7 @@ def handle(request: Request) -> Message:
 
 
 def _partition(request: Request, topic: str, asked: Message) -> Message:
-    code, epoch, end = Code.NONE, -1, -1
+    code, epoch, end = ErrorCode.NONE, -1, -1
     try:
         partition = leader_lookup.answering(request.services, topic, asked.partition)
         partition.check_epoch(asked.current_leader_epoch)

@@ -11,7 +11,7 @@ from typing import Final, cast
 from headrace.cluster import keys
 from headrace.cluster.changes import Plan, Step
 from headrace.cluster.image import Image
-from headrace.errors import Code, HeadraceError, InvalidRequest
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest
 from headrace.kafka.connection import Request
 from headrace.placement.plans import Reassignment, drain, rebalance
 from headrace.ports.coordination import Delete, Put
@@ -28,7 +28,7 @@ def handle(request: Request) -> None:
 
 
 async def _answer(request: Request) -> Message:
-    code, reason = Code.NONE, None
+    code, reason = ErrorCode.NONE, None
     plan = Reassignment()
     try:
         plan = await _act(request)

@@ -11,9 +11,8 @@ That a batch is missing before this one is told only by who leads for certain (`
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
-from headrace.errors import Code, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
+from headrace.errors import ErrorCode, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection, Slot
 from headrace.kafka.services import Services
@@ -22,8 +21,6 @@ from headrace.partitions.partitions import Failures
 from headrace.partitions.recompression import stored_otherwise
 from headrace.storage.log import TopicPartition
 from headrace.wire import produce as wire
-
-TRANSACTIONAL_ID_REFUSED: Final = 53
 
 Row = wire.ResponsePartition
 Gap = tuple[Partition, list[Row], int]
@@ -76,14 +73,14 @@ class PendingProduce:
         self._topics.append((name, topic_id, rows))
         services = self._connection.services
         image = services.view.image
-        topic, error = name, Code.UNKNOWN_TOPIC_OR_PARTITION
+        topic, error = name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic_id is not None:
             known = image.topics_by_id.get(topic_id)
-            topic, error = (known.name if known is not None else None), Code.UNKNOWN_TOPIC_ID
+            topic, error = (known.name if known is not None else None), ErrorCode.UNKNOWN_TOPIC_ID
         else:
             known = image.topics.get(name or "")
         if known is not None and known.internal:
-            rows.extend((index, Code.INVALID_TOPIC, -1, -1, -1, None, ()) for index, _ in parts)
+            rows.extend((index, ErrorCode.INVALID_TOPIC_EXCEPTION, -1, -1, -1, None, ()) for index, _ in parts)
             return
         partitions = services.partitions
         for index, records in parts:
@@ -238,7 +235,7 @@ class PendingProduce:
 
     def _encode(self, refused: list[Row]) -> bytes:
         version, correlation_id, topics = self._version, self._correlation_id, self._topics
-        if version >= wire.WITH_LEADERS and any(row[1] == Code.NOT_LEADER_OR_FOLLOWER for row in refused):
+        if version >= wire.WITH_LEADERS and any(row[1] == ErrorCode.NOT_LEADER_OR_FOLLOWER for row in refused):
             services = self._connection.services
             leaders = _leaders_elsewhere(services, topics)
             brokers = (leader for leader, _ in leaders.values())
@@ -259,7 +256,7 @@ def _leaders_elsewhere(
         for row in rows:
             leader = (
                 leader_lookup.leader_elsewhere(services, name, row[0])
-                if row[1] == Code.NOT_LEADER_OR_FOLLOWER
+                if row[1] == ErrorCode.NOT_LEADER_OR_FOLLOWER
                 else None
             )
             if leader is not None:
@@ -301,9 +298,9 @@ def handle(
                 return
     pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
     if acks not in (1, -1, 0):
-        pending.refuse_all(topics, Code.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
+        pending.refuse_all(topics, ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
     elif transactional_id is not None:
-        pending.refuse_all(topics, TRANSACTIONAL_ID_REFUSED, "transactions are not served yet")
+        pending.refuse_all(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served yet")
     else:
         for name, topic_id, parts in topics:
             pending.add_topic(name, topic_id, parts)
