@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Change the code where records could be lost, one small thing at a time, and see what finds it.
 
-    tools/mutate.py --rooms partitions,replication [--only roles.py] [--tests tests/replication] [--seeds 40] [--again]
+    tools/mutate.py --rooms partitions,replication [--only NAME.py] [--tests tests/replication] [--seeds 40] [--again]
 
 A mutant is one comparison turned, one condition dropped, one number off by one, one call left out. First the tests run
 that enter the changed function, the quickest first; then seeds of the simulator. What nothing finds is a survivor: a
@@ -67,7 +67,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("tests/storage",),
     ),
-    "cluster": (("cluster/in_sync_replicas.py", "cluster/controller_core.py"), ("tests/cluster", "tests/placement")),
+    "cluster": (("cluster/isr_writer.py", "cluster/controller_core.py"), ("tests/cluster", "tests/placement")),
     "groups": (("groups/*.py",), ("tests/groups", "tests/kafka_protocol/test_group_loading.py")),
 }
 """What is changed in a room, and the tests that stand for it."""

@@ -330,7 +330,7 @@ def test_in_sync_changes_whose_answers_are_lost_are_found_out() -> None:
 def no_proposal_is_open(cluster: Cluster) -> bool:
     leader = cluster.leader()
     core = leader.replica().core if leader is not None else None
-    return core is not None and core.proposed_members is None and set(core.members) == {1, 2, 3}
+    return core is not None and core.proposed_isr is None and set(core.isr) == {1, 2, 3}
 
 
 async def carried(machine: Machine, plan: Callable[[Image], Plan]) -> None:

@@ -77,7 +77,7 @@ class GroupScene(Scene):
 
     def members(self) -> list[int]:
         """Those of the in-sync set that are alive."""
-        runs = self.keys[0].members
+        runs = self.keys[0].isr
         return [number for number, broker in self.alive.items() if runs.get(number) == broker.incarnation]
 
     def leader(self) -> Broker | None:
@@ -94,7 +94,7 @@ class GroupScene(Scene):
                 return
             members.remove(leader.number)
         elif not members:
-            members = [number for number in self.keys[0].members if number in self.alive]
+            members = [number for number in self.keys[0].isr if number in self.alive]
         if members:
             self.elect(members[0], members)
 
@@ -179,7 +179,7 @@ class History:
             if found >= 0:
                 disk.flip(path, found)
         broker, key = scene.start(number), scene.keys[0]
-        key.members, key.revision = {**key.members, number: broker.incarnation}, key.revision + 1
+        key.isr, key.revision = {**key.isr, number: broker.incarnation}, key.revision + 1
         scene.elect(number, scene.members())
         self.come_to_rest()
 

@@ -209,7 +209,7 @@ def test_a_new_leader_answers_only_when_all_that_it_began_with_is_committed() ->
     assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     core = partition.core
     assert core is not None
-    core.heard(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 1, 1, 0.0)
+    core.position_reported(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 1, 1, 0.0)
     scene.partitions.settle(partition)
     scene.clock.run_soon()
     assert scene.committed() == (0, [7])

@@ -13,10 +13,10 @@ from headrace.partitions.leader_core import (
     REFUSED_PAUSE_SECONDS,
     STRIKES_TO_LEAVE,
     STRIKES_TO_STAY_OUT,
+    FollowerState,
+    IsrChange,
     LagLimits,
     LeaderCore,
-    Progress,
-    SetChange,
 )
 from proving import proves
 
@@ -32,9 +32,9 @@ def set_of(*brokers: int) -> dict[int, str]:
 class Group:
     """A leader's core with its followers at the other end."""
 
-    def __init__(self, *members: int, least: int = 1, watermark: int = 0, epoch_start: int = 0) -> None:
-        self.core = LeaderCore(LEADER, 0, epoch_start, watermark, set_of(*members), least, replicas=REPLICAS)
-        self.followers: dict[int, Progress] = {}
+    def __init__(self, *isr: int, least: int = 1, watermark: int = 0, epoch_start: int = 0) -> None:
+        self.core = LeaderCore(LEADER, 0, epoch_start, watermark, set_of(*isr), least, replicas=REPLICAS)
+        self.followers: dict[int, FollowerState] = {}
         self.now = 0.0
         self.revision = 0
         self.heard_at: dict[int, float] = {}
@@ -48,16 +48,16 @@ class Group:
         if broker == LEADER:
             return self.core.moved(position)
         self.heard_at[broker] = self.now
-        progress = self.followers[broker]
-        position = max(position, progress.written)
-        return self.core.heard(progress, position, position, position, self.core.position, self.now)
+        follower = self.followers[broker]
+        position = max(position, follower.written)
+        return self.core.position_reported(follower, position, position, position, self.core.position, self.now)
 
     def confirm(self, *brokers: int) -> bool:
         self.revision += 1
         return self.core.confirmed(set_of(*brokers), self.revision)
 
-    def wanted(self, limits: LagLimits | None = None) -> SetChange | None:
-        return self.core.wanted_change(self.now, self.core.position, self.heard_at, limits or LagLimits())
+    def wanted(self, limits: LagLimits | None = None) -> IsrChange | None:
+        return self.core.judge_isr(self.now, self.core.position, self.heard_at, limits or LagLimits())
 
 
 Step = tuple[str, int, int] | tuple[str, frozenset[int]]
@@ -98,11 +98,11 @@ def test_the_watermark_is_what_every_replica_in_sync_holds_and_never_falls(cours
             if len(sets) == 2:
                 continue
             sets = [sets[0], step[1]]
-            core.proposed(SetChange(set_of(*step[1]), (), (), ""))
+            core.proposed(IsrChange(set_of(*step[1]), (), (), ""))
             rose = False
         both = sets[0].union(*sets)
         enough = len(sets[0].intersection(*sets)) >= least
-        assert core.enough_in_sync == enough
+        assert core.has_min_isr == enough
         assert core.high_watermark >= before
         assert rose == (core.high_watermark > before)
         if rose:
@@ -148,7 +148,7 @@ def test_the_watermark_stands_still_while_the_set_is_too_small() -> None:
     group.moved(LEADER, 10)
     group.moved(2, 10)
     group.confirm(LEADER)
-    assert not core.enough_in_sync
+    assert not core.has_min_isr
     assert not group.moved(LEADER, 20)
     assert core.high_watermark == 10
     group.confirm(1, 2)
@@ -158,28 +158,28 @@ def test_the_watermark_stands_still_while_the_set_is_too_small() -> None:
 
 def test_a_minimum_of_0_is_a_majority_of_the_replicas() -> None:
     core = Group(1, 2, least=0).core
-    assert (core.min_in_sync, core.enough_in_sync) == (2, True)
+    assert (core.min_isr, core.has_min_isr) == (2, True)
     core.replicas_changed((1, 2, 3, 4))
-    assert (core.min_in_sync, core.enough_in_sync) == (3, False)
-    core.min_in_sync_changed(1)
-    assert core.enough_in_sync
+    assert (core.min_isr, core.has_min_isr) == (3, False)
+    core.min_isr_changed(1)
+    assert core.has_min_isr
 
 
 def test_replicas_that_a_move_is_only_adding_do_not_raise_the_majority() -> None:
     core = Group(1, 2, least=0).core
     core.replicas_changed((1, 2, 3, 4), adding=(4,))
-    assert (core.min_in_sync, core.enough_in_sync) == (2, True)
+    assert (core.min_isr, core.has_min_isr) == (2, True)
     core.replicas_changed((1, 2, 4))
-    assert (core.min_in_sync, core.enough_in_sync) == (2, True)
+    assert (core.min_isr, core.has_min_isr) == (2, True)
     alone = LeaderCore(LEADER, 0, 0, 0, set_of(1), 0, replicas=(1, 2, 3), adding=(2, 3))
-    assert (alone.min_in_sync, alone.enough_in_sync) == (1, True)
+    assert (alone.min_isr, alone.has_min_isr) == (1, True)
 
 
 def test_what_was_only_written_counts_no_more_once_the_topic_asks_for_the_disk() -> None:
     group = Group(1, 2)
     assert not group.moved(1, 100)
-    group.core.durability_changed(flushed_counts=True, position=10)
-    group.core.heard(group.followers[2], 100, 100, 100, 100, 1.0)
+    group.core.durability_changed(flush_required=True, position=10)
+    group.core.position_reported(group.followers[2], 100, 100, 100, 100, 1.0)
     assert group.core.high_watermark == 10
     assert group.core.moved(100)
     assert group.core.high_watermark == 100
@@ -196,14 +196,14 @@ def test_positions_of_another_incarnation_count_for_nothing() -> None:
     assert group.core.high_watermark == 5
     change = group.wanted()
     assert change is not None
-    assert (change.members, change.added, change.removed) == ({1: "a", 2: "another"}, (2,), ())
+    assert (change.isr, change.added, change.removed) == ({1: "a", 2: "another"}, (2,), ())
 
 
 def test_while_a_change_is_not_answered_both_sets_count() -> None:
     group = Group(*REPLICAS)
     for broker in REPLICAS:
         group.moved(broker, 10)
-    group.core.proposed(SetChange(set_of(1, 2), (), (3,), "3 was silent"))
+    group.core.proposed(IsrChange(set_of(1, 2), (), (3,), "3 was silent"))
     group.moved(LEADER, 20)
     group.moved(2, 20)
     assert group.core.high_watermark == 10
@@ -235,15 +235,15 @@ def test_an_older_revision_of_the_set_says_nothing() -> None:
     group = Group(*REPLICAS)
     group.core.confirmed(set_of(1, 2), 7)
     group.core.confirmed(set_of(1, 2, 3), 6)
-    assert group.core.members == set_of(1, 2)
+    assert group.core.isr == set_of(1, 2)
 
 
 def test_the_same_revision_of_the_set_does_not_settle_what_was_proposed_on_it() -> None:
     group = Group(*REPLICAS)
     group.core.confirmed(set_of(1, 2), 7)
-    group.core.proposed(SetChange(set_of(1, 2, 3), (3,), (), ""))
+    group.core.proposed(IsrChange(set_of(1, 2, 3), (3,), (), ""))
     assert not group.core.confirmed(set_of(1, 2), 7)
-    assert group.core.proposed_members == set_of(1, 2, 3)
+    assert group.core.proposed_isr == set_of(1, 2, 3)
 
 
 def test_a_leader_that_is_not_in_the_set_commits_nothing() -> None:
@@ -251,7 +251,7 @@ def test_a_leader_that_is_not_in_the_set_commits_nothing() -> None:
     group.core.confirmed(set_of(2, 3), 7)
     for broker in REPLICAS:
         assert not group.moved(broker, 10)
-    group.core.proposed(SetChange(set_of(1, 2, 3), (1,), (), ""))
+    group.core.proposed(IsrChange(set_of(1, 2, 3), (1,), (), ""))
     for broker in REPLICAS:
         assert not group.moved(broker, 20), "it may still be out of the set"
 
@@ -263,7 +263,7 @@ def test_a_follower_joins_at_or_beyond_the_watermark_and_the_start_of_the_epoch(
     group.moved(3, 10)
     change = group.wanted()
     assert change is not None
-    assert (change.members, change.reason) == (set_of(1, 2, 3), "3 has caught up")
+    assert (change.isr, change.reason) == (set_of(1, 2, 3), "3 has caught up")
     group.moved(LEADER, 20)
     group.moved(2, 20)
     assert group.core.high_watermark == 20
@@ -301,7 +301,7 @@ def test_a_follower_that_is_silent_or_behind_for_too_long_leaves() -> None:
     group.now = group.heard_at[3] = 10.5
     change = group.wanted()
     assert change is not None
-    assert (change.removed, change.members) == ((3,), set_of(1, 2))
+    assert (change.removed, change.isr) == ((3,), set_of(1, 2))
     assert "3 was behind for 10.5 s" in change.reason
     group.now = group.heard_at[3] = 19.5
     change = group.wanted()
@@ -315,7 +315,7 @@ def test_a_follower_that_only_begins_again_and_again_has_not_caught_up() -> None
     group = Group(*REPLICAS)
     for broker in REPLICAS:
         group.moved(broker, 50)
-    left: SetChange | None = None
+    left: IsrChange | None = None
     while left is None and group.now < 30:
         group.now += 2.0
         for broker in (LEADER, 3):
@@ -365,7 +365,7 @@ def test_the_rule_of_quick_rounds_takes_several_slow_ones_to_leave_and_many_quic
             group.moved(2, 0)
             end = 10 if seconds_behind else 0
             group.now += seconds_behind
-            found.append(group.core.wanted_change(group.now, end, group.heard_at, limits) is not None)
+            found.append(group.core.judge_isr(group.now, end, group.heard_at, limits) is not None)
         return found
 
     assert judged(9, 0.25) == [False] * 9, "so much is quick enough"
@@ -422,9 +422,9 @@ def test_a_member_that_begins_again_below_the_watermark_leaves_at_once() -> None
 
 def test_only_one_change_is_under_way() -> None:
     group = Group(*REPLICAS)
-    group.core.proposed(SetChange(set_of(1, 2), (), (3,), ""))
+    group.core.proposed(IsrChange(set_of(1, 2), (), (3,), ""))
     with pytest.raises(AssertionError, match="one change at a time"):
-        group.core.proposed(SetChange(set_of(1), (), (2, 3), ""))
+        group.core.proposed(IsrChange(set_of(1), (), (2, 3), ""))
 
 
 @proves("G10")
@@ -447,25 +447,25 @@ def test_a_follower_that_went_silent_does_not_come_back_by_what_it_told_before()
     assert change.added == (2,)
 
 
-def test_who_counts_is_a_member_or_proposed_in_this_incarnation() -> None:
+def test_who_may_be_in_sync_is_a_member_or_proposed_in_this_incarnation() -> None:
     core = Group(1, 2).core
-    assert core.counts(2, "b")
-    assert not core.counts(2, "another")
-    assert not core.counts(3, "c")
-    core.proposed(SetChange(set_of(1, 3), (3,), (2,), ""))
-    assert core.counts(2, "b")
-    assert core.counts(3, "c")
-    assert not core.counts(3, "another")
+    assert core.may_be_in_sync(2, "b")
+    assert not core.may_be_in_sync(2, "another")
+    assert not core.may_be_in_sync(3, "c")
+    core.proposed(IsrChange(set_of(1, 3), (3,), (2,), ""))
+    assert core.may_be_in_sync(2, "b")
+    assert core.may_be_in_sync(3, "c")
+    assert not core.may_be_in_sync(3, "another")
 
 
-def test_a_broker_may_count_in_some_incarnation_as_long_as_one_of_the_sets_has_it() -> None:
+def test_a_broker_may_be_carried_over_as_long_as_one_of_the_sets_has_it_in_some_incarnation() -> None:
     core = Group(1, 2).core
-    assert core.may_count(2)
-    assert not core.may_count(3)
-    core.proposed(SetChange(set_of(1, 3), (3,), (2,), ""))
-    assert core.may_count(2)
-    assert core.may_count(3)
-    assert not core.may_count(4)
+    assert core.may_be_carried_over(2)
+    assert not core.may_be_carried_over(3)
+    core.proposed(IsrChange(set_of(1, 3), (3,), (2,), ""))
+    assert core.may_be_carried_over(2)
+    assert core.may_be_carried_over(3)
+    assert not core.may_be_carried_over(4)
 
 
 def test_another_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
@@ -475,11 +475,11 @@ def test_another_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
     group.now = 5.0
     group.subscribe(2, 0)
     again = group.followers[2]
-    assert (again.strikes, again.caught_up_at, again.end_then) == (7, 0.0, 0)
+    assert (again.strikes, again.caught_up_at, again.leader_end_at_report) == (7, 0.0, 0)
     assert again.rounds_judged_at == 0.0, "who subscribes all the time is judged all the same"
     group.subscribe(2, 0, run="another")
     another = group.followers[2]
-    assert (another.strikes, another.caught_up_at, another.end_then) == (0, 5.0, NEVER_REACHED)
+    assert (another.strikes, another.caught_up_at, another.leader_end_at_report) == (0, 5.0, NEVER_REACHED)
 
 
 @proves("G11")
@@ -498,7 +498,7 @@ def test_what_a_follower_told_before_it_subscribed_again_counts_no_more() -> Non
     again = group.followers[2]
     assert (again.received, again.written, again.flushed) == (-1, -1, -1)
     assert not group.moved(LEADER, 10)
-    group.core.heard(again, 4, 4, 4, 10, group.now)
+    group.core.position_reported(again, 4, 4, 4, 10, group.now)
     assert group.core.high_watermark == 4
 
 
@@ -516,7 +516,7 @@ def test_a_follower_whose_link_ends_before_it_is_a_member_holds_the_watermark_un
     group = Group(1, 2)
     for broker in REPLICAS:
         group.moved(broker, 10)
-    group.core.proposed(SetChange(set_of(1, 2, 3), (3,), (), ""))
+    group.core.proposed(IsrChange(set_of(1, 2, 3), (3,), (), ""))
     group.moved(3, 20)
     group.core.unsubscribed(3, group.followers[3])
     assert not group.moved(LEADER, 20)
@@ -557,8 +557,8 @@ def test_a_follower_may_be_silent_for_just_so_long() -> None:
 
 def test_a_member_that_never_subscribes_leaves_though_its_link_speaks() -> None:
     core = LeaderCore(LEADER, 0, 0, 0, set_of(1, 2), replicas=REPLICAS)
-    assert core.wanted_change(10.0, 0, {2: 10.0}, LagLimits()) is None
-    change = core.wanted_change(10.5, 0, {2: 10.5}, LagLimits())
+    assert core.judge_isr(10.0, 0, {2: 10.0}, LagLimits()) is None
+    change = core.judge_isr(10.5, 0, {2: 10.5}, LagLimits())
     assert change is not None
     assert (change.removed, change.reason) == ((2,), "2 was behind for 10.5 s")
 

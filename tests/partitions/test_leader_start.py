@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import NotLeader, OffsetNotAvailable, OffsetOutOfRange, StorageFailed
-from headrace.partitions.leader_core import START_SECONDS_MAX, UNKNOWN, LagLimits, LeaderCore, Progress, SetChange
+from headrace.partitions.leader_core import START_SECONDS_MAX, UNKNOWN, FollowerState, IsrChange, LagLimits, LeaderCore
 from headrace.storage.checkpoint import Done
 from partitions.led import Deletion, Led
 from proving import proves
@@ -24,22 +24,22 @@ def set_of(*brokers: int) -> dict[int, str]:
     return {broker: RUN[broker] for broker in brokers}
 
 
-def core_of(*members: int, own: int = 0, told: int = 0) -> LeaderCore:
-    core = LeaderCore(LEADER, 0, 0, END, set_of(*members), replicas=REPLICAS, own_start=own, told_start=told)
+def core_of(*isr: int, own: int = 0, told: int = 0) -> LeaderCore:
+    core = LeaderCore(LEADER, 0, 0, END, set_of(*isr), replicas=REPLICAS, own_start=own, told_start=told)
     core.moved(END)
     return core
 
 
-def subscribe(core: LeaderCore, broker: int) -> Progress:
+def subscribe(core: LeaderCore, broker: int) -> FollowerState:
     return core.subscribed(broker, RUN[broker], END, 0.0)
 
 
-def tell(core: LeaderCore, progress: Progress, start: int, now: float = 0.0) -> None:
-    core.heard(progress, END, END, END, END, now, start=start)
+def tell(core: LeaderCore, follower: FollowerState, start: int, now: float = 0.0) -> None:
+    core.position_reported(follower, END, END, END, END, now, start=start)
 
 
-def wanted(core: LeaderCore, now: float) -> SetChange | None:
-    return core.wanted_change(now, END, dict.fromkeys(REPLICAS, now), LagLimits(1000.0))
+def wanted(core: LeaderCore, now: float) -> IsrChange | None:
+    return core.judge_isr(now, END, dict.fromkeys(REPLICAS, now), LagLimits(1000.0))
 
 
 Step = tuple[str, int, int] | tuple[str, frozenset[int]]
@@ -84,7 +84,7 @@ def test_the_start_is_what_every_replica_in_sync_has_safe_and_never_falls(course
             core.refused(0.0)
         elif len(step) == 2 and len(sets) == 1:
             sets = [sets[0], step[1]]
-            core.proposed(SetChange(set_of(*step[1]), (), (), ""))
+            core.proposed(IsrChange(set_of(*step[1]), (), (), ""))
         rose = core.start_safe(safe[LEADER])
         least = min(safe[replica] for replica in sets[0].union(*sets))
         assert core.wanted_start == highest
@@ -120,11 +120,11 @@ def test_a_replica_joins_when_it_begins_where_the_leader_wants_it() -> None:
     core = core_of(LEADER)
     core.want_start(30, 0.0)
     assert core.start_safe(30)
-    progress = subscribe(core, 2)
+    follower = subscribe(core, 2)
     for start in (UNKNOWN, 0, 29):
-        tell(core, progress, start)
+        tell(core, follower, start)
         assert wanted(core, 0.0) is None
-    tell(core, progress, 30)
+    tell(core, follower, 30)
     change = wanted(core, 0.0)
     assert change is not None
     assert change.added == (2,)
@@ -132,9 +132,9 @@ def test_a_replica_joins_when_it_begins_where_the_leader_wants_it() -> None:
 
 def test_a_member_that_begins_below_what_consumers_were_told_leaves_at_once() -> None:
     core = core_of(LEADER, 2, own=20, told=20)
-    progress = subscribe(core, 2)
+    follower = subscribe(core, 2)
     assert wanted(core, 0.0) is None
-    tell(core, progress, 19)
+    tell(core, follower, 19)
     change = wanted(core, 0.0)
     assert change is not None
     assert change.removed == (2,)
@@ -142,8 +142,8 @@ def test_a_member_that_begins_below_what_consumers_were_told_leaves_at_once() ->
 
 def test_a_member_that_does_not_raise_its_start_leaves_in_the_end() -> None:
     core = core_of(LEADER, 2)
-    progress = subscribe(core, 2)
-    tell(core, progress, 0)
+    follower = subscribe(core, 2)
+    tell(core, follower, 0)
     now = START_SECONDS_MAX
     core.want_start(10, now)
     core.want_start(20, now + START_SECONDS_MAX - 1)
@@ -156,13 +156,13 @@ def test_a_member_that_does_not_raise_its_start_leaves_in_the_end() -> None:
 def test_a_member_that_raises_its_start_again_and_again_stays() -> None:
     """Who deletes all the time always wants more than the members have."""
     core = core_of(LEADER, 2)
-    progress = subscribe(core, 2)
-    tell(core, progress, 0)
+    follower = subscribe(core, 2)
+    tell(core, follower, 0)
     now = 0.0
     for start in range(40):
         core.want_start(start + 2, now)
         now += 2.0
-        tell(core, progress, start, now)
+        tell(core, follower, start, now)
         assert wanted(core, now) is None
     assert wanted(core, now + START_SECONDS_MAX + 1) is not None
 
@@ -170,8 +170,8 @@ def test_a_member_that_raises_its_start_again_and_again_stays() -> None:
 def test_a_member_has_its_time_from_when_it_was_asked() -> None:
     """Also where the start itself was not known for long: another member had not told its own."""
     core = core_of(LEADER, 2, 3, own=10)
-    progress = subscribe(core, 2)
-    tell(core, progress, 10)
+    follower = subscribe(core, 2)
+    tell(core, follower, 10)
     now = 2 * START_SECONDS_MAX
     core.want_start(20, now)
     assert wanted(core, now + START_SECONDS_MAX) is None
@@ -182,9 +182,9 @@ def test_a_member_that_only_tells_the_same_start_again_leaves_in_the_end() -> No
     core = core_of(LEADER, 2)
     tell(core, subscribe(core, 2), 0)
     core.want_start(10, 0.0)
-    progress = subscribe(core, 2)
-    tell(core, progress, 0, START_SECONDS_MAX / 3)
-    tell(core, progress, 0, START_SECONDS_MAX / 2)
+    follower = subscribe(core, 2)
+    tell(core, follower, 0, START_SECONDS_MAX / 3)
+    tell(core, follower, 0, START_SECONDS_MAX / 2)
     change = wanted(core, START_SECONDS_MAX + 1)
     assert change is not None
     assert change.removed == (2,)

@@ -20,14 +20,14 @@ POSITIONS = {  # queued, sent, received, written, flushed
 }
 
 
-def group(*members: int, least: int = 1) -> LeaderCore:
+def group(*isr: int, least: int = 1) -> LeaderCore:
     """A leader at 85 with four followers, of which the last has told nothing."""
-    core = LeaderCore(1, 0, 0, 0, dict.fromkeys(members or (1, 2, 3, 4), "run"), least, replicas=RACKS)
+    core = LeaderCore(1, 0, 0, 0, dict.fromkeys(isr or (1, 2, 3, 4), "run"), least, replicas=RACKS)
     core.moved(85)
     for broker, (queued, sent, received, written, flushed) in POSITIONS.items():
-        progress = core.subscribed(broker, "run", 0, 0.0)
-        progress.queued, progress.sent = queued, sent
-        core.heard(progress, received, written, flushed, 85, 0.0)
+        follower = core.subscribed(broker, "run", 0, 0.0)
+        follower.queued, follower.sent = queued, sent
+        core.position_reported(follower, received, written, flushed, 85, 0.0)
     return core
 
 

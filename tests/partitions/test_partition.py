@@ -17,7 +17,7 @@ from headrace.errors import (
     OutOfOrderSequence,
     StorageFailed,
 )
-from headrace.partitions.leader_core import LeaderCore, Progress
+from headrace.partitions.leader_core import FollowerState, LeaderCore
 from headrace.partitions.partition import Partition, sequenced
 from headrace.storage.log import ReadResult, TopicPartition
 from headrace.storage.producers import ProducerTable, UnreadableProducers
@@ -47,7 +47,7 @@ def led() -> Led:
     return Led()
 
 
-def lead_two(led: Led, **overrides: object) -> tuple[Partition, LeaderCore, Progress]:
+def lead_two(led: Led, **overrides: object) -> tuple[Partition, LeaderCore, FollowerState]:
     """A partition with one follower, which is in sync and has told nothing."""
     partition = led.lead(**overrides)  # type: ignore[arg-type]
     core = partition.core
@@ -57,9 +57,9 @@ def lead_two(led: Led, **overrides: object) -> tuple[Partition, LeaderCore, Prog
     return partition, core, core.subscribed(OTHER, "b", 0, 0.0)
 
 
-def hear(partition: Partition, progress: Progress, position: int, start: int = 0) -> None:
+def hear(partition: Partition, follower: FollowerState, position: int, start: int = 0) -> None:
     assert partition.core is not None
-    partition.core.heard(progress, position, position, position, partition.log.end_offset, 0.0, start=start)
+    partition.core.position_reported(follower, position, position, position, partition.log.end_offset, 0.0, start=start)
     partition.settle()
 
 
@@ -82,7 +82,7 @@ def followed(led: Led, written: int) -> Partition:
 
 @proves("G5")
 def test_acks_1_is_answered_by_the_leaders_copy_and_acks_all_by_the_whole_set(led: Led) -> None:
-    partition, _, progress = lead_two(led)
+    partition, _, follower = lead_two(led)
     local, replicas = Waiter(), Waiter()
     partition.append(memoryview(batch()), -1)
     partition.wait(1, 1, local)
@@ -92,7 +92,7 @@ def test_acks_1_is_answered_by_the_leaders_copy_and_acks_all_by_the_whole_set(le
     assert (local.answers, replicas.answers) == ([None], [])
     assert partition.reached(1, 1)
     assert not partition.reached(1, -1)
-    hear(partition, progress, 1)
+    hear(partition, follower, 1)
     assert (local.answers, replicas.answers) == ([None], [None])
     assert partition.reached(1, -1)
 
@@ -120,9 +120,9 @@ def test_a_set_that_has_become_too_small_is_told_to_who_waits_for_all_of_it(
 
 
 def test_what_one_replica_had_when_it_was_acknowledged_stays_acknowledged(led: Led) -> None:
-    partition, core, progress = lead_two(led, replication_policy="one")
+    partition, core, follower = lead_two(led, replication_policy="one")
     appended(led, partition, batch())
-    hear(partition, progress, 1)
+    hear(partition, follower, 1)
     assert partition.acknowledged == 1
     core.subscribed(OTHER, "another", 0, 0.0)
     partition.settle()
@@ -294,20 +294,20 @@ def test_what_a_follower_does_not_have_is_out_of_range(led: Led) -> None:
 
 @proves("F6")
 def test_who_waits_for_a_start_is_answered_once_when_all_in_sync_have_it(led: Led) -> None:
-    partition, _, progress = lead_two(led)
+    partition, _, follower = lead_two(led)
     appended(led, partition, *(batch() for _ in range(5)))
-    hear(partition, progress, 5)
+    hear(partition, follower, 5)
     waiters = [Waiter() for _ in range(3)]
     for waiter, offset in zip(waiters, (2, 3, 5), strict=True):
         led.partitions.delete_before(partition, offset)
         partition.wait_for_start(offset, waiter)
     assert [waiter.answers for waiter in waiters] == [[], [], []]
-    hear(partition, progress, 5, start=3)
+    hear(partition, follower, 5, start=3)
     led.clock.run_soon()
     assert [waiter.answers for waiter in waiters] == [[None], [None], []]
     with pytest.raises(OffsetOutOfRange):
         partition.read(2, 1000)
-    hear(partition, progress, 5, start=5)
+    hear(partition, follower, 5, start=5)
     led.clock.run_soon()
     assert [waiter.answers for waiter in waiters] == [[None]] * 3
     at_once = Waiter()
@@ -352,9 +352,9 @@ def test_nobody_waits_for_the_start_of_a_log_that_is_offline(led: Led) -> None:
 def test_what_cannot_be_read_here_is_damaged_for_good_only_where_nobody_else_has_it(
     led: Led, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition, core, progress = lead_two(led)
+    partition, core, follower = lead_two(led)
     appended(led, partition, batch())
-    hear(partition, progress, 1)
+    hear(partition, follower, 1)
 
     def fails(*_: object, **__: object) -> ReadResult:
         raise CorruptBatch("flipped")
@@ -366,10 +366,10 @@ def test_what_cannot_be_read_here_is_damaged_for_good_only_where_nobody_else_has
     with pytest.raises(CorruptBatch):
         partition.read(0, 1000)
     for leader, found in ((OTHER, StorageFailed), (0, StorageFailed), (-1, CorruptBatch)):
-        follower = led.partitions.follow(partition.log, 1, leader)
-        follower.told(1)
+        copy = led.partitions.follow(partition.log, 1, leader)
+        copy.told(1)
         with pytest.raises(found):
-            follower.read(0, 1000)
+            copy.read(0, 1000)
 
 
 @proves("J1")

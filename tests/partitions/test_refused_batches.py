@@ -47,7 +47,7 @@ def test_a_batch_refused_for_want_of_replicas_stays_the_first(led: Led) -> None:
         with pytest.raises(NotEnoughReplicas):
             send(led, partition, sequence)
     assert partition.core is not None
-    partition.core.min_in_sync_changed(1)
+    partition.core.min_isr_changed(1)
     check_order(led, partition)
 
 
@@ -73,7 +73,7 @@ def test_a_producer_that_gave_up_the_refused_batch_goes_on_in_its_next_epoch(led
     with pytest.raises(NotEnoughReplicas):
         send(led, partition, 3)
     assert partition.core is not None
-    partition.core.min_in_sync_changed(1)
+    partition.core.min_isr_changed(1)
     assert send(led, partition, 0, epoch=1) == 0
     assert send(led, partition, 4, producer_id=10) == 1, "others begin where they like"
 
@@ -84,7 +84,7 @@ def test_only_so_many_refused_producers_are_remembered(led: Led) -> None:
         with pytest.raises(NotEnoughReplicas):
             partition.append(memoryview(batch(producer=(producer_id, 0, 0))), -1)
     assert partition.core is not None
-    partition.core.min_in_sync_changed(1)
+    partition.core.min_isr_changed(1)
     assert send(led, partition, 1, producer_id=0) == 0, "the oldest is forgotten"
     with pytest.raises(OutOfOrderSequence):
         send(led, partition, 1, producer_id=1)

@@ -12,7 +12,7 @@ from headrace.errors import (
     StorageFailed,
     UnknownPartition,
 )
-from headrace.partitions.leader_core import SetChange
+from headrace.partitions.leader_core import IsrChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.settings.values import log_settings
@@ -135,7 +135,7 @@ def test_readers_are_woken_by_what_other_brokers_tell(led: Led) -> None:
     led.produce(partition, acks=1)
     reader = Reader()
     partition.wait_for_data(reader)
-    core.heard(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 1, 2, 0.0)
+    core.position_reported(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 1, 2, 0.0)
     led.partitions.settle(partition)
     led.clock.run_soon()
     assert reader.answered, "a follower told its position"
@@ -151,7 +151,7 @@ def test_the_same_role_again_is_the_same_partition_with_the_newest_set(led: Led)
     partition = led.lead()
     assert led.partitions.lead(partition.log, 0, {BROKER: "", OTHER: "b"}, revision=1) is partition
     assert partition.core is not None
-    assert partition.core.members == {BROKER: "", OTHER: "b"}
+    assert partition.core.isr == {BROKER: "", OTHER: "b"}
     assert led.partitions.lead(partition.log, 1, {BROKER: ""}) is not partition
     follower = led.partitions.follow(partition.log, 2, OTHER)
     assert led.partitions.follow(partition.log, 2, OTHER) is follower
@@ -288,7 +288,7 @@ def test_what_a_follower_has_only_written_counts_as_the_topic_says(led: Led, dur
     core.confirmed({BROKER: "", OTHER: "b"}, 1)
     led.produce(partition, acks=1)
     led.clock.run_soon()
-    core.heard(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 0, 1, 0.0)
+    core.position_reported(core.subscribed(OTHER, "b", 0, 0.0), 1, 1, 0, 1, 0.0)
     assert core.high_watermark == watermark
 
 
@@ -364,22 +364,22 @@ def test_followers_must_sync_too_once_a_topic_counts_the_disk(led: Led) -> None:
     core = partition.core
     assert core is not None
     core.confirmed({BROKER: "", OTHER: "b"}, 1)
-    progress = core.subscribed(OTHER, "b", 0, 0.0)
+    follower = core.subscribed(OTHER, "b", 0, 0.0)
     led.produce(partition, acks=1)
     partition.log.settings = log_settings({}, {"durability": "disk"})
     led.partitions.settings_changed(partition)
     led.clock.run_soon()
     assert partition.log.durable_offset == 1, "no write may come to ask for it"
-    core.heard(progress, 1, 1, 0, 1, 0.0)
+    core.position_reported(follower, 1, 1, 0, 1, 0.0)
     assert core.high_watermark == 0
-    core.heard(progress, 1, 1, 1, 1, 0.0)
+    core.position_reported(follower, 1, 1, 1, 1, 0.0)
     assert core.high_watermark == 1
 
 
 @proves("G16")
 def test_a_proposed_set_counts_until_it_is_refused(led: Led) -> None:
     partition = led.lead()
-    led.partitions.proposed(partition, SetChange({BROKER: "", OTHER: "b"}, (OTHER,), (), ""))
+    led.partitions.proposed(partition, IsrChange({BROKER: "", OTHER: "b"}, (OTHER,), (), ""))
     outcome = led.produce(partition)
     assert outcome.waiting
     led.partitions.refused(partition)

@@ -61,9 +61,9 @@ def with_peer(layout: str = "") -> tuple[Scene, Peer]:
     scene = Scene(brokers=(1, 9), layout=layout)
     scene.kill(9)
     leader = scene.elect(1, (1,))
-    scene.keys[0].members[9] = "run-9"
+    scene.keys[0].isr[9] = "run-9"
     scene.keys[0].revision += 1
-    scene.alive[1].partitions.confirmed(leader, scene.keys[0].members, scene.keys[0].revision)
+    scene.alive[1].partitions.confirmed(leader, scene.keys[0].isr, scene.keys[0].revision)
     return scene, Peer(scene, 1)
 
 

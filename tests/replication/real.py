@@ -92,14 +92,14 @@ class RealGroup:
         loop = asyncio.get_running_loop()
         self.brokers = [RealBroker(loop, folder, number + 1, layout, settings, tls) for number in range(brokers)]
         self.leader = self.brokers[0]
-        members = {broker.number: broker.incarnation for broker in self.brokers}
+        isr = {broker.number: broker.incarnation for broker in self.brokers}
         addresses = {broker.number: (broker.address, broker.incarnation) for broker in self.brokers}
         for broker in self.brokers:
             broker.replication.peers(addresses)
             for index in range(partitions):
                 log = broker.create(index, **overrides)
                 if broker is self.leader:
-                    broker.partitions.lead(log, 0, members, tuple(members))
+                    broker.partitions.lead(log, 0, isr, tuple(isr))
                 else:
                     broker.replication.follow(broker.partitions.follow(log, 0, 1), 1, 0)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chosen_layout import new_store
-from headrace.partitions.leader_core import SetChange
+from headrace.partitions.leader_core import IsrChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.submission import submit
@@ -131,7 +131,7 @@ class Key:
 
     leader: int
     epoch: int
-    members: dict[int, str]
+    isr: dict[int, str]
     revision: int = 1
 
 
@@ -156,8 +156,8 @@ class Scene:
         self.disks: dict[int, VirtualDisk] = {}
         self.alive: dict[int, Broker] = {}
         self.keys: dict[int, Key] = {}
-        self.changes: list[SetChange] = []
-        self.held: list[tuple[Broker, Partition, SetChange]] | None = None
+        self.changes: list[IsrChange] = []
+        self.held: list[tuple[Broker, Partition, IsrChange]] | None = None
         """While it is a list, changes of the set are written but not answered."""
         self._starts = 0
         for number in self.brokers:
@@ -205,12 +205,12 @@ class Scene:
 
     # The controller.
 
-    def elect(self, leader: int, members: Sequence[int], index: int = 0, epoch: int | None = None) -> Partition:
+    def elect(self, leader: int, isr: Sequence[int], index: int = 0, epoch: int | None = None) -> Partition:
         """A new epoch, told to all brokers that are alive."""
         before = self.keys.get(index)
         if epoch is None:
             epoch = 0 if before is None else before.epoch + 1
-        runs = {number: self.alive[number].incarnation for number in members}
+        runs = {number: self.alive[number].incarnation for number in isr}
         self.keys[index] = Key(leader, epoch, runs, 1 if before is None else before.revision + 1)
         for number in (leader, *(number for number in self.alive if number != leader)):
             self.tell(number, index)
@@ -219,13 +219,13 @@ class Scene:
     def tell(self, number: int, index: int = 0) -> None:
         """One broker hears what its role is."""
         key, broker = self.keys[index], self.alive[number]
-        if key.leader == number and key.members.get(number) == broker.incarnation:
-            broker.partitions.lead(broker.log(index), key.epoch, key.members, self.brokers, key.revision)
+        if key.leader == number and key.isr.get(number) == broker.incarnation:
+            broker.partitions.lead(broker.log(index), key.epoch, key.isr, self.brokers, key.revision)
         else:
             partition = broker.partitions.follow(broker.log(index), key.epoch, key.leader)
             broker.replication.follow(partition, key.leader, key.epoch)
 
-    def wanted(self, broker: Broker, partition: Partition, change: SetChange) -> None:
+    def wanted(self, broker: Broker, partition: Partition, change: IsrChange) -> None:
         """Compare and swap, answered at once unless answers are held back."""
         index = partition.topic_partition.partition
         key = self.keys[index]
@@ -233,9 +233,9 @@ class Scene:
         core = partition.core
         assert core is not None
         registered = {number: each.incarnation for number, each in self.alive.items()}
-        made = core.revision == key.revision and all(registered.get(n) == change.members[n] for n in change.added)
+        made = core.revision == key.revision and all(registered.get(n) == change.isr[n] for n in change.added)
         if made:
-            key.members, key.revision = dict(change.members), key.revision + 1
+            key.isr, key.revision = dict(change.isr), key.revision + 1
         if self.held is not None:
             self.held.append((broker, partition, change))
         else:
@@ -244,7 +244,7 @@ class Scene:
     def _answer(self, broker: Broker, partition: Partition, made: bool) -> None:
         key = self.keys[partition.topic_partition.partition]
         if made:
-            broker.partitions.confirmed(partition, key.members, key.revision)
+            broker.partitions.confirmed(partition, key.isr, key.revision)
         else:
             broker.partitions.refused(partition)
 
@@ -252,7 +252,7 @@ class Scene:
         held, self.held = self.held or [], None
         for broker, partition, _ in held:
             key = self.keys[partition.topic_partition.partition]
-            broker.partitions.confirmed(partition, key.members, key.revision)
+            broker.partitions.confirmed(partition, key.isr, key.revision)
 
     def until_copying(self, index: int = 0) -> None:
         """All followers that are alive have told the leader a position."""

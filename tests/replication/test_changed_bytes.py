@@ -34,12 +34,12 @@ def test_a_follower_does_not_drop_what_has_changed_at_its_leader(layout: str) ->
         readable(two)
     scene.run(10)
     assert two.log().end_offset == RECORDS
-    assert len(scene.keys[0].members) == 2, "it can still lead"
+    assert len(scene.keys[0].isr) == 2, "it can still lead"
     assert one.partitions.damaged == {one.partition(): CHANGED}
     scene.elect(2, (1, 2))
-    scene.until("mending", lambda: not one.partitions.damaged and len(scene.keys[0].members) == 2)
+    scene.until("mending", lambda: not one.partitions.damaged and len(scene.keys[0].isr) == 2)
     scene.elect(1, (1, 2))
-    scene.until("mending", lambda: not two.partitions.damaged and len(scene.keys[0].members) == 2, 60)
+    scene.until("mending", lambda: not two.partitions.damaged and len(scene.keys[0].isr) == 2, 60)
     scene.settle()
     assert readable(one) == readable(two) == (set(range(RECORDS)), [])
 
@@ -59,7 +59,7 @@ def test_a_leader_hears_that_nobody_can_take_what_it_sends(layout: str) -> None:
     scene.until("a copy of what comes before", lambda: two.log().end_offset == CHANGED)
     scene.until("the report", lambda: one.partitions.damaged == {one.partition(): CHANGED})
     scene.elect(3, (1, 3))
-    scene.until("the copy", lambda: len(scene.keys[0].members) == 3 and not one.partitions.damaged)
+    scene.until("the copy", lambda: len(scene.keys[0].isr) == 3 and not one.partitions.damaged)
     scene.settle()
     assert readable(one) == readable(two) == (set(range(RECORDS)), [])
 

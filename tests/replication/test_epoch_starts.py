@@ -11,7 +11,7 @@ from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.replication import frames
 from headrace.replication.frames import Epochs, Kind
-from headrace.replication.leader import Stream
+from headrace.replication.streams import Stream
 from partitions.led import Outcome
 from proving import proves
 from replication.peer import appended, at, subscription, with_leading_peer, with_peer
@@ -69,12 +69,12 @@ def test_a_replica_that_copied_a_compacted_log_makes_others_cut_what_was_never_c
     assert len(records(scene.alive[2])) < 40, "compacted"
     scene.start(4)
     scene.elect(2, (2, 3))
-    scene.until("the join of 4", lambda: 4 in scene.keys[0].members, 60)
+    scene.until("the join of 4", lambda: 4 in scene.keys[0].isr, 60)
     assert scene.alive[4].log().epoch_starts() == scene.alive[2].log().epoch_starts() == [(0, 0), (1, 10)]
     scene.elect(4, (4, 2, 3))
     scene.start(1)
     scene.tell(1)
-    scene.until("the join of 1", lambda: 1 in scene.keys[0].members, 60)
+    scene.until("the join of 1", lambda: 1 in scene.keys[0].isr, 60)
     assert not [key for key in records(scene.alive[1]).values() if key is not None and key.startswith(b"phantom")]
 
 
@@ -104,10 +104,10 @@ def test_all_replicas_know_where_epochs_began_over_any_history(layout: str, seed
         scene.disks[number].sync_folder("/")
         scene.start(number)
         scene.tell(number)
-        scene.until("the join", lambda: len(scene.keys[0].members) == 3, 60)
+        scene.until("the join", lambda: len(scene.keys[0].isr) == 3, 60)
 
     for _ in range(8):
-        scene.until("all in sync", lambda: len(scene.keys[0].members) == 3, 60)
+        scene.until("all in sync", lambda: len(scene.keys[0].isr) == 3, 60)
         leader = scene.keys[0].leader
         scene.until_answered(*produce(chance.randrange(1, 30)))
         match chance.choice(("compact", "elect", "truncate", "copy", "restart")):
@@ -135,7 +135,7 @@ def test_all_replicas_know_where_epochs_began_over_any_history(layout: str, seed
                 scene.run(1)
                 scene.start(number)
                 scene.tell(number)
-    scene.until("all in sync", lambda: len(scene.keys[0].members) == 3, 60)
+    scene.until("all in sync", lambda: len(scene.keys[0].isr) == 3, 60)
     scene.until_answered(*produce(1))
     scene.run(10)
     for broker in scene.alive.values():
@@ -168,8 +168,8 @@ def test_of_many_epochs_the_newest_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(leader.log), "epoch_starts", lambda _: held)
     monkeypatch.setattr(type(leader.log), "last_epoch", lambda _: held[-1][0])
     assert leader.core is not None
-    progress = leader.core.subscribed(2, "run-2", 0, 0.0)
-    stream = Stream(frames.Start(1, 0, 0, 0, 0), 2, leader, leader.core, progress, -1)
+    follower = leader.core.subscribed(2, "run-2", 0, 0.0)
+    stream = Stream(frames.Start(1, 0, 0, 0, 0), 2, leader, leader.core, follower, -1)
     assert stream.epochs_before(len(held)) == held[5:]
     assert not stream.epochs_before(len(held) + 1)
 

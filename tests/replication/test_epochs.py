@@ -140,7 +140,7 @@ def test_a_leader_that_wakes_up_after_its_successor_was_elected_can_commit_nothi
     old.clock.pause()
     scene.run(5)
     key = scene.keys[0]
-    key.leader, key.epoch, key.members, key.revision = 2, 1, {n: scene.alive[n].incarnation for n in (2, 3)}, 9
+    key.leader, key.epoch, key.isr, key.revision = 2, 1, {n: scene.alive[n].incarnation for n in (2, 3)}, 9
     for number in (2, 3):
         scene.tell(number)
     acknowledged(scene, b"b")
@@ -175,7 +175,7 @@ def test_a_follower_behind_the_log_start_begins_there_and_joins_only_when_it_has
     scene.changes.clear()
     scene.tell(2)
     follower = scene.alive[2]
-    scene.until("the join", lambda: 2 in scene.keys[0].members)
+    scene.until("the join", lambda: 2 in scene.keys[0].isr)
     assert follower.log().start_offset == 40
     assert follower.log().end_offset == 51
     assert [change.added for change in scene.changes] == [(2,)]
@@ -223,7 +223,7 @@ def test_an_empty_follower_that_begins_behind_its_leaders_end_gets_all_that_ther
         acknowledged(scene, b"%d" % nth)
     scene.alive[2].log().restart_at(50)
     scene.elect(1, (1,))
-    scene.until("the join", lambda: 2 in scene.keys[0].members)
+    scene.until("the join", lambda: 2 in scene.keys[0].isr)
     scene.settle()
     assert scene.alive[2].values() == [b"%d" % nth for nth in range(10)]
 

@@ -74,15 +74,15 @@ class History:
         scene = self.scene
         for number in [number for number in scene.brokers if number not in scene.alive]:
             broker, key = scene.start(number), scene.keys[0]
-            if number in key.members:
-                key.members[number], key.revision = broker.incarnation, key.revision + 1
+            if number in key.isr:
+                key.isr[number], key.revision = broker.incarnation, key.revision + 1
                 key.epoch += key.leader == number
             self.tell_all()
 
     def elect(self) -> None:
         """Not everybody hears of it at once."""
         scene, key = self.scene, self.scene.keys[0]
-        valid = [n for n, run in key.members.items() if n in scene.alive and scene.alive[n].incarnation == run]
+        valid = [n for n, run in key.isr.items() if n in scene.alive and scene.alive[n].incarnation == run]
         if valid:
             key.leader, key.epoch, key.revision = self.chance.choice(valid), key.epoch + 1, key.revision + 1
             for number in list(scene.alive):
@@ -117,7 +117,7 @@ class History:
         self.restart()
         self.elect()
         self.tell_all()
-        scene.until("all in sync", lambda: len(scene.keys[0].members) == 3, 60)
+        scene.until("all in sync", lambda: len(scene.keys[0].isr) == 3, 60)
         last = scene.produce(b"last")
         scene.until_answered(last)
         assert last.offset >= 0

@@ -10,8 +10,8 @@ from proving import proves
 from replication.scene import Scene
 
 
-def members(scene: Scene) -> list[int]:
-    return sorted(scene.keys[0].members)
+def isr(scene: Scene) -> list[int]:
+    return sorted(scene.keys[0].isr)
 
 
 @proves("G10", "F8")
@@ -23,11 +23,11 @@ def test_a_follower_that_falls_silent_leaves_and_its_waiters_are_answered() -> N
     waiting = scene.produce(b"b")
     scene.run(2)
     assert waiting.waiting
-    scene.until("the shrink", lambda: members(scene) == [1, 2], 15)
+    scene.until("the shrink", lambda: isr(scene) == [1, 2], 15)
     scene.until_answered(waiting)
     assert waiting.offset == 1
     scene.network.heal("b1", "b3")
-    scene.until("the return", lambda: members(scene) == [1, 2, 3])
+    scene.until("the return", lambda: isr(scene) == [1, 2, 3])
     scene.settle()
 
 
@@ -49,7 +49,7 @@ def test_a_hitch_of_one_follower_is_one_slow_round_though_another_catches_up() -
         scene.run(0.005)
     assert 0 < scene.alive[3].log().end_offset < 200, "it catches up"
     scene.network.slow("b1", "b2", None)
-    scene.until("the join", lambda: members(scene) == [1, 2, 3])
+    scene.until("the join", lambda: isr(scene) == [1, 2, 3])
     assert [change.removed for change in scene.changes] == [()]
 
 
@@ -67,14 +67,14 @@ def test_a_follower_whose_rounds_stay_slow_leaves_and_one_that_is_quick_again_re
     load(2)
     scene.network.slow("b1", "b2", (0.15, 0.15))
     load(2)
-    assert members(scene) == [1, 2, 3]
+    assert isr(scene) == [1, 2, 3]
     load(3)
-    assert members(scene) == [1, 3]
+    assert isr(scene) == [1, 3]
     scene.network.slow("b1", "b2", None)
     load(10)
-    assert members(scene) == [1, 3]
+    assert isr(scene) == [1, 3]
     load(12)
-    assert members(scene) == [1, 2, 3]
+    assert isr(scene) == [1, 2, 3]
     assert [change.removed for change in scene.changes] == [(2,), ()]
 
 
@@ -87,7 +87,7 @@ def test_with_too_few_in_sync_nothing_is_acknowledged_and_the_watermark_stands_s
     scene.kill(2)
     scene.kill(3)
     waiting = scene.produce(b"b")
-    scene.until("the shrink", lambda: members(scene) == [1], 15)
+    scene.until("the shrink", lambda: isr(scene) == [1], 15)
     scene.until_answered(waiting)
     assert isinstance(waiting.error, NotEnoughReplicasAfterAppend)
     refused = scene.produce(b"c")
@@ -98,7 +98,7 @@ def test_with_too_few_in_sync_nothing_is_acknowledged_and_the_watermark_stands_s
     for number in (2, 3):
         scene.start(number)
         scene.tell(number)
-    scene.until("the return", lambda: members(scene) == [1, 2, 3])
+    scene.until("the return", lambda: isr(scene) == [1, 2, 3])
     scene.settle()
     assert scene.alive[2].values() == [b"a", b"b", b"d"]
 
@@ -110,7 +110,7 @@ def test_while_the_answer_to_a_change_is_lost_the_watermark_needs_both_sets() ->
     scene.held = []
     scene.network.cut("b1", "b3")
     waiting = scene.produce(b"b")
-    scene.until("the shrink in the key", lambda: members(scene) == [1, 2], 15)
+    scene.until("the shrink in the key", lambda: isr(scene) == [1, 2], 15)
     scene.run(5)
     assert waiting.waiting
     assert leader.high_watermark == 1
@@ -124,7 +124,7 @@ def test_a_member_whose_joining_is_not_answered_yet_is_waited_for() -> None:
     scene.elect(1, (1, 2))
     scene.held = []
     scene.until_answered(scene.produce(b"a"))
-    scene.until("the join in the key", lambda: members(scene) == [1, 2, 3])
+    scene.until("the join in the key", lambda: isr(scene) == [1, 2, 3])
     scene.network.cut("b1", "b3")
     waiting = scene.produce(b"b")
     scene.run(1)
@@ -139,7 +139,7 @@ def test_a_broker_that_came_back_is_not_the_member_that_it_was() -> None:
     scene = Scene(brokers=(1, 2))
     leader = scene.elect(1, (1, 2))
     scene.until_answered(scene.produce(b"a"))
-    before = scene.keys[0].members[2]
+    before = scene.keys[0].isr[2]
     scene.kill(2)
     scene.start(2)
     scene.held = []
@@ -151,7 +151,7 @@ def test_a_broker_that_came_back_is_not_the_member_that_it_was() -> None:
     assert leader.high_watermark == 1
     scene.release_answers()
     scene.until_answered(waiting)
-    assert scene.keys[0].members[2] != before
+    assert scene.keys[0].isr[2] != before
 
 
 @proves("J10")
@@ -224,11 +224,11 @@ def test_a_follower_whose_disk_is_full_leaves_and_returns_when_there_is_room(lay
     disk = scene.disks[2]
     capacity, disk.capacity_bytes = disk.capacity_bytes, 0
     waiting = scene.produce(b"b", timeout_ms=60_000)
-    scene.until("the shrink", lambda: members(scene) == [1, 3], 15)
+    scene.until("the shrink", lambda: isr(scene) == [1, 3], 15)
     scene.until_answered(waiting)
     assert waiting.offset == 1
     disk.capacity_bytes = capacity
-    scene.until("the return", lambda: members(scene) == [1, 2, 3])
+    scene.until("the return", lambda: isr(scene) == [1, 2, 3])
     scene.settle()
 
 
@@ -244,11 +244,11 @@ def test_a_follower_whose_log_is_offline_leaves_and_asks_no_more(layout: str) ->
         if name.endswith(".log"):
             scene.disks[2].fail_sync(f"{folder}/{name}")
     waiting = scene.produce(b"b", timeout_ms=60_000)
-    scene.until("the shrink", lambda: members(scene) == [1, 3], 15)
+    scene.until("the shrink", lambda: isr(scene) == [1, 3], 15)
     scene.until_answered(waiting)
     assert scene.alive[2].log().offline is not None
     assert [end.broker for end, _ in scene.alive[1].replication._streams[scene.alive[1].partition()]] == [3]
     for _ in range(5):
         scene.until_answered(scene.produce(b"c"))
         scene.run(5)
-    assert members(scene) == [1, 3]
+    assert isr(scene) == [1, 3]

@@ -10,11 +10,11 @@ import pytest
 from headrace.errors import CorruptBatch
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.replication import frames, leader, leader_session
+from headrace.replication import frames, leader_session, streams
 from headrace.replication.frames import Frame, Kind, Reason, Stop, Subscribe
-from headrace.replication.leader import Stream
 from headrace.replication.leader_session import LeaderSession
 from headrace.replication.link import Link
+from headrace.replication.streams import Stream
 from headrace.storage.log import Log, ReadResult
 from headrace.storage.scan import WALK_WINDOW_BYTES
 from headrace.virtual.disk import VirtualDisk, VirtualFile
@@ -127,14 +127,14 @@ def test_a_subscription_takes_the_place_of_the_one_before() -> None:
     assert peer.kinds().count(Kind.APPEND) == 1
 
 
-def test_a_member_that_mends_below_what_is_committed_is_told_to_leave_and_the_set_is_looked_at() -> None:
+def test_a_member_that_mends_below_what_is_committed_is_told_to_leave_and_the_set_is_inspected() -> None:
     scene, peer = led()
     copied(peer)
     assert scene.alive[1].partition().high_watermark == 4
     peer.send(mending(2, 1, 4))
     assert [stop.reason for stop in stops(peer)] == [Reason.IN_SYNC]
     scene.run(0.1)
-    assert 9 not in scene.keys[0].members
+    assert 9 not in scene.keys[0].isr
     assert list(end_of(scene)._streams) == []
     peer.send(mending(3, 1, 4))
     assert peer.kinds()[-1] != Kind.STOP
@@ -151,7 +151,7 @@ def test_who_copies_no_more_and_is_no_member_is_forgotten() -> None:
     assert core is not None
     scene.held = []
     copied(peer)
-    core.confirmed({1: core.members[1]}, core.revision + 1)
+    core.confirmed({1: core.isr[1]}, core.revision + 1)
     peer.channel.send([frames.unsubscribe(1, 0)])
     scene.run(0.01)
     assert 9 not in core.followers
@@ -263,45 +263,45 @@ def test_a_follower_drops_nothing_that_its_leader_cannot_read(monkeypatch: pytes
 def test_what_a_follower_is_about_to_drop_is_read_a_piece_each_time_that_it_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "INSPECTION_BYTES", 1)
     scene, peer = led()
     for first in (1, 4):
         peer.frames.clear()
         for number in range(first, first + 3):
             peer.send(mending(number, 1, 4))
         assert [(stop.subscription, stop.reason) for stop in stops(peer)] == [
-            (first, Reason.LOOKING),
-            (first + 1, Reason.LOOKING),
+            (first, Reason.INSPECTING),
+            (first + 1, Reason.INSPECTING),
         ]
         assert peer.kinds().count(Kind.START) == 1
         assert list(end_of(scene)._streams) == [first + 2]
 
 
-def looked_at(scene: Scene, end: int, held: int, *, warm: bool = True) -> str:
+def inspected(scene: Scene, end: int, held: int, *, warm: bool = True) -> str:
     """How far the leader has read for a follower that would drop what is from there on, in its words."""
-    seen = end_of(scene)._look(Subscribe(1, bytes(16), 0, 0, 0, end, held), scene.alive[1].partition(), warm=warm)
+    seen = end_of(scene)._inspect(Subscribe(1, bytes(16), 0, 0, 0, end, held), scene.alive[1].partition(), warm=warm)
     return f"{Reason(seen.reason).name} {seen.text.removeprefix('orders-0: ')}" if isinstance(seen, Stop) else seen.name
 
 
 def test_a_look_goes_on_where_it_stood_and_begins_anew_for_who_asks_from_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "INSPECTION_BYTES", 1)
     scene, _ = led()
-    assert looked_at(scene, 1, 4) == "LOOKING read up to offset 2 of 4"
-    assert looked_at(scene, 2, 4) == "LOOKING read up to offset 3 of 4"
-    assert looked_at(scene, 1, 4) == "WHOLE"
-    assert looked_at(scene, 3, 4) == "WHOLE"
-    assert looked_at(scene, 0, 4) == "LOOKING read up to offset 1 of 4"
-    assert looked_at(scene, 1, 3) == "LOOKING read up to offset 2 of 3"
-    assert looked_at(scene, 1, 3) == "WHOLE"
-    assert looked_at(scene, 1, 9) == "WHOLE", "there is no more here"
+    assert inspected(scene, 1, 4) == "INSPECTING read up to offset 2 of 4"
+    assert inspected(scene, 2, 4) == "INSPECTING read up to offset 3 of 4"
+    assert inspected(scene, 1, 4) == "WHOLE"
+    assert inspected(scene, 3, 4) == "WHOLE"
+    assert inspected(scene, 0, 4) == "INSPECTING read up to offset 1 of 4"
+    assert inspected(scene, 1, 3) == "INSPECTING read up to offset 2 of 3"
+    assert inspected(scene, 1, 3) == "WHOLE"
+    assert inspected(scene, 1, 9) == "WHOLE", "there is no more here"
 
 
 def test_a_look_begins_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "INSPECTION_BYTES", 1)
     scene, peer = led()
     copied(peer)
     scene.alive[1].log().delete_before(2)
-    assert looked_at(scene, 0, 4) == "LOOKING read up to offset 3 of 4"
+    assert inspected(scene, 0, 4) == "INSPECTING read up to offset 3 of 4"
 
 
 def test_a_look_that_the_disk_refuses_for_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,23 +315,23 @@ def test_a_look_that_the_disk_refuses_for_now_is_tried_again(monkeypatch: pytest
         monkeypatch.setattr(type(log), "read", read)
 
     fail(OSError(errno.EMFILE, "too many"))
-    assert looked_at(scene, 1, 4).startswith("LOOKING ")
+    assert inspected(scene, 1, 4).startswith("INSPECTING ")
     fail(CorruptBatch("damaged"))
-    assert looked_at(scene, 1, 4) == "UNREADABLE damaged"
+    assert inspected(scene, 1, 4) == "UNREADABLE damaged"
     monkeypatch.undo()
 
     read = FileSlice.read
 
     def bad_sector(piece: FileSlice) -> bytes:
-        if piece.count > leader.HEADS_BYTES:
+        if piece.count > streams.HEADS_BYTES:
             raise OSError(errno.EIO, "bad sector")
         return read(piece)
 
     monkeypatch.setattr(FileSlice, "read", bad_sector)
-    monkeypatch.setattr(leader, "READ_WHOLE_BYTES", 0)
-    assert looked_at(scene, 1, 4).startswith("LOOKING "), "what was checked before is read too"
+    monkeypatch.setattr(streams, "READ_WHOLE_BYTES", 0)
+    assert inspected(scene, 1, 4).startswith("INSPECTING "), "what was checked before is read too"
     monkeypatch.undo()
-    assert looked_at(scene, 1, 4) == "WHOLE"
+    assert inspected(scene, 1, 4) == "WHOLE"
 
 
 def test_who_asks_for_the_same_again_makes_the_leader_doubt_its_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +461,7 @@ def test_a_stream_that_ends_while_it_catches_up_is_not_sent_from_again(monkeypat
 def test_a_read_that_brings_no_whole_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, peer = led()
     copied(peer)
-    monkeypatch.setattr(leader, "whole_batches", lambda _: ([], 0, 4))
+    monkeypatch.setattr(streams, "whole_batches", lambda _: ([], 0, 4))
     peer.frames.clear()
     scene.produce(b"more", acks=1)
     scene.run(0.05)
@@ -568,7 +568,7 @@ def test_what_the_disk_brings_for_a_look_that_nobody_waits_for_begins_no_stream(
 
 @pytest.mark.parametrize("is_cold", [True, False])
 def test_a_log_is_doubted_once_however_often_its_follower_asks(is_cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_session, "LOOK_BYTES", 1)
+    monkeypatch.setattr(leader_session, "INSPECTION_BYTES", 1)
     scene, peer = led()
     doubted: list[int] = []
     monkeypatch.setattr(type(scene.alive[1].log()), "doubt", lambda _: doubted.append(1))
@@ -578,7 +578,7 @@ def test_a_log_is_doubted_once_however_often_its_follower_asks(is_cold: bool, mo
         while asked:
             asked.pop()()
         scene.run(0.01)
-    assert [stop.reason for stop in stops(peer)] == [Reason.LOOKING] * 2
+    assert [stop.reason for stop in stops(peer)] == [Reason.INSPECTING] * 2
     assert len(doubted) == 1
 
 
@@ -592,11 +592,11 @@ def test_what_has_to_be_checked_is_looked_at_when_it_was(monkeypatch: pytest.Mon
         return read(each, offset, most, limit, warm=warm) if warm and is_checked else ReadResult((), 0, unchecked)
 
     monkeypatch.setattr(type(log), "read", doubtful)
-    assert looked_at(scene, 1, 4) == "WHOLE"
-    end_of(scene)._looked.clear()
+    assert inspected(scene, 1, 4) == "WHOLE"
+    end_of(scene)._inspected.clear()
     is_checked = False
-    assert looked_at(scene, 1, 4) == "LOOKING read up to offset 1 of 4", "nothing was read"
-    end_of(scene)._looked.clear()
+    assert inspected(scene, 1, 4) == "INSPECTING read up to offset 1 of 4", "nothing was read"
+    end_of(scene)._inspected.clear()
     is_checked = True
     peer.send(mending(1, 1, 4))
     assert stops(peer) == []

@@ -150,7 +150,7 @@ def test_a_new_follower_catches_up_at_its_rate_and_live_traffic_does_not_wait_fo
     took = scene.clock.now() - began
     assert 8 < took < 12
     assert slowest < 0.02
-    scene.until("the join", lambda: 3 in scene.keys[0].members)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr)
     scene.settle()
 
 

@@ -32,7 +32,7 @@ def damaged(layout: str) -> tuple[Scene, Broker]:
     flip(disk, "/data/@commitlog" if layout == "shared" else "/data/orders/orders-0")
     scene.start(2)
     key = scene.keys[0]
-    key.members[2], key.revision = scene.alive[2].incarnation, key.revision + 1
+    key.isr[2], key.revision = scene.alive[2].incarnation, key.revision + 1
     for number in scene.alive:
         scene.tell(number)
     scene.until_copying()
@@ -88,7 +88,7 @@ def test_a_follower_that_cannot_append_because_of_its_own_damage_copies_it_again
     scene.start(2)
     scene.elect(1, (1, 3))
     scene.until_answered(scene.produce(b"more"))
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     read_all(scene.alive[2])
     assert len(scene.alive[2].values()) == 41
@@ -118,7 +118,7 @@ def test_a_leader_that_cannot_tell_its_producers_for_damage_wants_to_follow(layo
     scene.elect(1, (1, 2, 3))
     scene.until_answered(scene.produce(b"more", producer=(7, 0, 40)))
     scene.until("mending", lambda: not scene.alive[2].partitions.damaged)
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     assert len(scene.alive[2].values()) == 41
 
@@ -198,7 +198,7 @@ def test_a_follower_copies_again_what_it_finds_damaged(layout: str) -> None:
     with pytest.raises(StorageFailed):
         read_all(broker)
     scene.run(0.5)
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     assert [change.removed for change in scene.changes] == [(2,), ()]
     read_all(broker)
     scene.settle()
@@ -241,17 +241,17 @@ def test_a_broker_started_anew_cuts_nothing_while_its_last_run_is_a_member(
     broker.partition().found_damage(20)
     broker.replication.tick()
 
-    members: list[set[int]] = []
+    isr: list[set[int]] = []
     truncate = type(broker.log()).truncate
 
     def cut(log: Log, offset: int) -> None:
-        members.append(set(scene.keys[0].members))
+        isr.append(set(scene.keys[0].isr))
         truncate(log, offset)
 
     monkeypatch.setattr(type(broker.log()), "truncate", cut)
     scene.until("mending", lambda: not broker.partitions.damaged)
-    assert members == [{1, 3}]
-    scene.until("the return", lambda: 2 in scene.keys[0].members)
+    assert isr == [{1, 3}]
+    scene.until("the return", lambda: 2 in scene.keys[0].isr)
     scene.settle()
     assert len(broker.values()) == 40
 
@@ -266,7 +266,7 @@ def test_a_leader_with_damage_is_mended_once_it_follows() -> None:
     assert broker.log().end_offset == 41
     scene.elect(1, (1, 2, 3))
     scene.until("its leaving the set", lambda: any(change.removed == (2,) for change in scene.changes))
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     read_all(broker)
 
@@ -285,7 +285,7 @@ def test_nothing_is_cut_where_the_leader_is_damaged_too() -> None:
     assert broker.log().end_offset == 40
     scene.elect(3, (1, 2, 3))
     scene.until("mending", lambda: not any(each.partitions.damaged for each in scene.alive.values()))
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     for each in scene.alive.values():
         read_all(each)
@@ -299,7 +299,7 @@ def test_damage_that_is_found_while_the_link_is_opened_again_is_mended() -> None
     with pytest.raises(StorageFailed):
         read_all(broker)
     scene.until("mending", lambda: not broker.partitions.damaged)
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     read_all(broker)
 
@@ -314,7 +314,7 @@ def test_a_cut_that_fails_holds_up_its_partition_alone() -> None:
     with pytest.raises(StorageFailed):
         read_all(broker)
     scene.until("mending", lambda: not broker.partitions.damaged)
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     assert link.connects == before
 
@@ -351,7 +351,7 @@ def test_what_the_epoch_began_with_is_not_cut_by_a_member_while_the_watermark_is
     assert broker.log().end_offset == 40, "cut while it could be elected"
     assert [change.removed for change in scene.changes] == [(2,)]
     scene.release_answers()
-    scene.until("the return", lambda: 2 in scene.keys[0].members)
+    scene.until("the return", lambda: 2 in scene.keys[0].isr)
     scene.kill(1)
     scene.network.heal("b1", "b3")
     scene.elect(2, (2, 3))

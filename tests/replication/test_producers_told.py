@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import DuplicateSequence, OutOfOrderSequence, StorageFailed
 from headrace.partitions.partition import Partition
-from headrace.replication import frames, leader
+from headrace.replication import frames, subscriptions
 from headrace.replication.frames import Kind, Producers, Reason, Start
 from headrace.storage import producers
 from headrace.storage.log import Log
@@ -34,7 +34,7 @@ def deleted(layout: str, *, power: int | None = None) -> Scene:
     scene.disks[3].sync_folder("/")
     scene.start(3)
     scene.tell(3)
-    scene.until("the join", lambda: 3 in scene.keys[0].members)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr)
     if power is not None:
         scene.run(1)
         scene.kill(3, power=power)
@@ -69,18 +69,18 @@ def test_a_batch_that_spans_the_start_is_known_once(layout: str) -> None:
     deletion = scene.delete_before(3)
     scene.until("the deletion", lambda: deletion.answered)
     scene.tell(3)
-    scene.until("the join", lambda: 3 in scene.keys[0].members)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr)
     told = scene.alive[3].log().producers_before(4)
     assert told[7].batches == (SequencedBatch(0, 1, 0), SequencedBatch(2, 3, 2))
 
 
 def test_many_producers_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "PRODUCERS_MAX", 3)
+    monkeypatch.setattr(subscriptions, "PRODUCERS_MAX", 3)
     scene = Scene(brokers=(1,))
     scene.elect(1, (1,))
     for number in range(7):
         scene.until_answered(scene.produce(b"value", producer=(number, 0, 0)))
-    told = leader.producers_before(Start(1, 0, 6, 7, 6), scene.alive[1].log())
+    told = subscriptions.producers_before(Start(1, 0, 6, 7, 6), scene.alive[1].log())
     parts = [producers.decode(each.snapshot) for each in told]
     assert [sorted(part or {}) for part in parts] == [[0, 1, 2], [3, 4, 5]], "the last is no older than the start"
 
@@ -120,7 +120,7 @@ def test_who_holds_nothing_waits_while_the_leader_cannot_tell_its_producers(
     monkeypatch.setattr(type(held.producers), "load", fail)
     monkeypatch.setattr(Partition, "found_damage", lambda _, offset: found.append(offset))
     peer.send(subscription(1, 1, -1))
-    assert [stop.reason for stop in stops(peer)] == [Reason.UNREADABLE if is_damaged else Reason.LOOKING]
+    assert [stop.reason for stop in stops(peer)] == [Reason.UNREADABLE if is_damaged else Reason.INSPECTING]
     assert not end_of(scene)._streams
     assert found == [1] * is_damaged
 

@@ -22,7 +22,7 @@ def test_a_level_without_replication_does_not_wait_for_followers(name: str) -> N
     assert leader.high_watermark == 0
     assert leader.read(0, 1000).count == 0
     scene.run(20)
-    assert sorted(scene.keys[0].members) == [1]
+    assert sorted(scene.keys[0].isr) == [1]
     alone = scene.produce(b"b")
     scene.until_answered(alone)
     assert alone.offset == 1

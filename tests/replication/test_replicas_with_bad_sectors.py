@@ -88,7 +88,7 @@ def test_it_is_mended_once_it_follows(layout: str, what: str) -> None:
     readable(one)
     scene.elect(2, (1, 2, 3))
     scene.until("mending", lambda: not one.partitions.damaged)
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     assert readable(one) == (set(range(RECORDS)), [])
 
@@ -111,7 +111,7 @@ def test_a_leader_notices_when_it_copies_to_a_follower(layout: str) -> None:
     scene.until("the report", lambda: one.partition() in one.partitions.damaged)
     scene.until("a copy of what comes before", lambda: two.log().end_offset == WHERE)
     scene.elect(3, (1, 3))
-    scene.until("the copy", lambda: len(scene.keys[0].members) == 3 and not one.partitions.damaged)
+    scene.until("the copy", lambda: len(scene.keys[0].isr) == 3 and not one.partitions.damaged)
     scene.settle()
     assert readable(one) == readable(two) == (set(range(RECORDS)), [])
 
@@ -127,7 +127,7 @@ def test_a_follower_cuts_nothing_for_a_leader_that_cannot_read_the_same_record(l
     assert scene.alive[2].log().end_offset == RECORDS
     scene.elect(3, (1, 2, 3))
     scene.until("mending", lambda: not any(each.partitions.damaged for each in scene.alive.values()))
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
 
 
@@ -143,24 +143,24 @@ def test_a_follower_does_not_drop_what_its_leader_cannot_read_elsewhere(layout: 
         readable(two)
     scene.run(10)
     assert two.log().end_offset == RECORDS
-    assert len(scene.keys[0].members) == 2, "it can still lead"
+    assert len(scene.keys[0].isr) == 2, "it can still lead"
     assert one.partition() in one.partitions.damaged
     scene.elect(2, (1, 2))
-    scene.until("mending", lambda: not one.partitions.damaged and len(scene.keys[0].members) == 2)
+    scene.until("mending", lambda: not one.partitions.damaged and len(scene.keys[0].isr) == 2)
     scene.elect(1, (1, 2))
-    scene.until("mending", lambda: not two.partitions.damaged and len(scene.keys[0].members) == 2)
+    scene.until("mending", lambda: not two.partitions.damaged and len(scene.keys[0].isr) == 2)
     scene.settle()
     assert readable(one) == readable(two) == (set(range(RECORDS)), [])
 
 
 def test_a_long_log_is_read_piece_by_piece_before_a_follower_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.replication.leader_session.LOOK_BYTES", 3000)
+    monkeypatch.setattr("headrace.replication.leader_session.INSPECTION_BYTES", 3000)
     scene = filled("partitioned")
     bad_sector(scene.disks[2], "partitioned")
     for _ in range(2):
         readable(scene.alive[2])
     scene.until("mending", lambda: not scene.alive[2].partitions.damaged)
-    scene.until("the return", lambda: len(scene.keys[0].members) == 3)
+    scene.until("the return", lambda: len(scene.keys[0].isr) == 3)
     scene.settle()
     assert readable(scene.alive[2]) == (set(range(RECORDS)), [])
 

@@ -8,7 +8,7 @@ from headrace.partitions.partition import Partition
 from headrace.records.batch import HEADER_BYTES
 from headrace.replication import frames, replication
 from headrace.replication.frames import Kind
-from headrace.replication.replication import DAMAGE_LOOK_SECONDS, LOOK_TICKS, Replication
+from headrace.replication.replication import DAMAGE_RETRY_SECONDS, JUDGEMENT_TICKS, Replication
 from replication.peer import Peer, subscription, with_leading_peer, with_peer
 from replication.scene import Scene
 
@@ -132,36 +132,36 @@ def test_a_budget_that_is_spent_comes_back_with_time() -> None:
 # From time to time.
 
 
-def test_each_led_partition_is_looked_at_once_in_so_many_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_led_partition_is_judged_once_in_so_many_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(brokers=(1, 2), partitions=25)
     for index in range(25):
         scene.elect(1, (1, 2), index)
     broker = scene.alive[1]
-    looked: list[int] = []
-    monkeypatch.setattr(Replication, "_look_at", lambda _, each: looked.append(each.topic_partition.partition))
-    broker.replication._looks_left = 0
+    judged: list[int] = []
+    monkeypatch.setattr(Replication, "_judge_isr", lambda _, each: judged.append(each.topic_partition.partition))
+    broker.replication._judgement_ticks_left = 0
     for _ in range(2):
-        looked.clear()
-        for _ in range(LOOK_TICKS):
-            broker.replication._look()
-        assert sorted(looked) == list(range(25))
-    looked.clear()
+        judged.clear()
+        for _ in range(JUDGEMENT_TICKS):
+            broker.replication._judge_some()
+        assert sorted(judged) == list(range(25))
+    judged.clear()
     scene.run(1.05)
-    assert set(looked) == set(range(25)), "a tick does it"
+    assert set(judged) == set(range(25)), "a tick does it"
 
 
 @pytest.mark.parametrize(
-    ("members", "replicas", "is_shared"),
+    ("isr", "replicas", "has_followers"),
     [((1,), (1,), False), ((1,), (1, 2), True), ((1, 2), (1,), True), ((1, 2), (1, 2), True), ((1,), (), False)],
 )
-def test_only_partitions_with_other_replicas_are_looked_at(
-    members: tuple[int, ...], replicas: tuple[int, ...], is_shared: bool
+def test_only_partitions_with_other_replicas_are_judged(
+    isr: tuple[int, ...], replicas: tuple[int, ...], has_followers: bool
 ) -> None:
     scene = Scene(brokers=(1,))
     broker = scene.alive[1]
-    led = broker.partitions.lead(broker.log(), 7, {each: f"run-{each}" for each in members}, replicas)
-    assert broker.replication._is_shared(led) is is_shared
-    assert not broker.replication._is_shared(broker.partitions.follow(broker.log(), 8, 2))
+    led = broker.partitions.lead(broker.log(), 7, {each: f"run-{each}" for each in isr}, replicas)
+    assert broker.replication._has_followers(led) is has_followers
+    assert not broker.replication._has_followers(broker.partitions.follow(broker.log(), 8, 2))
 
 
 def test_a_broker_that_has_stopped_and_one_that_does_not_lead_want_no_other_set(
@@ -171,20 +171,20 @@ def test_a_broker_that_has_stopped_and_one_that_does_not_lead_want_no_other_set(
     broker = scene.alive[1]
     led = broker.partition()
     assert led.core is not None
-    wanted = led.core.wanted_change
+    wanted = led.core.judge_isr
     asked: list[int] = []
 
     def noted(*given: object) -> object:
         asked.append(1)
         return wanted(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(led.core), "wanted_change", lambda _, *given: noted(*given))
-    broker.replication._look_at(led)
+    monkeypatch.setattr(type(led.core), "judge_isr", lambda _, *given: noted(*given))
+    broker.replication._judge_isr(led)
     assert len(asked) == 1
     broker.replication._closed = True
-    broker.replication._look_at(led)
+    broker.replication._judge_isr(led)
     broker.replication._closed = False
-    broker.replication._look_at(broker.partitions.follow(broker.log(), 5, 9))
+    broker.replication._judge_isr(broker.partitions.follow(broker.log(), 5, 9))
     assert len(asked) == 1
 
 
@@ -217,11 +217,11 @@ def test_a_place_that_cannot_be_read_is_tried_again_now_and_then(monkeypatch: py
     monkeypatch.setattr(replication, "_can_read", can_read)
     partition, damaged = scene.alive[1].partition(), scene.alive[1].partitions.damaged
     partition.found_damage(2)
-    scene.run(3 * DAMAGE_LOOK_SECONDS)
+    scene.run(3 * DAMAGE_RETRY_SECONDS)
     assert 2 <= len(tried) <= 4
     assert damaged == {partition: 2}
     is_whole = True
-    scene.run(DAMAGE_LOOK_SECONDS + 1)
+    scene.run(DAMAGE_RETRY_SECONDS + 1)
     assert damaged == {}
 
 

@@ -91,12 +91,12 @@ def test_a_dead_member_is_waited_for_until_it_has_left_the_set(layout: str) -> N
     assert leader.log.start_offset == 0
     assert leader.read(0, 1000).count
     scene.until("the answer", lambda: deletion.answered)
-    assert 3 not in scene.keys[0].members
+    assert 3 not in scene.keys[0].isr
     assert scene.starts() == {1: 30, 2: 30}
     scene.start(3)
     scene.tell(3)
     assert scene.alive[3].log().start_offset == 0
-    scene.until("the join", lambda: 3 in scene.keys[0].members)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr)
     assert scene.alive[3].log().safe_start_offset == 30
 
 
@@ -197,7 +197,7 @@ def test_a_member_that_cannot_keep_its_start_leaves_the_set(layout: str, monkeyp
     scene.run(START_SECONDS_MAX - 1)
     assert not deletion.answered
     scene.until("the answer", lambda: deletion.answered)
-    assert sorted(scene.keys[0].members) == [1, 2]
+    assert sorted(scene.keys[0].isr) == [1, 2]
 
 
 @proves("F6")
@@ -213,7 +213,7 @@ def test_a_follower_that_begins_anew_has_its_leaders_start_safe_before_it_joins(
     scene.run(1)
     scene.start(2)
     scene.tell(2)
-    scene.until("the join", lambda: 2 in scene.keys[0].members)
+    scene.until("the join", lambda: 2 in scene.keys[0].isr)
     scene.kill(2, power=1)
     scene.start(2)
     assert scene.alive[2].log().start_offset == 52
@@ -249,23 +249,23 @@ def test_no_course_of_deletions_kills_and_elections_lowers_a_start(layout: str, 
         return told
 
     def elect() -> None:
-        members = [
+        isr = [
             number
-            for number, run in scene.keys[0].members.items()
+            for number, run in scene.keys[0].isr.items()
             if number in scene.alive and scene.alive[number].incarnation == run
         ]
-        if members:
-            scene.elect(chance.choice(members), members)
+        if isr:
+            scene.elect(chance.choice(isr), isr)
 
     def restart() -> None:
         number = chance.choice(list(scene.alive))
-        was_member = number in scene.keys[0].members
+        was_member = number in scene.keys[0].isr
         scene.kill(number, power=chance.randrange(1000) if chance.random() < 0.7 else None)
         scene.run(chance.choice((0.0, 0.05, 2.0)))
         look()
         scene.start(number)
-        if was_member and number in scene.keys[0].members:  # carried over: with durability disk nothing is lost
-            scene.keys[0].members[number] = scene.alive[number].incarnation
+        if was_member and number in scene.keys[0].isr:  # carried over: with durability disk nothing is lost
+            scene.keys[0].isr[number] = scene.alive[number].incarnation
             scene.keys[0].revision += 1
         elect()
 

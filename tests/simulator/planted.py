@@ -20,10 +20,10 @@ from headrace.cluster.eligibility import Eligibility
 from headrace.cluster.image import NO_LEADER, Broker, Image, PartitionState
 from headrace.cluster.lineage import MetadataWatch
 from headrace.groups.records import OffsetAndMetadata
-from headrace.partitions.leader_core import LeaderCore, Progress
+from headrace.partitions.leader_core import FollowerState, LeaderCore
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.replication import follower_session, leader
+from headrace.replication import follower_session, subscriptions
 from headrace.replication.follower import FollowedPartition
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
 from headrace.storage import compaction, folder, rewritten, shortfall
@@ -73,7 +73,7 @@ def acknowledge_before_the_sync(stack: ExitStack) -> None:
     init = LeaderCore.__init__
 
     def built(self: LeaderCore, *args: Any, **named: Any) -> None:
-        init(self, *args, **{**named, "flushed_counts": False})
+        init(self, *args, **{**named, "flush_required": False})
 
     swap(stack, LeaderCore, "__init__", built)
     swap(stack, Partition, "local_position", lambda self: self.log.written_offset)
@@ -83,27 +83,27 @@ def acknowledge_before_the_sync(stack: ExitStack) -> None:
 @plant
 def start_without_comparing_epochs(stack: ExitStack) -> None:
     """A follower whose log is not longer than the leader's begins to copy at its own end."""
-    answer = leader.answer
+    answer = subscriptions.answer
 
     def told(asked: Subscribe, log: Log, watermark: int) -> Answer:
         if log.start_offset <= asked.end <= log.end_offset:
             return Start(asked.subscription, asked.epoch, asked.end, watermark, log.start_offset)
         return answer(asked, log, watermark)
 
-    swap(stack, leader, "answer", told)
+    swap(stack, subscriptions, "answer", told)
 
 
 @plant
 def watermark_ignores_a_member(stack: ExitStack) -> None:
     """The last member of the set is not waited for."""
-    recount = LeaderCore._recount
+    recount = LeaderCore._update_quorum
 
     def counted(self: LeaderCore) -> None:
         recount(self)
-        if self.counted is not None:
-            self.counted = self.counted[:-1]
+        if self.needed_followers is not None:
+            self.needed_followers = self.needed_followers[:-1]
 
-    swap(stack, LeaderCore, "_recount", counted)
+    swap(stack, LeaderCore, "_update_quorum", counted)
 
 
 @plant
@@ -151,11 +151,11 @@ def truncate_to_the_watermark(stack: ExitStack) -> None:
 def join_below_the_epoch_start(stack: ExitStack) -> None:
     """A follower that has the leader's watermark is in sync, whatever the epoch began with."""
 
-    def may_join(self: LeaderCore, broker: int, progress: Progress, *_: Any) -> bool:
-        position = progress.flushed if self.flushed_counts else progress.written
+    def may_join(self: LeaderCore, broker: int, follower: FollowerState, *_: Any) -> bool:
+        position = follower.flushed if self.flush_required else follower.written
         return broker in self.replicas and position >= min(self.high_watermark, self.epoch_start)
 
-    swap(stack, LeaderCore, "_may_join", may_join)
+    swap(stack, LeaderCore, "_judge_candidate", may_join)
 
 
 @plant
@@ -164,22 +164,24 @@ def keep_positions_from_before_a_cut(stack: ExitStack) -> None:
     """What a follower told in an earlier subscription still counts."""
     subscribed = LeaderCore.subscribed
 
-    def kept(self: LeaderCore, broker: int, *args: Any) -> Progress:
+    def kept(self: LeaderCore, broker: int, *args: Any) -> FollowerState:
         before = self.followers.get(broker)
-        progress = subscribed(self, broker, *args)
+        follower = subscribed(self, broker, *args)
         if before is not None:
-            progress.received, progress.written, progress.flushed = before.received, before.written, before.flushed
-            progress.has_lost = False
-        return progress
+            follower.received, follower.written, follower.flushed = before.received, before.written, before.flushed
+            follower.below_committed = False
+        return follower
 
-    heard = LeaderCore.heard
+    heard = LeaderCore.position_reported
 
-    def higher(self: LeaderCore, progress: Progress, received: int, written: int, flushed: int, *rest: Any) -> bool:
-        received, written = max(received, progress.received), max(written, progress.written)
-        return heard(self, progress, received, written, max(flushed, progress.flushed), *rest)
+    def higher(
+        self: LeaderCore, follower: FollowerState, received: int, written: int, flushed: int, *rest: Any
+    ) -> bool:
+        received, written = max(received, follower.received), max(written, follower.written)
+        return heard(self, follower, received, written, max(flushed, follower.flushed), *rest)
 
     swap(stack, LeaderCore, "subscribed", kept)
-    swap(stack, LeaderCore, "heard", higher)
+    swap(stack, LeaderCore, "position_reported", higher)
 
 
 @plant
@@ -191,16 +193,16 @@ def ignore_the_incarnation(stack: ExitStack) -> None:
 @plant
 def use_the_proposed_set_alone(stack: ExitStack) -> None:
     """While a change of the set is not answered, the watermark needs the new set only."""
-    recount = LeaderCore._recount
+    recount = LeaderCore._update_quorum
 
     def counted(self: LeaderCore) -> None:
-        members, proposed = self.members, self.proposed_members
+        members, proposed = self.isr, self.proposed_isr
         if proposed is not None:
-            self.members, self.proposed_members = dict(proposed), None
+            self.isr, self.proposed_isr = dict(proposed), None
         recount(self)
-        self.members, self.proposed_members = members, proposed
+        self.isr, self.proposed_isr = members, proposed
 
-    swap(stack, LeaderCore, "_recount", counted)
+    swap(stack, LeaderCore, "_update_quorum", counted)
 
 
 @plant
@@ -264,7 +266,7 @@ def keep_the_epoch_of_a_returned_leader(stack: ExitStack) -> None:
 @plant
 def begin_anew_instead_of_cutting(stack: ExitStack) -> None:
     """A follower that differs drops everything and counts as a member while it copies."""
-    answer = leader.answer
+    answer = subscriptions.answer
 
     def told(asked: Subscribe, log: Log, watermark: int) -> Answer:
         found = answer(asked, log, watermark)
@@ -272,7 +274,7 @@ def begin_anew_instead_of_cutting(stack: ExitStack) -> None:
             return found
         return Reset(asked.subscription, asked.epoch, log.start_offset)
 
-    swap(stack, leader, "answer", told)
+    swap(stack, subscriptions, "answer", told)
 
 
 @plant
@@ -309,16 +311,16 @@ def leave_damage_as_it_is(stack: ExitStack) -> None:
 @plant
 def join_by_what_is_only_written(stack: ExitStack) -> None:
     """A follower comes into the set by what it has written, though what is synced counts."""
-    may_join = LeaderCore._may_join
+    may_join = LeaderCore._judge_candidate
 
-    def joins(self: LeaderCore, broker: int, progress: Progress, *rest: Any) -> bool:
-        flushed, progress.flushed = progress.flushed, progress.written
+    def joins(self: LeaderCore, broker: int, follower: FollowerState, *rest: Any) -> bool:
+        flushed, follower.flushed = follower.flushed, follower.written
         try:
-            return may_join(self, broker, progress, *rest)
+            return may_join(self, broker, follower, *rest)
         finally:
-            progress.flushed = flushed
+            follower.flushed = flushed
 
-    swap(stack, LeaderCore, "_may_join", joins)
+    swap(stack, LeaderCore, "_judge_candidate", joins)
 
 
 @plant
@@ -460,13 +462,13 @@ def count_what_is_written_after_a_change_to_disk(stack: ExitStack) -> None:
     """A leader whose topic comes to ask for syncs goes on counting what is written."""
     changed = LeaderCore.durability_changed
 
-    def kept(self: LeaderCore, *, flushed_counts: bool, position: int) -> bool:
-        return False if flushed_counts else changed(self, flushed_counts=False, position=position)
+    def kept(self: LeaderCore, *, flush_required: bool, position: int) -> bool:
+        return False if flush_required else changed(self, flush_required=False, position=position)
 
     position = Partition.local_position
 
     def local(self: Partition) -> int:
-        written = self.core is not None and not self.core.flushed_counts
+        written = self.core is not None and not self.core.flush_required
         return self.log.written_offset if written else position(self)
 
     swap(stack, LeaderCore, "durability_changed", kept)

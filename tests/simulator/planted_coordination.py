@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from headrace.cluster.in_sync_replicas import InSyncReplicas
+from headrace.cluster.isr_writer import IsrWriter
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import KeyValue, Listing, WatchResponse
 from headrace.virtual.coordination import DEADLINE_SECONDS, CoordinationStore
@@ -64,13 +64,13 @@ def read_what_one_node_knows(stack: ExitStack) -> None:
     swap(stack, QuorumClient, "get", get_at)
 
 
-@found_by("tests/cluster/test_in_sync_replicas.py")
+@found_by("tests/cluster/test_isr_writer.py")
 @plant
 def judge_a_lost_answer_by_the_view(stack: ExitStack) -> None:
     """A change of an in-sync set whose answer was lost counts as not made, because the view does not show it yet."""
-    carry_out = InSyncReplicas._carry_out
+    carry_out = IsrWriter._carry_out
 
-    async def judged(self: InSyncReplicas, proposals: Sequence[Any]) -> None:
+    async def judged(self: IsrWriter, proposals: Sequence[Any]) -> None:
         try:
             await carry_out(self, proposals)
         except CoordinationError:
@@ -78,4 +78,4 @@ def judge_a_lost_answer_by_the_view(stack: ExitStack) -> None:
                 self._refused(proposal)
             raise
 
-    swap(stack, InSyncReplicas, "_carry_out", judged)
+    swap(stack, IsrWriter, "_carry_out", judged)

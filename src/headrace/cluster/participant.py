@@ -23,8 +23,8 @@ from headrace.cluster.controller import Controller
 from headrace.cluster.controller_core import Rules
 from headrace.cluster.deletions import Deletions
 from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, PartitionState, Previous, Topic
-from headrace.cluster.in_sync_replicas import InSyncReplicas
 from headrace.cluster.incarnation import IncarnationFile
+from headrace.cluster.isr_writer import IsrWriter
 from headrace.cluster.lineage import MetadataWatch
 from headrace.cluster.membership import Membership, settle_cluster_id
 from headrace.cluster.replica_reports import ReplicaReports
@@ -305,10 +305,10 @@ class Participant:
         self._built.push_async_callback(member.close)
         self.assignment.join()
         self.view.listen(member.follow)
-        self.in_sync = InSyncReplicas(
+        self.isr_writer = IsrWriter(
             self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
         )
-        self.replication.on_change = self.in_sync.want
+        self.replication.on_change = self.isr_writer.want
         self.replication.on_failure = self._failed
         self.reports = ReplicaReports(
             self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
@@ -326,7 +326,7 @@ class Participant:
             lambda: internal_replicas(self.effective_settings()),
             self._is_held,
         )
-        for part in (self.in_sync, self.reports, self.controller, self._deletions(member)):
+        for part in (self.isr_writer, self.reports, self.controller, self._deletions(member)):
             part.start()
             self._built.push_async_callback(part.close)
         try:

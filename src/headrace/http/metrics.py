@@ -73,7 +73,7 @@ def _logs(services: HttpServices) -> Iterator[Sample]:
         labels = (("topic", where.topic), ("partition", str(where.partition)))
         if partition.core is not None:
             in_sync = "Replicas in sync, of a partition led here."
-            yield Sample("headrace_in_sync_replicas", "gauge", in_sync, labels, len(partition.core.members))
+            yield Sample("headrace_in_sync_replicas", "gauge", in_sync, labels, len(partition.core.isr))
         yield Sample("headrace_log_bytes", "gauge", "Size of a partition's log.", labels, log.size_bytes)
         yield Sample("headrace_log_start_offset", "gauge", "First offset of a log.", labels, log.start_offset)
         yield Sample("headrace_log_end_offset", "gauge", "Offset of the next record.", labels, log.end_offset)

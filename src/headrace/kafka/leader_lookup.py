@@ -137,10 +137,10 @@ def preferred_replica(services: Services, partition: Partition, offset: int, rac
     if core is None or rack == services.settings["rack"] or offset > partition.high_watermark:
         return None
     best, furthest = None, -1
-    for broker, progress in core.followers.items():
-        if not core.is_member(broker, progress.incarnation) or offset > progress.written:
+    for broker, follower in core.followers.items():
+        if not core.is_in_sync(broker, follower.incarnation) or offset > follower.written:
             continue
         known = brokers.get(broker)
-        if known is not None and known.rack == rack and progress.written > furthest:
-            best, furthest = broker, progress.written
+        if known is not None and known.rack == rack and follower.written > furthest:
+            best, furthest = broker, follower.written
     return best

@@ -34,10 +34,10 @@ NEVER_REACHED: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class SetChange:
-    """The in-sync set as its leader wants it: broker to incarnation."""
+class IsrChange:
+    """The in-sync set as its leader wants it, broker to incarnation, and in what it differs from what it is."""
 
-    members: Mapping[int, str]
+    isr: Mapping[int, str]
     added: tuple[int, ...]
     removed: tuple[int, ...]
     reason: str
@@ -52,18 +52,18 @@ class LagLimits:
     round_seconds: float = 0.0
 
 
-class Progress:
+class FollowerState:
     """A follower in one incarnation and one subscription; offsets below which it has everything."""
 
     __slots__ = (
+        "below_committed",
         "caught_up_at",
-        "end_then",
         "flushed",
-        "has_lost",
-        "heard_at",
         "incarnation",
+        "leader_end_at_report",
         "queued",
         "received",
+        "reported_at",
         "rounds_judged_at",
         "sent",
         "start",
@@ -79,11 +79,11 @@ class Progress:
         """Where its log begins, safe on its disk."""
         self.start_due_at = now
         """Since when it begins below what is wanted, if it does, and has not come nearer."""
-        self.caught_up_at = self.heard_at = now
-        """When it last held all that the leader had; when it last told its position."""
-        self.end_then = NEVER_REACHED
-        """Where the leader's log ended when it last told its position."""
-        self.has_lost = False
+        self.caught_up_at = self.reported_at = now
+        """When it last held all that the leader had; when it last reported its positions."""
+        self.leader_end_at_report = NEVER_REACHED
+        """Where the leader's log ended at that report: who holds that at a later one held all that there was then."""
+        self.below_committed = False
         """It began below what may be committed, which no member of the set may."""
         self.strikes = 0
         """Slow rounds less quick ones, from 0 to `STRIKES_TO_LEAVE`; then `STRIKES_TO_STAY_OUT`, less quick ones."""
@@ -100,18 +100,18 @@ class LeaderCore:
         "_pause_until",
         "adding",
         "broker",
-        "counted",
-        "enough_in_sync",
         "epoch",
         "epoch_start",
-        "flushed_counts",
+        "flush_required",
         "followers",
+        "has_min_isr",
         "high_watermark",
         "incarnation",
-        "members",
-        "min_in_sync",
+        "isr",
+        "min_isr",
+        "needed_followers",
         "position",
-        "proposed_members",
+        "proposed_isr",
         "replicas",
         "revision",
         "start",
@@ -124,27 +124,27 @@ class LeaderCore:
         epoch: int,
         epoch_start: int,
         high_watermark: int,
-        members: Mapping[int, str],
-        min_in_sync: int = 1,
+        isr: Mapping[int, str],
+        min_isr: int = 1,
         *,
         replicas: Iterable[int] = (),
         adding: Iterable[int] = (),
-        flushed_counts: bool = False,
+        flush_required: bool = False,
         revision: int = 0,
         now: float = 0.0,
         own_start: int = 0,
         told_start: int = 0,
     ) -> None:
         self.broker = broker
-        self.incarnation = members[broker]
+        self.incarnation = isr[broker]
         self.epoch = epoch
         self.epoch_start = epoch_start
         self.high_watermark = high_watermark
-        self.members = dict(members)
-        self.proposed_members: Mapping[int, str] | None = None
-        self.replicas = tuple(replicas) or tuple(members)
+        self.isr = dict(isr)
+        self.proposed_isr: Mapping[int, str] | None = None
+        self.replicas = tuple(replicas) or tuple(isr)
         self.adding = tuple(adding)
-        self.flushed_counts = flushed_counts
+        self.flush_required = flush_required
         self.revision = revision
         """Of the key that the set was read from; an older one says nothing new."""
         self._own_start = own_start
@@ -154,29 +154,26 @@ class LeaderCore:
         """Where it begins, as consumers are told; `told_start` is what they were told before this epoch, as far as this
         broker knows."""
         self.position = high_watermark
-        self.followers: dict[int, Progress] = {}
-        self._min_setting = min_in_sync
+        self.followers: dict[int, FollowerState] = {}
+        self._min_setting = min_isr
         self._began_at = now
         self._pause_until = now
-        self.counted: tuple[Progress, ...] | None = ()
-        """Followers whose positions the watermark needs; None: one of them has told none yet."""
-        self._recount()
+        self.needed_followers: tuple[FollowerState, ...] | None = ()
+        """Those whose positions the watermark needs; None: the set names one of them, or the leader, in an incarnation
+        that is not here."""
+        self._update_quorum()
 
-    @property
-    def in_sync(self) -> frozenset[int]:
-        return frozenset(self.members)
+    def is_in_sync(self, broker: int, incarnation: str) -> bool:
+        return self.isr.get(broker) == incarnation
 
-    def is_member(self, broker: int, incarnation: str) -> bool:
-        return self.members.get(broker) == incarnation
+    def may_be_in_sync(self, broker: int, incarnation: str) -> bool:
+        """Whether it is in the set, or in the proposed one, which may hold by now."""
+        proposed = self.proposed_isr
+        return self.is_in_sync(broker, incarnation) or (proposed is not None and proposed.get(broker) == incarnation)
 
-    def counts(self, broker: int, incarnation: str) -> bool:
-        """Whether it is a member, or may be one for all that is known."""
-        proposed = self.proposed_members
-        return self.is_member(broker, incarnation) or (proposed is not None and proposed.get(broker) == incarnation)
-
-    def may_count(self, broker: int) -> bool:
-        """Whether it is a member in any incarnation: the controller may carry it over to the one that it has now."""
-        return broker in self.members or (self.proposed_members is not None and broker in self.proposed_members)
+    def may_be_carried_over(self, broker: int) -> bool:
+        """Whether either set has it in any incarnation: the controller may carry it over to the one that it has now."""
+        return broker in self.isr or (self.proposed_isr is not None and broker in self.proposed_isr)
 
     # Positions.
 
@@ -187,18 +184,18 @@ class LeaderCore:
         self.position = position
         return self._advance()
 
-    def subscribed(self, broker: int, incarnation: str, from_offset: int, now: float) -> Progress:
+    def subscribed(self, broker: int, incarnation: str, from_offset: int, now: float) -> FollowerState:
         """A follower begins, or begins again, to copy from this offset: what it told before counts no more."""
         before = self.followers.get(broker)
-        progress = self.followers[broker] = Progress(incarnation, now)
+        follower = self.followers[broker] = FollowerState(incarnation, now)
         if before is not None and before.incarnation == incarnation:
-            progress.caught_up_at = before.caught_up_at
-            progress.end_then, progress.heard_at = before.end_then, before.heard_at
-            progress.strikes, progress.rounds_judged_at = before.strikes, before.rounds_judged_at
-            progress.start_due_at = before.start_due_at
-        progress.has_lost = from_offset < self.high_watermark
-        self._recount()
-        return progress
+            follower.caught_up_at = before.caught_up_at
+            follower.leader_end_at_report, follower.reported_at = before.leader_end_at_report, before.reported_at
+            follower.strikes, follower.rounds_judged_at = before.strikes, before.rounds_judged_at
+            follower.start_due_at = before.start_due_at
+        follower.below_committed = from_offset < self.high_watermark
+        self._update_quorum()
+        return follower
 
     def committed_before(self, *, mends: bool) -> int:
         """No member may lack anything below this offset. After a restart of all replicas the watermark is an old one:
@@ -206,78 +203,78 @@ class LeaderCore:
         shows that it is not; one that drops what it held, to mend it, shows nothing."""
         return max(self.high_watermark, self.epoch_start) if mends else self.high_watermark
 
-    def must_leave(self, broker: int, incarnation: str, from_offset: int, now: float) -> None:
+    def asked_below_committed(self, broker: int, incarnation: str, from_offset: int, now: float) -> None:
         """A member asks for what may be committed: it goes out of the set before it gets it."""
-        self.subscribed(broker, incarnation, from_offset, now).has_lost = True
+        self.subscribed(broker, incarnation, from_offset, now).below_committed = True
 
-    def unsubscribed(self, broker: int, progress: Progress) -> None:
+    def unsubscribed(self, broker: int, follower: FollowerState) -> None:
         """Its link is gone; a member holds what it last told until it leaves the set or tells otherwise."""
-        if self.followers.get(broker) is progress and self.members.get(broker) != progress.incarnation:
+        if self.followers.get(broker) is follower and self.isr.get(broker) != follower.incarnation:
             del self.followers[broker]
-            self._recount()
+            self._update_quorum()
 
-    def heard(
-        self, progress: Progress, received: int, written: int, flushed: int, end: int, now: float, start: int = 0
+    def position_reported(
+        self, follower: FollowerState, received: int, written: int, flushed: int, end: int, now: float, start: int = 0
     ) -> bool:
-        """A follower told its positions, and where its log begins; `end` is where the leader's own log ends."""
-        if UNKNOWN < progress.start < start:
-            progress.start_due_at = now
-        progress.received, progress.written, progress.flushed, progress.start = received, written, flushed, start
-        position = flushed if self.flushed_counts else written
+        """A follower reported its positions, and where its log begins; `end` is where the leader's own log ends."""
+        if UNKNOWN < follower.start < start:
+            follower.start_due_at = now
+        follower.received, follower.written, follower.flushed, follower.start = received, written, flushed, start
+        position = flushed if self.flush_required else written
         if position >= end:
-            progress.caught_up_at = now
-        elif position >= progress.end_then:
-            progress.caught_up_at = max(progress.caught_up_at, progress.heard_at)
-        progress.end_then, progress.heard_at = end, now
-        if progress.has_lost and position >= self.high_watermark:
-            progress.has_lost = False
+            follower.caught_up_at = now
+        elif position >= follower.leader_end_at_report:
+            follower.caught_up_at = max(follower.caught_up_at, follower.reported_at)
+        follower.leader_end_at_report, follower.reported_at = end, now
+        if follower.below_committed and position >= self.high_watermark:
+            follower.below_committed = False
         return self._advance()
 
-    def min_in_sync_changed(self, min_in_sync: int) -> bool:
+    def min_isr_changed(self, min_isr: int) -> bool:
         """The setting was altered; 0 is a majority of the replicas."""
-        self._min_setting = min_in_sync
-        self._recount()
+        self._min_setting = min_isr
+        self._update_quorum()
         return self._advance()
 
     def replicas_changed(self, replicas: Iterable[int], adding: Iterable[int] = ()) -> bool:
         """`adding` are those that a move is only about to make replicas: a majority is one without them."""
         self.replicas, self.adding = tuple(replicas), tuple(adding)
         for broker in [broker for broker in self.followers if broker not in self.replicas]:
-            if broker not in self.members:
+            if broker not in self.isr:
                 del self.followers[broker]
-        self._recount()
+        self._update_quorum()
         return self._advance()
 
-    def durability_changed(self, *, flushed_counts: bool, position: int) -> bool:
+    def durability_changed(self, *, flush_required: bool, position: int) -> bool:
         """The setting was altered; `position` is what the leader itself holds in the way that counts from now on."""
-        self.flushed_counts, self.position = flushed_counts, position
+        self.flush_required, self.position = flush_required, position
         return self._advance()
 
-    def _recount(self) -> None:
-        sets = (self.members,) if self.proposed_members is None else (self.members, self.proposed_members)
-        counted: dict[Progress, None] = {}
-        unheard = any(members.get(self.broker) != self.incarnation for members in sets)
-        for members in sets:
-            for broker, incarnation in members.items():
+    def _update_quorum(self) -> None:
+        sets = (self.isr,) if self.proposed_isr is None else (self.isr, self.proposed_isr)
+        needed: dict[FollowerState, None] = {}
+        unheard = any(isr.get(self.broker) != self.incarnation for isr in sets)
+        for isr in sets:
+            for broker, incarnation in isr.items():
                 if broker == self.broker:
                     continue
-                progress = self.followers.get(broker)
-                if progress is None or progress.incarnation != incarnation:
+                follower = self.followers.get(broker)
+                if follower is None or follower.incarnation != incarnation:
                     unheard = True
                 else:
-                    counted[progress] = None
-        self.counted = None if unheard else tuple(counted)
-        self.min_in_sync = self._min_setting or majority(len(self.replicas) - len(self.adding))
+                    needed[follower] = None
+        self.needed_followers = None if unheard else tuple(needed)
+        self.min_isr = self._min_setting or majority(len(self.replicas) - len(self.adding))
         sure = sets[0].items() if len(sets) == 1 else sets[0].items() & sets[1].items()
-        self.enough_in_sync = len(sure) >= self.min_in_sync
+        self.has_min_isr = len(sure) >= self.min_isr
 
     def _advance(self) -> bool:
-        counted = self.counted
-        if counted is None or not self.enough_in_sync:
+        needed = self.needed_followers
+        if needed is None or not self.has_min_isr:
             return False
         least = self.position
-        for progress in counted:
-            position = progress.flushed if self.flushed_counts else progress.written
+        for follower in needed:
+            position = follower.flushed if self.flush_required else follower.written
             least = min(least, position)
         if least <= self.high_watermark:
             return False
@@ -289,17 +286,17 @@ class LeaderCore:
     def want_start(self, offset: int, now: float) -> None:
         """All that lies below this offset, and is committed, is to be deleted."""
         assert offset <= self.high_watermark, "what is not committed is not deleted"
-        for progress in self.followers.values():
-            if self.wanted_start <= progress.start < offset:
-                progress.start_due_at = now
+        for follower in self.followers.values():
+            if self.wanted_start <= follower.start < offset:
+                follower.start_due_at = now
         self.wanted_start = max(self.wanted_start, offset)
 
     def agreed_start(self) -> int:
         """Where all followers that count have their starts safe on disk: so far the leader may raise its own."""
-        counted = self.counted
-        if counted is None:
+        needed = self.needed_followers
+        if needed is None:
             return UNKNOWN
-        return min(self.wanted_start, min((progress.start for progress in counted), default=self.wanted_start))
+        return min(self.wanted_start, min((follower.start for follower in needed), default=self.wanted_start))
 
     def start_safe(self, offset: int) -> bool:
         """The leader's own start is safe on disk. True: what consumers are told rose."""
@@ -311,112 +308,122 @@ class LeaderCore:
 
     # The in-sync set.
 
-    def wanted_change(self, now: float, end: int, heard_at: Mapping[int, float], limits: LagLimits) -> SetChange | None:
-        """The set as it should be, if that is not as it is. `heard_at` says when each broker's link last spoke."""
-        if self.proposed_members is not None or now < self._pause_until:
-            return None
-        members = dict(self.members)
-        reasons: list[str] = []
-        for broker, incarnation in self.members.items():
-            if broker != self.broker and (why := self._why_out(broker, incarnation, now, end, heard_at, limits)):
-                del members[broker]
-                reasons.append(f"{broker} {why}")
-        for broker, progress in self.followers.items():
-            if self.is_member(broker, progress.incarnation) or self._silent(broker, now, heard_at) > limits.lag_seconds:
-                continue
-            if self._may_join(broker, progress, now, end, limits):
-                members[broker] = progress.incarnation
-                reasons.append(f"{broker} has caught up")
-        if members == self.members:
-            return None
-        added = tuple(broker for broker in members if self.members.get(broker) != members[broker])
-        removed = tuple(broker for broker in self.members if broker not in members)
-        return SetChange(members, added, removed, ", ".join(reasons))
+    def judge_isr(self, now: float, end: int, heard_at: Mapping[int, float], limits: LagLimits) -> IsrChange | None:
+        """The set as it should be, if that is not as it is. `heard_at` says when each broker's link last spoke.
 
-    def _why_out(
+        Judging changes what is known of followers: who holds all by now has caught up, and slow rounds are counted.
+        """
+        if self.proposed_isr is not None or now < self._pause_until:
+            return None
+        isr = dict(self.isr)
+        reasons: list[str] = []
+        for broker, incarnation in self.isr.items():
+            if broker != self.broker and (why := self._judge_member(broker, incarnation, now, end, heard_at, limits)):
+                del isr[broker]
+                reasons.append(f"{broker} {why}")
+        for broker, follower in self.followers.items():
+            if (
+                self.is_in_sync(broker, follower.incarnation)
+                or self._seconds_silent(broker, now, heard_at) > limits.lag_seconds
+            ):
+                continue
+            if self._judge_candidate(broker, follower, now, end, limits):
+                isr[broker] = follower.incarnation
+                reasons.append(f"{broker} has caught up")
+        if isr == self.isr:
+            return None
+        added = tuple(broker for broker in isr if self.isr.get(broker) != isr[broker])
+        removed = tuple(broker for broker in self.isr if broker not in isr)
+        return IsrChange(isr, added, removed, ", ".join(reasons))
+
+    def _judge_member(
         self, broker: int, incarnation: str, now: float, end: int, heard_at: Mapping[int, float], limits: LagLimits
     ) -> str:
-        progress = self.followers.get(broker)
-        if progress is not None and progress.incarnation != incarnation:
-            progress = None
-        if progress is not None and progress.has_lost:
+        """Why it has to leave; empty if it stays. Counts its slow rounds."""
+        follower = self.followers.get(broker)
+        if follower is not None and follower.incarnation != incarnation:
+            follower = None
+        if follower is not None and follower.below_committed:
             return f"lacks, or has to copy anew, what may be committed (watermark {self.high_watermark})"
-        if progress is not None and progress.start != UNKNOWN and (why := self._why_out_by_start(progress, now)):
+        if follower is not None and follower.start != UNKNOWN and (why := self._why_late_start(follower, now)):
             return why
-        silent = self._silent(broker, now, heard_at)
+        silent = self._seconds_silent(broker, now, heard_at)
         if silent > limits.lag_seconds:
             return f"was not heard from in {silent:.1f} s"
-        if progress is None:
+        if follower is None:
             behind = now - self._began_at
         else:
-            behind = self._behind(progress, now, end)
-            if self._is_slow(progress, behind, now, limits):
+            behind = self._update_lag(follower, now, end)
+            if self._judge_rounds(follower, behind, now, limits):
                 return f"was too often more than {limits.round_seconds * 1000:.0f} ms behind"
         return f"was behind for {behind:.1f} s" if behind > limits.lag_seconds else ""
 
-    def _why_out_by_start(self, progress: Progress, now: float) -> str:
-        if progress.start < self.start:
-            return f"begins at {progress.start}, and consumers were told {self.start}"
-        if progress.start < self.wanted_start and now - progress.start_due_at > START_SECONDS_MAX:
-            return f"begins at {progress.start} for {START_SECONDS_MAX:.0f} s, and not at {self.wanted_start}"
+    def _why_late_start(self, follower: FollowerState, now: float) -> str:
+        if follower.start < self.start:
+            return f"begins at {follower.start}, and consumers were told {self.start}"
+        if follower.start < self.wanted_start and now - follower.start_due_at > START_SECONDS_MAX:
+            return f"begins at {follower.start} for {START_SECONDS_MAX:.0f} s, and not at {self.wanted_start}"
         return ""
 
-    def _silent(self, broker: int, now: float, heard_at: Mapping[int, float]) -> float:
+    def _seconds_silent(self, broker: int, now: float, heard_at: Mapping[int, float]) -> float:
         return now - max(heard_at.get(broker, self._began_at), self._began_at)
 
-    def _may_join(self, broker: int, progress: Progress, now: float, end: int, limits: LagLimits) -> bool:
-        """At or beyond both the watermark and what this epoch began with, and with the start that is wanted."""
-        if broker not in self.replicas or progress.start < self.wanted_start:
+    def _judge_candidate(self, broker: int, follower: FollowerState, now: float, end: int, limits: LagLimits) -> bool:
+        """Whether it joins: at or beyond both the watermark and what this epoch began with, with the start that is
+        wanted, and not slow. Counts its slow rounds."""
+        if broker not in self.replicas or follower.start < self.wanted_start:
             return False
-        position = progress.flushed if self.flushed_counts else progress.written
+        position = follower.flushed if self.flush_required else follower.written
         if position < self.high_watermark or position < self.epoch_start:
             return False
-        return not self._is_slow(progress, self._behind(progress, now, end), now, limits)
+        return not self._judge_rounds(follower, self._update_lag(follower, now, end), now, limits)
 
-    def _behind(self, progress: Progress, now: float, end: int) -> float:
-        position = progress.flushed if self.flushed_counts else progress.written
+    def _update_lag(self, follower: FollowerState, now: float, end: int) -> float:
+        """For how many seconds it has been behind. Who holds all that there is, is noted to have caught up now."""
+        position = follower.flushed if self.flush_required else follower.written
         if position >= end:
-            progress.caught_up_at = now
-        return now - max(progress.caught_up_at, self._began_at)
+            follower.caught_up_at = now
+        return now - max(follower.caught_up_at, self._began_at)
 
-    def _is_slow(self, progress: Progress, behind: float, now: float, limits: LagLimits) -> bool:
-        """The rule of quick rounds, with hysteresis: each flap would cost a change of metadata."""
+    def _judge_rounds(self, follower: FollowerState, behind: float, now: float, limits: LagLimits) -> bool:
+        """Whether its rounds are too slow. Each call counts a strike or takes one off, at most one in STRIKE_SECONDS;
+        with hysteresis, because each flap would cost a change of metadata."""
         if not limits.round_seconds:
             return False
-        if now - progress.rounds_judged_at < STRIKE_SECONDS:
-            return progress.strikes >= STRIKES_TO_LEAVE
-        progress.rounds_judged_at = now
+        if now - follower.rounds_judged_at < STRIKE_SECONDS:
+            return follower.strikes >= STRIKES_TO_LEAVE
+        follower.rounds_judged_at = now
         if behind <= limits.round_seconds:
-            progress.strikes = max(0, progress.strikes - 1)
-        elif progress.strikes < STRIKES_TO_LEAVE:
-            progress.strikes += 1
-            if progress.strikes == STRIKES_TO_LEAVE:
-                progress.strikes = STRIKES_TO_STAY_OUT
-        return progress.strikes >= STRIKES_TO_LEAVE
+            follower.strikes = max(0, follower.strikes - 1)
+        elif follower.strikes < STRIKES_TO_LEAVE:
+            follower.strikes += 1
+            if follower.strikes == STRIKES_TO_LEAVE:
+                follower.strikes = STRIKES_TO_STAY_OUT
+        return follower.strikes >= STRIKES_TO_LEAVE
 
-    def proposed(self, change: SetChange) -> None:
+    def proposed(self, change: IsrChange) -> None:
         """The change is about to be written: from now on both sets count."""
-        assert self.proposed_members is None, "one change at a time"
-        assert self.broker in change.members, "a leader is always in its own in-sync set"
-        self.proposed_members = dict(change.members)
-        self._recount()
+        assert self.proposed_isr is None, "one change at a time"
+        assert self.broker in change.isr, "a leader is always in its own in-sync set"
+        self.proposed_isr = dict(change.isr)
+        self._update_quorum()
 
-    def confirmed(self, members: Mapping[int, str], revision: int) -> bool:
+    def confirmed(self, isr: Mapping[int, str], revision: int) -> bool:
         """The set as its key has it. A newer revision also settles what was proposed: either it is that very change, or
         it keeps the change from ever being made."""
         if revision <= self.revision:
             return False
         self.revision = revision
-        self.proposed_members = None
-        self.members = dict(members)
-        self._recount()
+        self.proposed_isr = None
+        self.isr = dict(isr)
+        self._update_quorum()
         return self._advance()
 
     def refused(self, now: float) -> bool:
         """The change was not made and never will be."""
-        self.proposed_members = None
+        self.proposed_isr = None
         self._pause_until = now + REFUSED_PAUSE_SECONDS
-        self._recount()
+        self._update_quorum()
         return self._advance()
 
 

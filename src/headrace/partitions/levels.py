@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.partitions.leader_core import UNKNOWN, LeaderCore, Progress, majority
+from headrace.partitions.leader_core import UNKNOWN, FollowerState, LeaderCore, majority
 from headrace.settings.declared import LEVELS
 from headrace.settings.values import LogSettings
 
@@ -101,12 +101,12 @@ def acknowledged(core: LeaderCore, chosen: Reliability, durable: int, racks: Map
     if NONE in (chosen.policy, chosen.point):
         return own
     if chosen.policy == ALL:
-        if not core.enough_in_sync:
+        if not core.has_min_isr:
             return UNKNOWN
         if chosen.point == FLUSHED:
             own = min(own, durable, core.high_watermark)
         return min(own, _least_in_set(core, chosen.point))
-    held = {broker: _at(progress, chosen.point) for broker, progress in core.followers.items()}
+    held = {broker: _at(follower, chosen.point) for broker, follower in core.followers.items()}
     if chosen.policy == RACKS:
         return min(own, _in_both_rooms(core, held, racks))
     needed = 1 if chosen.policy == "one" else majority(len(core.replicas)) - 1
@@ -116,15 +116,15 @@ def acknowledged(core: LeaderCore, chosen: Reliability, durable: int, racks: Map
     return min(own, best[needed - 1] if len(best) >= needed else UNKNOWN)
 
 
-def _at(progress: Progress, point: str) -> int:
-    return int(getattr(progress, point))
+def _at(follower: FollowerState, point: str) -> int:
+    return int(getattr(follower, point))
 
 
 def _least_in_set(core: LeaderCore, point: str) -> int:
-    counted = core.counted
-    if counted is None:
+    needed = core.needed_followers
+    if needed is None:
         return UNKNOWN
-    return min((_at(progress, point) for progress in counted), default=NO_LIMIT)
+    return min((_at(follower, point) for follower in needed), default=NO_LIMIT)
 
 
 def stands_elsewhere(core: LeaderCore, racks: Mapping[int, str]) -> bool:

@@ -161,7 +161,7 @@ class Partition:
             raise self._not_leading() if self._closed is None else self._closed.again()
         if log.offline is not None:  # and it stays so: what comes behind this batch is refused as well
             raise log.offline.again()
-        if acks == -1 and (not core.enough_in_sync or self._reliability is not None):
+        if acks == -1 and (not core.has_min_isr or self._reliability is not None):
             self._check_enough(core, records)
         header = check_produced(records) if own is None else own
         settings = log.settings
@@ -238,10 +238,10 @@ class Partition:
     def _check_enough(self, core: LeaderCore, records: memoryview) -> None:
         """A weaker policy says itself how many replicas it needs."""
         policy = self._reliability.policy if self._reliability is not None else levels.ALL
-        if policy == levels.ALL and not core.enough_in_sync:
+        if policy == levels.ALL and not core.has_min_isr:
             self.refuse(records)
             raise NotEnoughReplicas(
-                f"{self.topic_partition}: {len(core.members)} replicas are in sync, acks=-1 needs {core.min_in_sync}"
+                f"{self.topic_partition}: {len(core.isr)} replicas are in sync, acks=-1 needs {core.min_isr}"
             )
         if policy == levels.RACKS and not levels.stands_elsewhere(core, self.racks):
             self.refuse(records)
@@ -340,14 +340,14 @@ class Partition:
     def too_few(self) -> None:
         """The in-sync set has become too small for what waits for it: its producers hear it now, not by a timeout."""
         core = self.core
-        if core is None or core.enough_in_sync or not self._waiting_replicas:
+        if core is None or core.has_min_isr or not self._waiting_replicas:
             return
         if self._reliability is not None and self._reliability.policy != levels.ALL:
             return
         waiting, self._waiting_replicas = self._waiting_replicas, deque()
         error = NotEnoughReplicasAfterAppend(
-            f"{self.topic_partition}: written, but only {len(core.members)} replicas are in sync, "
-            f"and acks=-1 needs {core.min_in_sync}"
+            f"{self.topic_partition}: written, but only {len(core.isr)} replicas are in sync, "
+            f"and acks=-1 needs {core.min_isr}"
         )
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)
@@ -448,7 +448,7 @@ class Partition:
     def others_hold(self) -> bool:
         """Whether, as far as is known here, another broker can be asked for what cannot be read here."""
         core = self.core
-        return len(core.members) > 1 if core is not None else self.leader >= 0
+        return len(core.isr) > 1 if core is not None else self.leader >= 0
 
     def found_damage(self, offset: int) -> None:
         """What lies at this offset cannot be read: whoever copies from others can mend it."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.early_refusals import EarlyRefusals
-from headrace.partitions.leader_core import LeaderCore, SetChange
+from headrace.partitions.leader_core import IsrChange, LeaderCore
 from headrace.partitions.partition import Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
 from headrace.storage.log import Log, LogStore, TopicPartition
@@ -131,7 +131,7 @@ class Partitions:
         self,
         log: Log,
         epoch: int,
-        members: Mapping[int, str],
+        isr: Mapping[int, str],
         replicas: Sequence[int] = (),
         revision: int = 0,
         adding: Sequence[int] = (),
@@ -142,7 +142,7 @@ class Partitions:
         too before any start is told. Led already in this epoch: only the set is taken over."""
         current = self._by_log.get(log)
         if current is not None and current.core is not None and current.epoch == epoch:
-            self.confirmed(current, members, revision)
+            self.confirmed(current, isr, revision)
             return current
         told_start = max(0, current.start_offset) if current is not None and current.core is not None else 0
         watermark = self._end_role(log)
@@ -153,11 +153,11 @@ class Partitions:
             epoch,
             log.end_offset,
             watermark,
-            members,
+            isr,
             log.settings.min_insync_replicas,
             replicas=replicas,
             adding=adding,
-            flushed_counts=log.settings.durability == "disk",
+            flush_required=log.settings.durability == "disk",
             revision=revision,
             now=self.clock.now(),
             own_start=max(log.start_offset, least_start),
@@ -318,13 +318,13 @@ class Partitions:
     def settings_changed(self, partition: Partition) -> None:
         """The topic's settings were altered: what waited for more replicas, or for a sync, may count now."""
         core, log, settings = partition.core, partition.log, partition.log.settings
-        flushed_counts = settings.durability == "disk"
+        flush_required = settings.durability == "disk"
         self.store.settings_changed(log.topic_partition)
-        if flushed_counts and log.offline is None and log.durable_offset < log.written_offset:
+        if flush_required and log.offline is None and log.durable_offset < log.written_offset:
             log.sync_soon()  # no write may come to ask for it
         if core is not None:
-            core.min_in_sync_changed(settings.min_insync_replicas)
-            core.durability_changed(flushed_counts=flushed_counts, position=partition.local_position())
+            core.min_isr_changed(settings.min_insync_replicas)
+            core.durability_changed(flush_required=flush_required, position=partition.local_position())
             partition.settings_changed()
             if partition.advance():
                 self._rose(partition)
@@ -336,15 +336,15 @@ class Partitions:
             core.replicas_changed(replicas, adding)
             self._set_changed(partition)
 
-    def proposed(self, partition: Partition, change: SetChange) -> None:
+    def proposed(self, partition: Partition, change: IsrChange) -> None:
         """A change of the set is about to be written: from now on the watermark needs both sets."""
         if partition.core is not None:
             partition.core.proposed(change)
 
-    def confirmed(self, partition: Partition, members: Mapping[int, str], revision: int) -> None:
+    def confirmed(self, partition: Partition, isr: Mapping[int, str], revision: int) -> None:
         """The set as its key has it at this revision."""
         if partition.core is not None:
-            partition.core.confirmed(members, revision)
+            partition.core.confirmed(isr, revision)
             self._set_changed(partition)
 
     def refused(self, partition: Partition) -> None:

@@ -219,7 +219,7 @@ class FollowerSession:
                 following = self._subscriptions.get(stop.subscription)
                 if following is not None:
                     log.info("broker %d does not serve a subscription: %s", self.broker, stop.text)
-                    if stop.reason == Reason.LOOKING:
+                    if stop.reason == Reason.INSPECTING:
                         following.pause = RETRY_SECONDS
                     elif stop.reason == Reason.UNREADABLE and following.mend_from is not None:
                         following.put_off_mending(self._shared.clock.now())

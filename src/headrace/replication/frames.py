@@ -98,7 +98,7 @@ class Reason(IntEnum):
     UNREADABLE = 5
     IN_SYNC = 6
     """A member of the in-sync set asks for what it should hold: it has to leave the set first."""
-    LOOKING = 7
+    INSPECTING = 7
     """The leader reads first what the follower is about to drop; it is asked again for the rest."""
 
 

@@ -19,10 +19,10 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, FileSlice
 from headrace.ports.network import Part
-from headrace.replication import frames, leader
+from headrace.replication import frames, streams, subscriptions
 from headrace.replication.frames import Append, Epochs, Frame, Hello, Kind, Producers, Reason, Start, Stop, Watermark
-from headrace.replication.leader import Budget, Stream
 from headrace.replication.link import Link
+from headrace.replication.streams import Budget, Stream
 from headrace.storage.log import ReadResult, TopicPartition
 from headrace.storage.page_cache import are_warm
 from headrace.storage.producers import UnreadableProducers
@@ -30,15 +30,15 @@ from headrace.storage.producers import UnreadableProducers
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 512 << 10
-LOOK_BYTES: Final = 1 << 20
+INSPECTION_BYTES: Final = 1 << 20
 TIMES_TO_DOUBT: Final = 2
 SLOW_QUEUED_BYTES: Final = 256 << 10
 JOINED_MAX_BYTES: Final = 64 << 10
 """Many small frames are cheaper to join than to send as a vector."""
 
 
-class Look(Enum):
-    """What is to be said of a log that a follower wants to copy anew."""
+class Inspection(Enum):
+    """What was found in a log that a follower wants to copy anew, before it drops its own."""
 
     WHOLE = "whole"
     LATER = "later"
@@ -58,8 +58,8 @@ class LeaderContext:
     left: Callable[[LeaderSession], None]
     began: Callable[[LeaderSession, Stream], None]
     ended: Callable[[LeaderSession, Stream], None]
-    caught_up: Callable[[Partition], None]
-    """A follower outside the in-sync set told its position, or one inside has lost something: look at the set."""
+    judge_isr: Callable[[Partition], None]
+    """A follower outside the in-sync set reported its position, and may join, or one inside has lost something."""
     reads: dict[tuple[Partition, int], Piece] = field(default_factory=dict)
     """What was read in this turn, by where it begins: each follower wants the same."""
 
@@ -89,9 +89,9 @@ class LeaderSession:
         self._answers: list[bytes] = []
         self._unreadable: dict[TopicPartition, str] = {}
         """Why partitions could not be copied, as it was said."""
-        self._looked: dict[Partition, tuple[int, int]] = {}
+        self._inspected: dict[Partition, tuple[int, int]] = {}
         """From where to where logs were read for a follower that is about to drop its own."""
-        self._looking: dict[Partition, frames.Subscribe] = {}
+        self._inspecting: dict[Partition, frames.Subscribe] = {}
         """What such a follower asked for, while the pages that it is about come from the disk."""
         self._begun: dict[TopicPartition, tuple[int, int]] = {}
         """From where streams last began, and how often in a row."""
@@ -113,7 +113,9 @@ class LeaderSession:
                 stream = self._streams.get(subscription)
                 if stream is not None:
                     self._end_stream(stream)
-                self._looking = {of: asked for of, asked in self._looking.items() if asked.subscription != subscription}
+                self._inspecting = {
+                    of: asked for of, asked in self._inspecting.items() if asked.subscription != subscription
+                }
             case _:
                 raise ProtocolError(f"a frame of kind {frame.kind}, which a follower never sends")
 
@@ -129,7 +131,7 @@ class LeaderSession:
             log.info("link from follower broker %d ended: %s", self.broker, reason)
         for stream in list(self._streams.values()):
             self._end_stream(stream)
-        self._looking.clear()
+        self._inspecting.clear()
         self._shared.left(self)
 
     # Subscriptions.
@@ -137,7 +139,7 @@ class LeaderSession:
     def _subscribe(self, asked: frames.Subscribe, *, warm: bool = False) -> None:
         """`warm`: what has to be read for it is in the page cache by now."""
         partition = self._shared.partitions.find_by_id(asked.topic_id, asked.partition)
-        stop = leader.refusal(asked, partition, self.broker)
+        stop = subscriptions.refusal(asked, partition, self.broker)
         if stop is not None or partition is None or partition.core is None:
             assert stop is not None
             self._answers.append(frames.answer(stop))
@@ -145,77 +147,77 @@ class LeaderSession:
         for stream in [stream for stream in self._streams.values() if stream.partition is partition]:
             self._end_stream(stream)
         core = partition.core
-        self._looking.pop(partition, None)
+        self._inspecting.pop(partition, None)
         if asked.mends:
-            seen = self._look(asked, partition, warm)
+            seen = self._inspect(asked, partition, warm)
             if isinstance(seen, Stop):
                 self._answers.append(frames.answer(seen))
-            if seen is not Look.WHOLE:
+            if seen is not Inspection.WHOLE:
                 return
-        stop = leader.must_leave(asked, core, self.broker, self.incarnation)
+        stop = subscriptions.must_leave_first(asked, core, self.broker, self.incarnation)
         if stop is not None:
-            core.must_leave(self.broker, self.incarnation, asked.end, self._shared.clock.now())
-            self._shared.caught_up(partition)
+            core.asked_below_committed(self.broker, self.incarnation, asked.end, self._shared.clock.now())
+            self._shared.judge_isr(partition)
             self._answers.append(frames.answer(stop))
             return
-        told = leader.answer(asked, partition.log, partition.high_watermark)
+        told = subscriptions.answer(asked, partition.log, partition.high_watermark)
         if isinstance(told, Start):
             self._doubt_if_asked_again(told, partition)
             told = self._readable(told, partition) or told
         producers: list[Producers] = []
-        if isinstance(told, Start) and leader.begins_anew(asked, told):
+        if isinstance(told, Start) and subscriptions.begins_anew(asked, told):
             told = self._knows_producers(told, partition) or told
             if isinstance(told, Start):
-                producers = leader.producers_before(told, partition.log)
+                producers = subscriptions.producers_before(told, partition.log)
         self._answers += [frames.answer(told), *map(frames.producers, producers)]
         if isinstance(told, Start):
-            self._looked.pop(partition, None)
-            progress = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
-            stream = Stream(told, self.broker, partition, core, progress, asked.last_epoch)
+            self._inspected.pop(partition, None)
+            follower = core.subscribed(self.broker, self.incarnation, told.from_offset, self._shared.clock.now())
+            stream = Stream(told, self.broker, partition, core, follower, asked.last_epoch)
             self._streams[stream.subscription] = stream
             partition.replicated = True
             self._shared.began(self, stream)
             self.mark(stream)
 
-    def _look(self, asked: frames.Subscribe, partition: Partition, warm: bool) -> Stop | Look:
+    def _inspect(self, asked: frames.Subscribe, partition: Partition, warm: bool) -> Stop | Inspection:
         """A follower that mends its log drops everything from there on, and it may be the last that can read some of
         it. So all of that is read here first, some of it each time that it asks, and from the page cache: what is
         not there is brought in before."""
         held = partition.log
-        begun, reached = self._looked.get(partition, (asked.end, asked.end))
+        begun, reached = self._inspected.get(partition, (asked.end, asked.end))
         reached = max(held.start_offset, reached if begun <= asked.end else asked.end)
         upto = min(asked.held, held.written_offset)
-        if partition not in self._looked and not warm:
+        if partition not in self._inspected and not warm:
             held.doubt()  # what this process wrote may have changed since, and would be sent as it is
         try:
             if reached < upto:
-                found = held.read(reached, LOOK_BYTES, upto, warm=warm)
+                found = held.read(reached, INSPECTION_BYTES, upto, warm=warm)
                 if not warm and not self._is_warm(asked, partition, found):
-                    return Look.LATER
+                    return Inspection.LATER
                 for piece in found.slices:
                     piece.read()
                 is_empty = not found.count and found.unchecked is None  # compaction has left nothing up to there
-                reached = upto if is_empty else max(reached, leader.whole_batches(found)[2])
+                reached = upto if is_empty else max(reached, streams.whole_batches(found)[2])
         except HeadraceError as error:
             self._say_unreadable(partition, error)
             return Stop(asked.subscription, asked.epoch, Reason.UNREADABLE, str(error))
         except OSError as error:  # the log doubts what it gave out, and says the next time where it is wrong
-            return Stop(asked.subscription, asked.epoch, Reason.LOOKING, str(error))
-        self._looked[partition] = min(begun, asked.end), reached
+            return Stop(asked.subscription, asked.epoch, Reason.INSPECTING, str(error))
+        self._inspected[partition] = min(begun, asked.end), reached
         if reached >= upto:
-            return Look.WHOLE
+            return Inspection.WHOLE
         text = f"{partition.topic_partition}: read up to offset {reached} of {upto}"
-        return Stop(asked.subscription, asked.epoch, Reason.LOOKING, text)
+        return Stop(asked.subscription, asked.epoch, Reason.INSPECTING, text)
 
     def _is_warm(self, asked: frames.Subscribe, partition: Partition, found: ReadResult) -> bool:
         """Whether the pages are there; if not, the follower is answered when they are."""
 
         def again() -> None:
-            if self._looking.get(partition) is asked:
+            if self._inspecting.get(partition) is asked:
                 self._subscribe(asked, warm=True)
                 self.pump()
 
-        self._looking[partition] = asked
+        self._inspecting[partition] = asked
         if not are_warm(self._shared.disk, [*found.slices, *found.wanted], again):
             return False
         if (
@@ -223,7 +225,7 @@ class LeaderSession:
         ):  # they are there, but have to be checked: at least one batch in a turn of its own
             self._shared.clock.call_soon(again)
             return False
-        del self._looking[partition]
+        del self._inspecting[partition]
         return True
 
     def _doubt_if_asked_again(self, start: Start, partition: Partition) -> None:
@@ -244,7 +246,7 @@ class LeaderSession:
             partition.found_damage(error.offset)
             return Stop(start.subscription, start.epoch, Reason.UNREADABLE, str(error))
         except HeadraceError as error:  # perhaps there is more to read than a turn may
-            return Stop(start.subscription, start.epoch, Reason.LOOKING, str(error))
+            return Stop(start.subscription, start.epoch, Reason.INSPECTING, str(error))
         hidden = partition.hidden_producers()
         if hidden is not None:
             partition.found_damage(hidden)
@@ -274,7 +276,7 @@ class LeaderSession:
         self._live.pop(stream, None)
         self._slow.pop(stream, None)
         self.under_way_bytes -= stream.under_way_bytes
-        stream.core.unsubscribed(self.broker, stream.progress)
+        stream.core.unsubscribed(self.broker, stream.follower)
         self._shared.ended(self, stream)
 
     def stop(self, stream: Stream, reason: Reason, text: str) -> None:
@@ -303,10 +305,11 @@ class LeaderSession:
                 )
             self.under_way_bytes -= stream.arrived(received)
             partition, core = stream.partition, stream.core
-            core.heard(stream.progress, received, written, flushed, partition.log.written_offset, now, start)
+            end = partition.log.written_offset
+            core.position_reported(stream.follower, received, written, flushed, end, now, start)
             shared.partitions.settle(partition)
-            if not core.is_member(self.broker, self.incarnation):
-                shared.caught_up(partition)
+            if not core.is_in_sync(self.broker, self.incarnation):
+                shared.judge_isr(partition)
 
     # Sending.
 
@@ -408,7 +411,7 @@ class LeaderSession:
             is_doubtful = not found.count or (stream.catching_up and not warm)
             if is_doubtful and not self._in_memory(stream, found):
                 return None
-            parts, count, next_offset = leader.whole_batches(found)
+            parts, count, next_offset = streams.whole_batches(found)
         except (HeadraceError, OSError) as error:
             self._say_unreadable(stream.partition, error)
             if isinstance(error, CorruptBatch):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import HeadraceError
-from headrace.partitions.leader_core import LagLimits, SetChange
+from headrace.partitions.leader_core import IsrChange, LagLimits
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
@@ -22,19 +22,20 @@ from headrace.ports.network import Address, Listener, Network
 from headrace.records.batch import batches, check
 from headrace.replication.follower_session import FollowerContext, FollowerSession
 from headrace.replication.frames import Hello
-from headrace.replication.leader import Budget, Stream, whole_batches
 from headrace.replication.leader_session import LeaderContext, LeaderSession
 from headrace.replication.link import Link
+from headrace.replication.streams import Budget, Stream, whole_batches
 from headrace.storage.log import TopicPartition
 
 log = logging.getLogger(__name__)
 
 LINKS_MAX: Final = 1000
 WATERMARK_SECONDS: Final = 0.005
-DAMAGE_LOOK_SECONDS: Final = 30.0
+DAMAGE_RETRY_SECONDS: Final = 30.0
 """How often is tried again to read what could not be."""
-LOOK_TICKS: Final = 10
-"""Each led partition's in-sync set is looked at once in so many ticks, besides when a follower has caught up."""
+JUDGEMENT_TICKS: Final = 10
+"""Each led partition's in-sync set is judged once in so many ticks, and besides whenever a follower outside it reports
+its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Replication:
         self._limits = LagLimits(settings.lag_time_max_ms / 1000, settings.round_max_ms / 1000)
         self._listener: Listener | None = None
         self._closed = False
-        self.on_change: Callable[[Partition, SetChange], None] = lambda partition, _change: partitions.refused(
+        self.on_change: Callable[[Partition, IsrChange], None] = lambda partition, _change: partitions.refused(
             partition
         )
         """The leader wants its in-sync set changed; `Partitions.proposed` was called. Whoever writes it answers by
@@ -89,7 +90,7 @@ class Replication:
         self._budget = Budget(settings.catchup_bytes_per_second, clock.now())
         self._leading = LeaderContext(
             partitions, disk, clock, self._budget, settings.window_bytes,
-            self._arrived, self._left, self._began, self._ended, self._look_at,
+            self._arrived, self._left, self._began, self._ended, self._judge_isr,
         )  # fmt: skip
         self._copying = FollowerContext(partitions, clock, self._connect, self._tell_soon)
         self._accepted: dict[LeaderSession, None] = {}
@@ -103,9 +104,9 @@ class Replication:
         self._risen: dict[Partition, None] = {}
         self._to_tell: dict[FollowerSession, None] = {}
         self._telling = self._raising = False
-        self._damage_look_at = 0.0
-        self._looks: Iterator[Partition] = iter(())
-        self._looks_left = self._looks_each = 0
+        self._damage_retry_at = 0.0
+        self._to_judge: Iterator[Partition] = iter(())
+        self._judgement_ticks_left = self._judged_each_tick = 0
         partitions.links = self
 
     def limit_catchup(self, bytes_per_second: int) -> None:
@@ -229,7 +230,7 @@ class Replication:
         for partition in written | risen if risen else written:
             upto = partition.log.written_offset
             for end, stream in self._streams.get(partition, ()):
-                stream.progress.queued = upto
+                stream.follower.queued = upto
                 end.mark(stream)
                 ends[end] = None
         for end in ends:
@@ -278,7 +279,7 @@ class Replication:
         for leading in list(self._accepted):
             leading.link.tick(now)
             leading.pump()
-        self._look()
+        self._judge_some()
 
     def _mend(self, now: float) -> None:
         """Followers with a damaged place copy it again. A leader's stays as it is, and is not served. Either is well
@@ -286,9 +287,9 @@ class Replication:
         damaged = self._partitions.damaged
         if not damaged:
             return
-        is_due = now >= self._damage_look_at
+        is_due = now >= self._damage_retry_at
         if is_due:
-            self._damage_look_at = now + DAMAGE_LOOK_SECONDS
+            self._damage_retry_at = now + DAMAGE_RETRY_SECONDS
         for partition, offset in list(damaged.items()):
             followed = self._followed.get(partition.topic_partition)
             if partition.log.start_offset > offset:
@@ -299,35 +300,36 @@ class Replication:
             elif followed is not None and followed[0] is partition:
                 followed[1].mend(partition, offset)
 
-    def _look(self) -> None:
-        """Look at a part of the led partitions, so that each gets its look once in a while."""
-        if not self._looks_left:
-            led = [partition for partition in self._partitions if self._is_shared(partition)]
-            self._looks = iter(led)
-            self._looks_left = LOOK_TICKS
-            self._looks_each = -(-len(led) // LOOK_TICKS)
-        self._looks_left -= 1
-        for _ in range(self._looks_each):
-            partition = next(self._looks, None)
+    def _judge_some(self) -> None:
+        """Judge a part of the led partitions, so that each has its turn once in `JUDGEMENT_TICKS`."""
+        if not self._judgement_ticks_left:
+            led = [partition for partition in self._partitions if self._has_followers(partition)]
+            self._to_judge = iter(led)
+            self._judgement_ticks_left = JUDGEMENT_TICKS
+            self._judged_each_tick = -(-len(led) // JUDGEMENT_TICKS)
+        self._judgement_ticks_left -= 1
+        for _ in range(self._judged_each_tick):
+            partition = next(self._to_judge, None)
             if partition is None:
                 return
-            self._look_at(partition)
+            self._judge_isr(partition)
 
-    def _is_shared(self, partition: Partition) -> bool:
+    def _has_followers(self, partition: Partition) -> bool:
         core = partition.core
-        return core is not None and (len(core.replicas) > 1 or len(core.members) > 1)
+        return core is not None and (len(core.replicas) > 1 or len(core.isr) > 1)
 
-    def _look_at(self, partition: Partition) -> None:
+    def _judge_isr(self, partition: Partition) -> None:
+        """Ask the leader's core whether its in-sync set should change, and have the change written."""
         core = partition.core
         if core is None or self._closed:
             return
         for broker, end in self._followers.items():
             self._heard_at[broker] = end.link.heard_at
-        change = core.wanted_change(self._clock.now(), partition.log.written_offset, self._heard_at, self._limits)
+        change = core.judge_isr(self._clock.now(), partition.log.written_offset, self._heard_at, self._limits)
         if change is not None:
             log.info(
                 "%s: in-sync set %s wanted instead of %s: %s",
-                partition.topic_partition, sorted(change.members), sorted(core.members), change.reason,
+                partition.topic_partition, sorted(change.isr), sorted(core.isr), change.reason,
             )  # fmt: skip
             self._partitions.proposed(partition, change)
             self.on_change(partition, change)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.partitions.leader_core import Progress
+from headrace.partitions.leader_core import FollowerState
 from headrace.partitions.partition import Partition
 from headrace.simulator.harm import Harm
 from headrace.simulator.machine import Machine
@@ -140,12 +140,12 @@ def lose_power_after_resubscription(harm: Harm, cast: Cast) -> Course:
     """A follower whose sync is behind loses its link and tells its position anew."""
     harm.slow_disk(cast.follower, harm.random.uniform(0.8, 2.0), 4.0)
     yield lambda: _durable(cast.follower, cast.where) < _end(cast.follower, cast.where)
-    before = _progress(cast.leader, cast.follower, cast.where)
+    before = _follower_state(cast.leader, cast.follower, cast.where)
     harm.reset(cast.leader, cast.follower)
 
     def has_told() -> bool:
-        progress = _progress(cast.leader, cast.follower, cast.where)
-        return progress is not None and progress is not before and progress.flushed >= 0
+        state = _follower_state(cast.leader, cast.follower, cast.where)
+        return state is not None and state is not before and state.flushed >= 0
 
     yield has_told
     yield from _all_lose_power(harm, cast.follower)
@@ -237,16 +237,14 @@ def _watermark(machine: Machine, where: TopicPartition) -> int:
     return -1 if partition is None else partition.high_watermark
 
 
-def _progress(leader: Machine, follower: Machine, where: TopicPartition) -> Progress | None:
+def _follower_state(leader: Machine, follower: Machine, where: TopicPartition) -> FollowerState | None:
     partition = partition_on(leader, where)
     return None if partition is None or partition.core is None else partition.core.followers.get(follower.id)
 
 
 def _is_followed_by(leader: Machine, follower: Machine, where: TopicPartition) -> bool:
     """Whether the leader has answered the follower in the life that this one lives now."""
-    progress = _progress(leader, follower, where)
+    state = _follower_state(leader, follower, where)
     return (
-        progress is not None
-        and follower.participant is not None
-        and progress.incarnation == follower.participant.incarnation
+        state is not None and follower.participant is not None and state.incarnation == follower.participant.incarnation
     )

@@ -1,4 +1,4 @@
-"""Carries out the changes that leaders want in their in-sync sets: compare-and-swap on the partition's key.
+"""Writes the changes that leaders want in their in-sync sets to coordination: compare-and-swap on the partition's key.
 
 The leader's core counts both sets from the proposal until its outcome is known (partitions.leader_core). A transaction
 compares the key's revision and the registration of every broker that it adds, so that a broker that was restarted in
@@ -25,7 +25,7 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.view import ClusterView
 from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
-from headrace.partitions.leader_core import SetChange
+from headrace.partitions.leader_core import IsrChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
@@ -42,7 +42,7 @@ RETRY_SECONDS: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class Proposal:
     partition: Partition
-    members: Mapping[int, str]
+    isr: Mapping[int, str]
     reason: str
     before: PartitionState
     key: str
@@ -50,7 +50,7 @@ class Proposal:
     relied_on: tuple[Compare, ...]
 
 
-class InSyncReplicas:
+class IsrWriter:
     """One task for all partitions that this broker leads."""
 
     def __init__(
@@ -79,7 +79,7 @@ class InSyncReplicas:
     async def close(self) -> None:
         await self._task.close()
 
-    def want(self, partition: Partition, change: SetChange) -> None:
+    def want(self, partition: Partition, change: IsrChange) -> None:
         """The leader of a partition has proposed a change of its set: both sets count until it is answered."""
         able = self._membership.standing and not self._is_held()
         proposal = self._proposal(partition, change) if able else None
@@ -89,19 +89,19 @@ class InSyncReplicas:
             self._pending[partition] = proposal
             self._bell.ring()
 
-    def _proposal(self, partition: Partition, change: SetChange) -> Proposal | None:
+    def _proposal(self, partition: Partition, change: IsrChange) -> Proposal | None:
         image = self._view.image
         where = partition.topic_partition
         state = image.partition(where.topic, where.partition)
         registrations = _registrations(image, change)
         if state is None or registrations is None or not self._is_led(image, state, partition):
             return None
-        members = {broker: change.members[broker] for broker in state.replicas if broker in change.members}
-        after = replace(state, isr=tuple(members), incarnations=members)
+        isr = {broker: change.isr[broker] for broker in state.replicas if broker in change.isr}
+        after = replace(state, isr=tuple(isr), incarnations=isr)
         key = keys.partition_key(image.prefix, where.topic, where.partition)
         put = Put(key, encode_partition(partition.log.topic_id, after))
         relied_on = (*registrations, *_no_doubts(image, state))
-        return Proposal(partition, members, change.reason, state, key, put, relied_on)
+        return Proposal(partition, isr, change.reason, state, key, put, relied_on)
 
     def _is_led(self, image: Image, state: PartitionState, partition: Partition) -> bool:
         """Whether the key is still the one that the leader's set was read from."""
@@ -165,8 +165,8 @@ class InSyncReplicas:
         partition = proposal.partition
         if not self._take(proposal):
             return
-        log.info("%s: in sync %s: %s", partition.topic_partition, sorted(proposal.members), proposal.reason)
-        self._partitions.confirmed(partition, proposal.members, revision)
+        log.info("%s: in sync %s: %s", partition.topic_partition, sorted(proposal.isr), proposal.reason)
+        self._partitions.confirmed(partition, proposal.isr, revision)
 
     def _refused(self, proposal: Proposal) -> None:
         """The transaction was not made. A change of the key has told the leader by the image; here the key is the
@@ -208,14 +208,14 @@ def _no_doubts(image: Image, state: PartitionState) -> Iterator[Compare]:
             yield unchanged(keys.doubt_key(image.prefix, number), 0)
 
 
-def _registrations(image: Image, change: SetChange) -> tuple[Compare, ...] | None:
+def _registrations(image: Image, change: IsrChange) -> tuple[Compare, ...] | None:
     """That each added broker is still registered as it is now; None if one is not registered with the incarnation that
     caught up, or is about to leave.
     """
     compares = []
     for number in change.added:
         broker = image.brokers.get(number)
-        if broker is None or broker.incarnation != change.members[number] or broker.state != LIVE:
+        if broker is None or broker.incarnation != change.isr[number] or broker.state != LIVE:
             return None
         compares.append(unchanged(keys.broker_key(image.prefix, number), broker.revision))
     return tuple(compares)

@@ -1,10 +1,5 @@
-"""What a leader decides for a follower, without I/O: where it may begin to copy, and what is under way to it.
-
-Epochs decide where two logs part (KIP-101, KIP-279). A follower tells the epoch of its last batch and its end. If the
-leader has that epoch and it reaches as far, everything below is the same, and the copy begins there. If not, the
-follower is told the leader's nearest epoch below and where it ends; it cuts, and asks again. What the leader has
-deleted already cannot be copied: the follower then begins anew at the leader's log start, and is told what the leader
-knows of producers from before it: a batch whose answer was lost comes again, though its records are gone.
+"""What is on its way to a follower, without I/O: one partition's stream, the budget of those that catch up, and which
+part of a read can be sent.
 """
 
 from __future__ import annotations
@@ -15,94 +10,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.partitions.leader_core import LeaderCore, Progress
+from headrace.partitions.leader_core import FollowerState, LeaderCore
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
-from headrace.replication.frames import (
-    EPOCHS_MAX,
-    PRODUCERS_MAX,
-    Answer,
-    Producers,
-    Reason,
-    Reset,
-    Start,
-    Stop,
-    Subscribe,
-    Truncate,
-)
-from headrace.storage import producers
-from headrace.storage.log import Log, ReadResult
+from headrace.replication.frames import EPOCHS_MAX, Start
+from headrace.storage.log import ReadResult
 
 READ_WHOLE_BYTES: Final = 64 << 10
 HEADS_BYTES: Final = 27
 _FIELDS = struct.Struct(">qi11xi").unpack_from
 LENGTH_END: Final = 12
-
-
-def refusal(asked: Subscribe, partition: Partition | None, broker: int) -> Stop | None:
-    """Why this broker's subscription is not served; None if it is."""
-
-    def stop(reason: Reason, text: str) -> Stop:
-        return Stop(asked.subscription, asked.epoch, reason, text)
-
-    if partition is None:
-        return stop(Reason.NOT_LEADER, f"partition {asked.partition} of topic {asked.topic_id.hex()} is not here")
-    where = partition.topic_partition
-    if asked.epoch > partition.epoch:
-        return stop(Reason.NEW_EPOCH, f"{where}: epoch {asked.epoch} is newer than ours, {partition.epoch}")
-    if asked.epoch < partition.epoch:
-        return stop(Reason.OLD_EPOCH, f"{where}: epoch {asked.epoch} is older than ours, {partition.epoch}")
-    if partition.core is None:
-        return stop(Reason.NOT_LEADER, f"{where}: this broker does not lead it")
-    if broker not in partition.core.replicas:
-        return stop(Reason.NOT_REPLICA, f"{where}: broker {broker} is not one of its replicas")
-    if partition.log.offline is not None:
-        return stop(Reason.UNREADABLE, str(partition.log.offline))
-    return None
-
-
-def must_leave(asked: Subscribe, core: LeaderCore, broker: int, incarnation: str) -> Stop | None:
-    """A member that holds less than what is committed could be elected, and that would be lost: it gets nothing, and
-    cuts nothing, before it has left the set. Who is about to cut could become one again in the next moment, if it was
-    one before it was started anew."""
-    committed = core.committed_before(mends=asked.mends)
-    counts = core.may_count(broker) if asked.mends else core.counts(broker, incarnation)
-    if asked.end >= committed or not counts:
-        return None
-    text = f"broker {broker} is in sync below {committed} and asks for {asked.end}: it leaves the set first"
-    return Stop(asked.subscription, asked.epoch, Reason.IN_SYNC, text)
-
-
-def answer(asked: Subscribe, log: Log, watermark: int) -> Answer:
-    """Where the follower may begin, or what it must do before it asks again."""
-    subscription, epoch = asked.subscription, asked.epoch
-    if asked.end < log.start_offset:
-        return Reset(subscription, epoch, log.start_offset)
-    if asked.last_epoch < 0:  # it holds nothing that could differ
-        if asked.end > log.end_offset:
-            return Reset(subscription, epoch, log.start_offset)
-        return Start(subscription, epoch, asked.end, watermark, log.start_offset)
-    ours = log.epoch_end(asked.last_epoch)
-    if ours is None:  # none of its epochs is known here, so whatever it has at or above our start is of another past
-        if asked.end == log.start_offset:
-            return Start(subscription, epoch, asked.end, watermark, log.start_offset)
-        return Reset(subscription, epoch, log.start_offset)
-    if ours.epoch == asked.last_epoch and asked.end <= ours.end_offset:
-        return Start(subscription, epoch, asked.end, watermark, log.start_offset)
-    return Truncate(subscription, epoch, ours.epoch, ours.end_offset)
-
-
-def begins_anew(asked: Subscribe, start: Start) -> bool:
-    """Whether the follower holds nothing, though there was something."""
-    return asked.last_epoch < 0 and start.from_offset > 0
-
-
-def producers_before(start: Start, log: Log) -> list[Producers]:
-    """What the copy from there on does not tell of them."""
-    known = list(log.producers_before(start.from_offset).items())
-    parts = [dict(known[at : at + PRODUCERS_MAX]) for at in range(0, len(known), PRODUCERS_MAX)]
-    return [Producers(start.subscription, start.epoch, producers.encode(part)) for part in parts]
 
 
 class Stream:
@@ -118,9 +36,9 @@ class Stream:
         "catching_up",
         "core",
         "epoch",
+        "follower",
         "is_warm",
         "partition",
-        "progress",
         "sent",
         "subscription",
         "told_epoch",
@@ -136,7 +54,7 @@ class Stream:
         broker: int,
         partition: Partition,
         core: LeaderCore,
-        progress: Progress,
+        follower: FollowerState,
         last_epoch: int,
     ) -> None:
         self.broker = broker
@@ -144,8 +62,8 @@ class Stream:
         self.epoch = started.epoch
         self.partition = partition
         self.core = core
-        self.progress = progress
-        self.sent = progress.sent = started.from_offset
+        self.follower = follower
+        self.sent = follower.sent = started.from_offset
         self.catching_up = started.from_offset < partition.log.written_offset
         """It has never had all that there was: its bytes are taken from the budget for that."""
         self.waits_for_pages = False
@@ -162,14 +80,14 @@ class Stream:
     @property
     def is_throttled(self) -> bool:
         """Members of the in-sync set are waited for; only the others can wait."""
-        return self.catching_up and not self.core.is_member(self.broker, self.progress.incarnation)
+        return self.catching_up and not self.core.is_in_sync(self.broker, self.follower.incarnation)
 
     def has_more(self) -> bool:
         return self.sent < self.partition.log.written_offset
 
     def went(self, next_offset: int, count: int) -> None:
         """So many bytes, up to this offset, were given to the channel."""
-        self.sent = self.progress.sent = next_offset
+        self.sent = self.follower.sent = next_offset
         self._under_way.append((next_offset, count))
         self.under_way_bytes += count
         if next_offset >= self.partition.log.written_offset:

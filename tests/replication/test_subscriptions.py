@@ -7,9 +7,9 @@ import pytest
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
-from headrace.replication import leader
+from headrace.replication import streams, subscriptions
 from headrace.replication.frames import Answer, Reason, Reset, Start, Subscribe, Truncate
-from headrace.replication.leader import Budget, Stream
+from headrace.replication.streams import Budget, Stream
 from headrace.storage.log import Log, ReadResult
 from replication.peer import at
 from replication.scene import Broker, Scene
@@ -54,7 +54,7 @@ def test_a_follower_begins_where_both_logs_are_the_same(
     expected: Answer = Reset(7, 6, 4) if told == RESET else Start(7, 6, end, 8, 4)
     if isinstance(told, tuple):
         expected = Truncate(7, 6, *told)
-    assert leader.answer(asked, held(layout), 8) == expected
+    assert subscriptions.answer(asked, held(layout), 8) == expected
 
 
 def led() -> tuple[Scene, Partition]:
@@ -71,7 +71,7 @@ def asking(end: int, held_to: int | None = None, epoch: int = 0) -> Subscribe:
 
 
 def refused(partition: Partition | None, broker: int = 2, epoch: int = 0) -> Reason | None:
-    stop = leader.refusal(asking(0, epoch=epoch), partition, broker)
+    stop = subscriptions.refusal(asking(0, epoch=epoch), partition, broker)
     return None if stop is None else Reason(stop.reason)
 
 
@@ -90,7 +90,7 @@ def test_only_a_replica_in_the_leaders_own_epoch_is_served() -> None:
 
 def must_leave(partition: Partition, asked: Subscribe, broker: int, incarnation: str) -> bool:
     assert partition.core is not None
-    stop = leader.must_leave(asked, partition.core, broker, incarnation)
+    stop = subscriptions.must_leave_first(asked, partition.core, broker, incarnation)
     assert stop is None or stop.reason == Reason.IN_SYNC
     return stop is not None
 
@@ -100,7 +100,7 @@ def test_a_member_that_holds_less_than_what_is_committed_leaves_first() -> None:
     core = partition.core
     assert core is not None
     core.high_watermark, core.epoch_start = 2, 3
-    run = core.members[2]
+    run = core.isr[2]
     assert must_leave(partition, asking(1), 2, run)
     assert not must_leave(partition, asking(2), 2, run)
     assert not must_leave(partition, asking(1), 3, "run-3")
@@ -114,9 +114,9 @@ def test_a_member_that_holds_less_than_what_is_committed_leaves_first() -> None:
 
 def stream_from(partition: Partition, offset: int, broker: int = 2) -> Stream:
     assert partition.core is not None
-    run = partition.core.members.get(broker, f"run-{broker}")
-    progress = partition.core.subscribed(broker, run, offset, 0.0)
-    return Stream(Start(7, 0, offset, 0, 0), broker, partition, partition.core, progress, -1)
+    run = partition.core.isr.get(broker, f"run-{broker}")
+    follower = partition.core.subscribed(broker, run, offset, 0.0)
+    return Stream(Start(7, 0, offset, 0, 0), broker, partition, partition.core, follower, -1)
 
 
 def test_what_is_under_way_is_counted_until_it_has_arrived() -> None:
@@ -125,7 +125,7 @@ def test_what_is_under_way_is_counted_until_it_has_arrived() -> None:
     assert stream.has_more()
     for next_offset, count in ((1, 100), (2, 200), (3, 300)):
         stream.went(next_offset, count)
-    assert (stream.sent, stream.progress.sent, stream.has_more()) == (3, 3, False)
+    assert (stream.sent, stream.follower.sent, stream.has_more()) == (3, 3, False)
     assert [stream.arrived(received) for received in (0, 1, 1)] == [0, 100, 0]
     assert stream.under_way_bytes == 500
     assert stream.arrived(3) == 500
@@ -212,27 +212,27 @@ def sent(parts: list[object]) -> bytes:
     return b"".join(part.read() if isinstance(part, FileSlice) else bytes(part) for part in parts)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("whole_bytes", [leader.READ_WHOLE_BYTES, 10])
+@pytest.mark.parametrize("whole_bytes", [streams.READ_WHOLE_BYTES, 10])
 def test_what_is_sent_of_a_read_is_its_whole_batches(whole_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "READ_WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr(streams, "READ_WHOLE_BYTES", whole_bytes)
     first, second, third = bytes(at(4)), bytes(at(7)), bytes(at(9))
     both = first + second
     for count in range(1, len(both) + 1):
         whole, expected = (first, 5) if count >= len(first) else (b"", -1)
         if count in (len(first), len(both)):  # nothing goes behind a batch that was cut
             whole, expected = both[:count] + third, 10
-        parts, total, next_offset = leader.whole_batches(found([both[:count], third]))
+        parts, total, next_offset = streams.whole_batches(found([both[:count], third]))
         assert (sent(list(parts)), total, next_offset) == (whole, len(whole), expected)
 
 
-@pytest.mark.parametrize("whole_bytes", [leader.READ_WHOLE_BYTES, 10])
+@pytest.mark.parametrize("whole_bytes", [streams.READ_WHOLE_BYTES, 10])
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_batch_without_a_length_is_damage(whole_bytes: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "READ_WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr(streams, "READ_WHOLE_BYTES", whole_bytes)
     wrong = at(0)
     wrong[8:12] = length.to_bytes(4, "big", signed=True)
     with pytest.raises(CorruptBatch):
-        leader.whole_batches(found([bytes(at(0)), bytes(wrong)]))
+        streams.whole_batches(found([bytes(at(0)), bytes(wrong)]))
 
 
 @pytest.mark.parametrize(
@@ -242,4 +242,4 @@ def test_a_follower_that_holds_nothing_is_told_of_what_was_before_if_there_was_s
     last_epoch: int, from_offset: int, is_anew: bool
 ) -> None:
     asked = Subscribe(1, bytes(16), 0, 0, last_epoch, from_offset, from_offset)
-    assert leader.begins_anew(asked, Start(1, 0, from_offset, 0, 0)) is is_anew
+    assert subscriptions.begins_anew(asked, Start(1, 0, from_offset, 0, 0)) is is_anew

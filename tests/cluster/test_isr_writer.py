@@ -24,11 +24,11 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.in_sync_replicas import InSyncReplicas
+from headrace.cluster.isr_writer import IsrWriter
 from headrace.cluster.membership import Membership
 from headrace.cluster.view import ClusterView
 from headrace.coordination.embedded import EmbeddedCoordination
-from headrace.partitions.leader_core import SetChange
+from headrace.partitions.leader_core import IsrChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.coordination import Compare, Delete, OutcomeUnknown, Put, TransactionResult
@@ -93,7 +93,7 @@ class Leader:
         self.following = True
         """Whether the image tells the leader at once; else only answers do."""
         self.failures: list[BaseException | None] = []
-        self.in_sync = InSyncReplicas(
+        self.isr_writer = IsrWriter(
             self.fateful, self.view, self.membership, self.partitions, self.clock, self.failures.append,
             lambda: self.held,
         )  # fmt: skip
@@ -103,15 +103,15 @@ class Leader:
         await self.membership.start()
         for number in (2, 3):
             await self.register(number, "a")
-        members = {1: "1a", 2: "2a"}
+        isr = {1: "1a", 2: "2a"}
         topic = Topic("t", TOPIC_ID, ())
         await self.coordination.put(keys.topic_key(PREFIX, "t"), encode_topic(topic, count))
         for index in range(count):
-            state = PartitionState(index, 1, 4, (1, 2), (1, 2, 3), incarnations=members)
+            state = PartitionState(index, 1, 4, (1, 2), (1, 2, 3), incarnations=isr)
             await self.coordination.put(keys.partition_key(PREFIX, "t", index), encode_partition(TOPIC_ID, state))
         await self.turns()
         self.view.listen(self._follow)
-        self.in_sync.start()
+        self.isr_writer.start()
         led = []
         for state in self.view.image.topics["t"].partitions:
             log = self.store.create(TopicPartition("t", state.index), TOPIC_ID, log_settings({}, {}))
@@ -128,19 +128,19 @@ class Leader:
         broker = Broker(number, {"inside": Endpoint("127.0.0.1", 9000 + number)}, f"{number}{run}", 5, state=state)
         return await self.coordination.put(keys.broker_key(PREFIX, number), encode_broker(broker))
 
-    def want(self, partition: Partition, *members: str) -> None:
+    def want(self, partition: Partition, *isr: str) -> None:
         """A new set, as the leader's core proposes it."""
         core = partition.core
         assert core is not None
-        wanted = {int(member[0]): member for member in members}
-        added = tuple(broker for broker in wanted if core.members.get(broker) != wanted[broker])
-        change = SetChange(wanted, added, tuple(broker for broker in core.members if broker not in wanted), "")
+        wanted = {int(member[0]): member for member in isr}
+        added = tuple(broker for broker in wanted if core.isr.get(broker) != wanted[broker])
+        change = IsrChange(wanted, added, tuple(broker for broker in core.isr if broker not in wanted), "")
         self.partitions.proposed(partition, change)
-        self.in_sync.want(partition, change)
+        self.isr_writer.want(partition, change)
 
-    async def put(self, leader: int, epoch: int, *members: str, index: int = 0, topic_id: bytes = TOPIC_ID) -> None:
+    async def put(self, leader: int, epoch: int, *isr: str, index: int = 0, topic_id: bytes = TOPIC_ID) -> None:
         """Somebody else writes the partition's key."""
-        drawn = {int(member[0]): member for member in members}
+        drawn = {int(member[0]): member for member in isr}
         state = PartitionState(index, leader, epoch, tuple(drawn), (1, 2, 3), incarnations=drawn)
         await self.coordination.put(keys.partition_key(PREFIX, "t", index), encode_partition(topic_id, state))
 
@@ -157,7 +157,7 @@ class Leader:
         return dict(self.view.image.topics["t"].partitions[index].incarnations)
 
     async def close(self) -> None:
-        await self.in_sync.close()
+        await self.isr_writer.close()
         await self.membership.close()
         await self.view.close()
         await self.coordination.close()
@@ -176,7 +176,7 @@ def run(folder: Path, body: Callable[[Leader, list[Partition]], Coroutine[Any, A
 
 def sets_of(partition: Partition) -> tuple[dict[int, str], object]:
     assert partition.core is not None
-    return dict(partition.core.members), partition.core.proposed_members
+    return dict(partition.core.isr), partition.core.proposed_isr
 
 
 @proves("G16")
@@ -360,10 +360,10 @@ def test_changes_of_partitions_on_many_brokers_go_in_as_many_transactions_as_the
             return await real(compares, actions)
 
         leader.fateful.transact = counted  # type: ignore[method-assign]
-        members = {1: "1a", 2: "2a"}
+        isr = {1: "1a", 2: "2a"}
         for index in range(80):
             replicas = (1, 2, 100 + 2 * index, 101 + 2 * index)
-            state = PartitionState(index, 1, 4, (1, 2), replicas, incarnations=members)
+            state = PartitionState(index, 1, 4, (1, 2), replicas, incarnations=isr)
             await leader.coordination.put(keys.partition_key(PREFIX, "t", index), encode_partition(TOPIC_ID, state))
         await leader.turns(400)
         for index in range(80):
@@ -446,7 +446,7 @@ def test_nothing_is_written_over_a_key_that_the_set_was_not_read_from(
 def test_a_partition_that_is_led_no_more_wants_nothing(tmp_path: Path) -> None:
     async def body(leader: Leader, led: list[Partition]) -> None:
         leader.partitions.follow(led[0].log, 5, 2)
-        leader.in_sync.want(led[0], SetChange(ALL, (3,), (), ""))
+        leader.isr_writer.want(led[0], IsrChange(ALL, (3,), (), ""))
         await leader.turns()
         assert leader.fateful.sizes == []
 
@@ -478,9 +478,9 @@ def test_an_error_that_nobody_expected_is_told_and_after_the_close_nothing_is_se
         await leader.turns()
         assert leader.failures == [wrong]
         leader.failures.clear()
-        leader.in_sync.start()
+        leader.isr_writer.start()
         await leader.turns()
-        await leader.in_sync.close()
+        await leader.isr_writer.close()
         leader.want(led[1], "1a")
         await leader.turns()
         assert leader.fateful.sizes == []
