@@ -9,7 +9,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import FetchLimits, Position, fetch_request, read_answer
+from headrace.client.admin.fetch import Position, read_answer, request_for
+from headrace.client.fetch_requests import FetchLimits
 from headrace.ports.network import Address
 from headrace.system import pacing
 from headrace.wire import api as apis
@@ -69,7 +70,7 @@ def _learn(cluster: Cluster, peer: BareSocket, turn: "Turn", limits: FetchLimits
     at, ended, frames, sizes = dict.fromkeys(range(turn.partitions), 0), set[int](), list[bytes](), list[int]()
     while len(ended) < turn.partitions:
         wanted = [Position(turn.topic, partition, offset) for partition, offset in at.items() if partition not in ended]
-        asked = fetch_request(cluster, wanted, limits).body
+        asked = request_for(cluster, wanted, limits).body
         assert isinstance(asked, Message)
         frame = write_request(
             apis.FETCH, FETCH_VERSION, len(frames), "bare", encode_request(apis.FETCH, FETCH_VERSION, asked)

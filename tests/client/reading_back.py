@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.admin.fetch import Position, fetch
+from headrace.client.fetch_requests import LATEST, FetchLimits
 from headrace.records import kernel
 from headrace.records.record import Record
 
 
 def read_partition(cluster: Cluster, topic: str, partition: int) -> list[Record]:
     """All records, compacted or not."""
-    end = offsets.list_offsets(cluster, topic, {partition: offsets.LATEST})[partition].offset
+    end = offsets.list_offsets(cluster, topic, {partition: LATEST})[partition].offset
     found: list[Record] = []
     at = 0
     while at < end:

@@ -14,6 +14,7 @@ from headrace.client.admin.fetch import read
 from headrace.client.admin.produce import produce
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.errors import Refusal, UnknownTopic
+from headrace.client.fetch_requests import EARLIEST
 from headrace.client.producer.request import Outgoing
 from headrace.errors import ErrorCode
 from headrace.records import kernel
@@ -74,7 +75,7 @@ def test_records_before_an_offset_are_deleted(cluster: Cluster, topic: MakeTopic
     name = topic()
     produce(cluster, [Outgoing(name, 0, kernel.build([(1, None, b"x", [])])) for _ in range(10)])
     assert operations.delete_records(cluster, name, {0: 4}) == {0: 4}
-    assert offsets.list_offsets(cluster, name, {0: offsets.EARLIEST})[0].offset == 4
+    assert offsets.list_offsets(cluster, name, {0: EARLIEST})[0].offset == 4
     with pytest.raises(Refusal, match="start at `beginning`"):
         read(cluster, name, 0, 3, 1)
     assert operations.delete_records(cluster, name, {0: -1}) == {0: 10}

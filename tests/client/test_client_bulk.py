@@ -12,10 +12,11 @@ from brokers import Broker, wait_for
 from headrace.client.admin import bulk, operations
 from headrace.client.admin.bulk import Span, TopicReplaced, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import Fetched, FetchLimits, Position, fetch
-from headrace.client.admin.offsets import LATEST, list_offsets
+from headrace.client.admin.fetch import Fetched, Position, fetch
+from headrace.client.admin.offsets import list_offsets
 from headrace.client.admin.produce import Produced, produce
 from headrace.client.errors import UnknownTopic
+from headrace.client.fetch_requests import LATEST, FetchLimits
 from headrace.client.producer.request import Outgoing
 from headrace.errors import CorruptBatch, OffsetOutOfRange
 from headrace.records import kernel

@@ -19,10 +19,11 @@ from certificates import self_signed
 from client.conftest import MakeTopic
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster, Request
-from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
+from headrace.client.admin.fetch import Position, fetch, read
 from headrace.client.admin.produce import produce
 from headrace.client.connection.connections import parse_address, parse_bootstrap
 from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
+from headrace.client.fetch_requests import FetchLimits
 from headrace.client.producer.request import Outgoing
 from headrace.errors import SettingError
 from headrace.ports.network import Address

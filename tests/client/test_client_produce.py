@@ -17,9 +17,10 @@ from brokers import Broker
 from client.conftest import MakeTopic
 from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import FetchLimits, Position, fetch, read
+from headrace.client.admin.fetch import Position, fetch, read
 from headrace.client.admin.produce import Produced, init_producer_id, produce
 from headrace.client.errors import Refusal, UnknownTopic
+from headrace.client.fetch_requests import EARLIEST, LATEST, MAX_TIMESTAMP, FetchLimits
 from headrace.client.producer.request import Outgoing, encode_parts
 from headrace.records import kernel
 from headrace.records.batch import CONTROL
@@ -176,10 +177,10 @@ def test_offsets_by_place_and_by_time(cluster: Cluster, topic: MakeTopic) -> Non
         Outgoing(name, 0, kernel.build(records(b"x", timestamp_ms=first_ms + n * 100))) for n in (0, 1, 5, 3, 4)
     ]
     produce(cluster, outgoing)
-    latest = offsets.list_offsets(cluster, name, {0: offsets.LATEST, 1: offsets.LATEST})
+    latest = offsets.list_offsets(cluster, name, {0: LATEST, 1: LATEST})
     assert {n: found.offset for n, found in latest.items()} == {0: 5, 1: 0}
-    assert offsets.list_offsets(cluster, name, {0: offsets.EARLIEST})[0].offset == 0
-    greatest = offsets.list_offsets(cluster, name, {0: offsets.MAX_TIMESTAMP})[0]
+    assert offsets.list_offsets(cluster, name, {0: EARLIEST})[0].offset == 0
+    greatest = offsets.list_offsets(cluster, name, {0: MAX_TIMESTAMP})[0]
     assert (greatest.offset, greatest.timestamp_ms) == (2, first_ms + 500)
     assert offsets.list_offsets(cluster, name, {0: first_ms + 50})[0].offset == 1
     assert offsets.offsets_at(cluster, name, [0, 1], first_ms + 501) == {0: 5, 1: 0}

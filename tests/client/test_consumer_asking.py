@@ -10,12 +10,12 @@ import pytest
 from brokers import wait_for
 from client.engine_peer import Answer, Peer
 from client.test_consumer_answers import Scripted
-from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import shared
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.consumer.coordinator import Coordinator, Identity, heartbeat_request
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
+from headrace.client.fetch_requests import EARLIEST
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message

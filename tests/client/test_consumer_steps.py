@@ -16,7 +16,7 @@ from headrace.client.consumer.cursor import (
 )
 from headrace.client.consumer.fetch_buffer import CompletedFetch
 from headrace.client.consumer.priority import RECORDS_MAX, Contiguous, PriorityOrder, priority_of
-from headrace.client.record_sets import extent
+from headrace.client.fetch_requests import extent
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.records import kernel
 from headrace.records.consumer_records import ReceivedRecord

@@ -18,7 +18,7 @@ from client.reading_back import read_partition, read_topic
 from clients.cutting import CuttingProxy
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.admin.fetch import Position, fetch
 from headrace.client.connection import connections
 from headrace.client.errors import (
     BrokerUnreachable,
@@ -28,6 +28,7 @@ from headrace.client.errors import (
     QueueFull,
     UnknownTopic,
 )
+from headrace.client.fetch_requests import FetchLimits
 from headrace.client.producer.accumulator import ProducerBatch
 from headrace.client.producer.producer import Producer
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut, SettingError

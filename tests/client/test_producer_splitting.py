@@ -16,8 +16,9 @@ from client.wire_tap import Seen, WireTap
 from headrace import aio
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.admin.fetch import Position, fetch
 from headrace.client.errors import DeliveryUnknown, NotDelivered
+from headrace.client.fetch_requests import FetchLimits
 from headrace.client.producer.producer import Producer
 from headrace.records.builder import Delivery
 from headrace.wire import api as apis

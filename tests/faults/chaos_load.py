@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 
 from headrace.client.admin import fetch, offsets
 from headrace.client.admin.cluster import Cluster, Retry
+from headrace.client.fetch_requests import LATEST, FetchLimits
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import batch, kernel
 
@@ -256,7 +257,7 @@ class WatermarkWatcher:
 
     def _ask(self, cluster: Cluster, partition: int) -> None:
         try:
-            found = offsets.list_offsets(cluster, self._topic, {partition: offsets.LATEST})[partition].offset
+            found = offsets.list_offsets(cluster, self._topic, {partition: LATEST})[partition].offset
             epoch = cluster.partition(self._topic, partition).leader_epoch
         except HeadraceError:
             return
@@ -288,7 +289,7 @@ class RawReader:
         self._thread.start()
 
     def _run(self) -> None:
-        limits = fetch.FetchLimits(max_wait_ms=200)
+        limits = FetchLimits(max_wait_ms=200)
         with connect(self._bootstrap) as cluster:
             while not self._stopping.is_set():
                 try:
@@ -318,7 +319,7 @@ def read_all(bootstrap: str, topic: str, partition: int) -> array[int]:
     """The codes of a partition from offset 0 to its end; offsets have no gaps."""
     codes = array("q")
     with connect(bootstrap) as cluster:
-        end = offsets.list_offsets(cluster, topic, {partition: offsets.LATEST})[partition].offset
+        end = offsets.list_offsets(cluster, topic, {partition: LATEST})[partition].offset
         while len(codes) < end:
             (found,) = fetch.fetch(cluster, [fetch.Position(topic, partition, len(codes))])
             for _, data in found.whole_batches():

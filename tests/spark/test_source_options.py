@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import SettingError
 from headrace.spark import options, sink
 from headrace.spark.options import Bound, SourceOptions

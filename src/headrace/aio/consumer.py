@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from headrace.aio.tasks import Listener, connect, end_with_program, opened
-from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.connection import exits
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import Place
@@ -27,6 +26,7 @@ from headrace.client.consumer.options import ConsumerOptions, config_of
 from headrace.client.consumer.progress import Saved
 from headrace.client.consumer.redelivery import DELAYS_MS
 from headrace.client.errors import EngineClosed
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
 

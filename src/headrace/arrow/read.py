@@ -10,7 +10,8 @@ import pyarrow as pa
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.admin.bulk import Span, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import EARLIEST, LATEST, list_offsets, offsets_at
+from headrace.client.admin.offsets import list_offsets, offsets_at
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import BATCH_ROWS, DEFAULT_COLUMNS, TYPES, Decoder, schema
 

@@ -16,7 +16,7 @@ from headrace.cli.options import with_cluster
 from headrace.cli.record_reader import GroupReader, Reader, Start
 from headrace.cli.times import EXPECTED, parse_time_ms
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import FetchLimits
+from headrace.client.fetch_requests import FetchLimits
 
 FOLLOW_WAIT_MS: Final = 500
 

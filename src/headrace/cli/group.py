@@ -13,6 +13,7 @@ from headrace.cli.times import EXPECTED, parse_time_ms
 from headrace.client.admin import groups, offsets
 from headrace.client.admin.cluster import Cluster
 from headrace.client.errors import Refusal
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import ErrorCode, OperatorError
 
 
@@ -97,7 +98,7 @@ def _ends(cluster: Cluster, partitions: set[tuple[str, int]]) -> dict[tuple[str,
     ends: dict[tuple[str, int], int] = {}
     for name, topic in topics.items():
         wanted = [n for t, n in partitions if t == name and n < len(topic.partitions)]
-        found = offsets.list_offsets(cluster, name, dict.fromkeys(wanted, offsets.LATEST))
+        found = offsets.list_offsets(cluster, name, dict.fromkeys(wanted, LATEST))
         ends.update(((name, n), found[n].offset) for n in wanted)
     return ends
 
@@ -158,13 +159,13 @@ def _refuse_members(cluster: Cluster, name: str) -> None:
 def _goals(cluster: Cluster, topic: str, partitions: list[int], target: str) -> dict[int, int]:
     """The offset to go to in each partition, never outside its log."""
     if target == "earliest":
-        found = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, offsets.EARLIEST))
+        found = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
         return {n: found[n].offset for n in partitions}
-    ends = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, offsets.LATEST))
+    ends = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, LATEST))
     if target == "latest":
         return {n: ends[n].offset for n in partitions}
     if target.isdigit():
-        starts = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, offsets.EARLIEST))
+        starts = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
         return {n: min(max(int(target), starts[n].offset), ends[n].offset) for n in partitions}
     try:
         time_ms = parse_time_ms(target, int(time.time() * 1000))

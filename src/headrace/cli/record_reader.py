@@ -12,12 +12,13 @@ import click
 
 from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import Fetched, FetchLimits, Position, fetch
+from headrace.client.admin.fetch import Fetched, Position, fetch
 from headrace.client.consumer.coordinator import passes
 from headrace.client.consumer.group_protocol import RANGE, Place
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.progress import NotHeld
 from headrace.client.errors import Refusal
+from headrace.client.fetch_requests import EARLIEST, LATEST, FetchLimits
 from headrace.errors import ErrorCode, HeadraceError, RequestTimedOut
 from headrace.records import kernel
 from headrace.records.record import Record
@@ -41,11 +42,11 @@ class Start:
 
     @classmethod
     def beginning(cls) -> Self:
-        return cls(time_ms=offsets.EARLIEST)
+        return cls(time_ms=EARLIEST)
 
     @classmethod
     def end(cls) -> Self:
-        return cls(time_ms=offsets.LATEST)
+        return cls(time_ms=LATEST)
 
     def find(self, cluster: Cluster, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         if self.offset is not None:
@@ -101,7 +102,7 @@ class Reader:
         return fetch(self._cluster, positions, self._limits)
 
     def _find_ends(self) -> dict[int, int]:
-        found = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(self._next, offsets.LATEST))
+        found = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(self._next, LATEST))
         return {n: timed.offset for n, timed in found.items()}
 
 
@@ -210,7 +211,7 @@ class GroupReader(Reader):
         except Refusal as refusal:
             if refusal.kafka_code != ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
-            starts = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(partitions, offsets.EARLIEST))
+            starts = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(partitions, EARLIEST))
             for n in partitions:
                 if self._next[n] < starts[n].offset or self._next[n] > self._ends[n]:
                     click.echo(

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, OperatorError
 from headrace.pipelines import archive_contents, archive_group, archive_state, archive_tables, json_columns, query_watch
 from headrace.pipelines.archive_format import FORMAT, ArchiveSink

@@ -31,8 +31,9 @@ from pyspark.sql.types import StructType
 
 from headrace.client.admin.bulk import Span, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import EARLIEST, LATEST, list_offsets
+from headrace.client.admin.offsets import list_offsets
 from headrace.client.connection.metadata import Topic
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange, OperatorError
 from headrace.pipelines.archive_tables import RECORDS_SCHEMA
 from headrace.pipelines.statements import Statement

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.connection.connections import parse_bootstrap
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import SettingError
 from headrace.records.arrow import DEFAULT_COLUMNS, TYPES
 

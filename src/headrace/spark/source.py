@@ -34,7 +34,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import EARLIEST
+from headrace.client.fetch_requests import EARLIEST
 from headrace.errors import SettingError
 from headrace.records.arrow import TYPES, schema
 from headrace.spark import catalog_table, filters, loss, options, plan, split_reader

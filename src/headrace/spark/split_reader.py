@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from headrace.client.admin.bulk import Span, TopicReplaced, check_topic, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.errors import UnknownTopic
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import CorruptBatch, ErrorCode, HeadraceError, InvalidRecord
 from headrace.records.arrow import PASSED_ON_BYTES, Decoder
 from headrace.records.batch import batches

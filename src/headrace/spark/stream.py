@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import EARLIEST, LATEST
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.spark import loss, plan, progress, split_reader
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions

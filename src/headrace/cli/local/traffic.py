@@ -14,8 +14,9 @@ from typing import Final
 
 from headrace.cli.local.account import Account
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.fetch import FetchLimits, Position, fetch
+from headrace.client.admin.fetch import Position, fetch
 from headrace.client.admin.produce import Produced, init_producer_id, produce
+from headrace.client.fetch_requests import FetchLimits
 from headrace.client.producer.request import Outgoing
 from headrace.errors import HeadraceError
 from headrace.records import kernel

@@ -13,25 +13,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Pending
-from headrace.client.admin.fetch import (
-    ANSWER_MARGIN_MS,
-    Fetched,
-    FetchLimits,
-    Position,
-    fetch,
-    fetch_request,
-    read_answer,
-)
-from headrace.client.admin.offsets import EARLIEST, LATEST, list_offsets
-from headrace.client.connection.stream import RESPONSE_MAX_BYTES
-from headrace.client.record_sets import extent
-from headrace.errors import CorruptBatch, ErrorCode, ErrorMapping, HeadraceError, OffsetOutOfRange
+from headrace.client.admin.fetch import ANSWER_MARGIN_MS, Fetched, Position, fetch, read_answer, request_for
+from headrace.client.admin.offsets import list_offsets
+from headrace.client.fetch_requests import EARLIEST, LATEST, FetchLimits, extent, larger
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, OffsetOutOfRange
 
 SET_BYTES: Final = 8 << 20
 LEAST_SET_BYTES: Final = 64 << 10
 UNSEEN_OFFSET_BYTES: Final = 512
 """For the first set, of which spans of some ten thousand offsets and more take as much as they may."""
-MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 EMPTY_ANSWERS_MAX: Final = 2
 BEHIND_ANSWERS_MAX: Final = 100
 MAX_WAIT_MS: Final = 100
@@ -97,7 +87,7 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
                 yield fetched.records
                 at, empty_answers = end, 0
             elif cut_bytes:
-                size = _larger(size, cut_bytes, span, at)
+                size = larger(size, cut_bytes, f"{span} at offset {at}")
                 most_bytes = max(size, most_bytes)
             else:
                 empty_answers += 1
@@ -137,7 +127,7 @@ class _Reader:
         try:
             leader = self._cluster.leader(span.topic, span.partition, self._lane)
             position = Position(span.topic, span.partition, at)
-            self._pending = self._cluster.submit(leader, fetch_request(self._cluster, [position], _limits(size)))
+            self._pending = self._cluster.submit(leader, request_for(self._cluster, [position], _limits(size)))
             self._asked = (at, size)
             self._cluster.flush()
         except HeadraceError:
@@ -192,13 +182,6 @@ def _size(span: Span, seen: int, seen_bytes: int, most_bytes: int) -> int:
     left = span.next_offset - span.first_offset - seen
     per_offset = seen_bytes / seen if seen else UNSEEN_OFFSET_BYTES
     return min(most_bytes, max(LEAST_SET_BYTES, int(per_offset * left * 1.25)))
-
-
-def _larger(size: int, cut_bytes: int, span: Span, at: int) -> int:
-    """A size of record set that holds the batch which did not fit."""
-    if size >= MOST_SET_BYTES:
-        raise CorruptBatch(f"{span} at offset {at}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}")
-    return min(max(2 * size, cut_bytes), MOST_SET_BYTES)
 
 
 def _gone(cluster: Cluster, span: Span, at: int) -> OffsetOutOfRange:

@@ -6,33 +6,20 @@ cut; `whole_batches` and `RecordSet` look after both. Many partitions are read i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
-from headrace.client.errors import Refusal, check
-from headrace.errors import ErrorCode, ErrorMapping, HeadraceError
+from headrace.client.errors import check
+from headrace.client.fetch_requests import FetchLimits, fetch_refusal, fetch_request
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.records.batch import BatchHeader, batches
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
-MAX_BYTES: Final = 50 << 20
-PARTITION_MAX_BYTES: Final = 1 << 20
 ANSWER_MARGIN_MS: Final = 10_000
-
-_CONSUMER: Final = -1
-_NO_SESSION_EPOCH: Final = -1
-_CORRUPT: Final = 2
-
-
-class CorruptLog(Refusal):
-    """The leader's own copy is damaged: asking again would read the same bytes."""
-
-    def __init__(self, code: int, about: str) -> None:
-        super().__init__(code, about)
-        self.mapping = ErrorMapping(code, 502, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +47,6 @@ class Fetched:
                 yield header, batch
 
 
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """How long a broker may wait for so many bytes, and how many it may send."""
-
-    max_wait_ms: int = 500
-    min_bytes: int = 1
-    max_bytes: int = MAX_BYTES
-    partition_max_bytes: int = PARTITION_MAX_BYTES
-
-
 def fetch(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits | None = None) -> list[Fetched]:
     """One round over all positions; partitions with nothing new are there with an empty record set.
 
@@ -83,7 +60,7 @@ def _fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLi
     by_leader: dict[Link, list[Position]] = {}
     for position in positions:
         by_leader.setdefault(cluster.leader(position.topic, position.partition), []).append(position)
-    asked = [(leader, fetch_request(cluster, wanted, limits)) for leader, wanted in by_leader.items()]
+    asked = [(leader, request_for(cluster, wanted, limits)) for leader, wanted in by_leader.items()]
     fetched: list[Fetched] = []
     for answer in cluster.exchange(asked, limits.max_wait_ms + ANSWER_MARGIN_MS):
         if isinstance(answer, HeadraceError):
@@ -103,33 +80,26 @@ def read_answer(cluster: Cluster, positions: Sequence[Position], answer: Message
     return fetched
 
 
-def fetch_request(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> Request:
-    topics: dict[str, list[Message]] = {}
-    for position in positions:
-        wanted = Message(
-            partition=position.partition,
-            fetch_offset=position.offset,
-            partition_max_bytes=limits.partition_max_bytes,
+def request_for(cluster: Cluster, positions: Iterable[Position], limits: FetchLimits) -> Request:
+    wanted = (
+        (
+            position.topic,
+            cluster.topic(position.topic).topic_id,
+            Message(
+                partition=position.partition,
+                fetch_offset=position.offset,
+                partition_max_bytes=limits.partition_max_bytes,
+            ),
         )
-        topics.setdefault(position.topic, []).append(wanted)
-    message = Message(
-        replica_id=_CONSUMER,
-        max_wait_ms=limits.max_wait_ms,
-        min_bytes=limits.min_bytes,
-        max_bytes=limits.max_bytes,
-        session_epoch=_NO_SESSION_EPOCH,
-        topics=[
-            Message(topic=name, topic_id=cluster.topic(name).topic_id, partitions=wanted)
-            for name, wanted in topics.items()
-        ],
+        for position in positions
     )
-    return Request(apis.FETCH, message)
+    return Request(apis.FETCH, fetch_request(wanted, limits))
 
 
 def _read(position: Position, answer: Message) -> Fetched:
     if answer.error_code != ErrorCode.NONE:
         where = f"fetch of {position.topic}-{position.partition} at offset {position.offset}"
-        raise (CorruptLog if answer.error_code == _CORRUPT else Refusal)(answer.error_code, where)
+        raise fetch_refusal(answer.error_code, where)
     records = answer.records if answer.records is not None else memoryview(b"")
     return Fetched(position, records, answer.high_watermark, answer.log_start_offset)
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
 from headrace.client.errors import check
+from headrace.client.fetch_requests import LATEST, offsets_request
 from headrace.errors import HeadraceError
 from headrace.wire import api as apis
-from headrace.wire.message import Message
-
-LATEST: Final = -1
-EARLIEST: Final = -2
-MAX_TIMESTAMP: Final = -3
-
-_READ_UNCOMMITTED: Final = 0
-_CONSUMER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +27,12 @@ def list_offsets(
     """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms."""
 
     def ask() -> dict[int, TimedOffset]:
-        by_leader: dict[Link, list[Message]] = {}
+        by_leader: dict[Link, dict[tuple[str, int], int]] = {}
         for partition, time_ms in times.items():
-            wanted = Message(partition_index=partition, timestamp=time_ms)
-            by_leader.setdefault(cluster.leader(topic, partition), []).append(wanted)
+            by_leader.setdefault(cluster.leader(topic, partition), {})[topic, partition] = time_ms
         asked = [
-            (leader, Request(apis.LIST_OFFSETS, _request(topic, wanted, timeout_ms)))
-            for leader, wanted in by_leader.items()
+            (leader, Request(apis.LIST_OFFSETS, offsets_request(moments, timeout_ms)))
+            for leader, moments in by_leader.items()
         ]
         found: dict[int, TimedOffset] = {}
         for answer in cluster.exchange(asked):
@@ -64,12 +55,3 @@ def offsets_at(cluster: Cluster, topic: str, partitions: Iterable[int], time_ms:
         ends = list_offsets(cluster, topic, dict.fromkeys(missing, LATEST))
         found.update((n, ends[n].offset) for n in missing)
     return found
-
-
-def _request(topic: str, partitions: list[Message], timeout_ms: int) -> Message:
-    return Message(
-        replica_id=_CONSUMER,
-        isolation_level=_READ_UNCOMMITTED,
-        topics=[Message(name=topic, partitions=partitions)],
-        timeout_ms=timeout_ms,
-    )

@@ -17,6 +17,7 @@ from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import batches
@@ -119,8 +120,8 @@ def _by_id(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
 def _by_time(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
     topic = wanted.topic
     numbers = [partition.index for partition in cluster.topic(topic).partitions]
-    starts = offsets.offsets_at(cluster, topic, numbers, offsets.EARLIEST if wanted.from_ms is None else wanted.from_ms)
-    ends = offsets.list_offsets(cluster, topic, dict.fromkeys(numbers, offsets.LATEST))
+    starts = offsets.offsets_at(cluster, topic, numbers, EARLIEST if wanted.from_ms is None else wanted.from_ms)
+    ends = offsets.list_offsets(cluster, topic, dict.fromkeys(numbers, LATEST))
     for partition in numbers:
         at, end = starts[partition], ends[partition].offset
         while at < end:

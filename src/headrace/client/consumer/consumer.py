@@ -16,7 +16,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
-from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.connection import exits
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import Place
@@ -26,6 +25,7 @@ from headrace.client.consumer.progress import Saved
 from headrace.client.consumer.redelivery import DELAYS_MS
 from headrace.client.consumer.threads import Listener, connect, end_with_program, opened
 from headrace.client.errors import EngineClosed
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, KeysView, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from headrace.client.admin.fetch import FetchLimits
-from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import Network
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.collector import Collector
@@ -25,6 +23,7 @@ from headrace.client.consumer.manual_assignment import ManualAssignment
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.progress import LocalProgress, Offsets, Saved, default_folder
+from headrace.client.fetch_requests import EARLIEST, FetchLimits
 from headrace.errors import HeadraceError, InvalidRequest
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.connection.reactor import Backoff
-from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.consumer.group_protocol import Place
-from headrace.errors import CorruptBatch, HeadraceError
+from headrace.errors import HeadraceError
 
-MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 REPLICA_KEPT_S: Final = 300.0
 """How long a follower is read that a leader named, before the leader is asked again."""
 
@@ -172,12 +170,3 @@ def next_time(cursors: Iterable[Cursor], now: float) -> float | None:
         if cursor.not_before > now and cursor.in_flight is None and not cursor.paused
     ]
     return min(times, default=None)
-
-
-def larger(cursor: Cursor, cut_bytes: int) -> int:
-    """What a partition may send from now on, so that the batch which did not fit does."""
-    if cursor.most_bytes >= MOST_SET_BYTES:
-        raise CorruptBatch(
-            f"{cursor} at offset {cursor.offset}: a batch of {cut_bytes} bytes, more than {MOST_SET_BYTES}"
-        )
-    return min(max(2 * cursor.most_bytes, cut_bytes), MOST_SET_BYTES)

@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from headrace.client.admin.fetch import CorruptLog, FetchLimits
-from headrace.client.admin.offsets import EARLIEST
 from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Metadata
 from headrace.client.connection.reactor import Timer
-from headrace.client.consumer.cursor import Cursor, InFlight, fetchable, larger, next_time
+from headrace.client.consumer.cursor import Cursor, InFlight, fetchable, next_time
 from headrace.client.consumer.fetch_buffer import CompletedFetch, FetchBuffer
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
-from headrace.client.errors import Refusal, is_retriable
-from headrace.client.record_sets import extent
+from headrace.client.errors import Refusal
+from headrace.client.fetch_requests import EARLIEST, FetchLimits, extent, fetch_refusal, fetch_request, larger
 from headrace.errors import ErrorCode, HeadraceError, OffsetOutOfRange
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -38,9 +36,6 @@ BUFFER_BYTES: Final = 16 << 20
 SLOW_S: Final = 2.0
 """An answer that is later than this may never come: whether another broker leads now is asked meanwhile."""
 
-_CORRUPT: Final = 2
-_CONSUMER: Final = -1
-_NO_SESSION_EPOCH: Final = -1
 _NO_EPOCH: Final = -1
 
 _lanes = count()
@@ -297,9 +292,8 @@ class Fetcher:
             self._reactor.call_soon(lambda error=error: on_answer(error))  # type: ignore[misc]
             return
         timeout_s = self._limits.max_wait_ms / 1000 + ANSWER_WITHIN_S
-        link.ask(
-            apis.FETCH, fetch_request(cursors, self._metadata, self._limits, self._rack), on_answer, timeout_s=timeout_s
-        )
+        wanted = ((cursor.topic, cursor.topic_id, fetch_partition(cursor, self._metadata)) for cursor in cursors)
+        link.ask(apis.FETCH, fetch_request(wanted, self._limits, self._rack), on_answer, timeout_s=timeout_s)
 
     def _on_fetched(
         self,
@@ -374,7 +368,7 @@ class Fetcher:
         try:
             reached = extent(records, cursor.offset, str(cursor))
             if reached.next_offset == cursor.offset:
-                cursor.most_bytes = larger(cursor, reached.cut_bytes)
+                cursor.most_bytes = larger(cursor.most_bytes, reached.cut_bytes, f"{cursor} at offset {cursor.offset}")
                 return
         except HeadraceError as error:
             cursor.failure = error
@@ -388,16 +382,14 @@ class Fetcher:
 
     def _on_refused(self, cursor: Cursor, asked: InFlight, partition: Message, answer: Message) -> None:
         code, now = partition.error_code, self._reactor.now()
-        where = f"fetch of {cursor} at offset {cursor.offset}"
+        refusal = fetch_refusal(code, f"fetch of {cursor} at offset {cursor.offset}")
         if cursor.replica == asked.broker_id:
             cursor.replica = None
             cursor.back_off(now)
         elif code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._on_out_of_range(cursor)
-        elif code == _CORRUPT:
-            cursor.failure = CorruptLog(code, where)
-        elif not is_retriable(code):
-            cursor.failure = Refusal(code, where)
+        elif not refusal.mapping.retriable:
+            cursor.failure = refusal
         else:
             cursor.back_off(now)
             leader = partition.current_leader
@@ -465,30 +457,14 @@ class Fetcher:
         self.send_fetches()
 
 
-def fetch_request(cursors: Iterable[Cursor], metadata: Metadata, limits: FetchLimits, rack: str) -> Message:
-    topics: dict[str, Message] = {}
-    most_bytes = limits.max_bytes
-    for cursor in cursors:
-        known = metadata.topic(cursor.topic)
-        is_known = known is not None and cursor.partition < len(known.partitions)
-        wanted = Message(
-            partition=cursor.partition,
-            fetch_offset=cursor.offset,
-            current_leader_epoch=known.partitions[cursor.partition].leader_epoch if known and is_known else _NO_EPOCH,
-            last_fetched_epoch=cursor.epoch,
-            partition_max_bytes=cursor.most_bytes,
-        )
-        topic = topics.get(cursor.topic)
-        if topic is None:
-            topic = topics[cursor.topic] = Message(topic=cursor.topic, topic_id=cursor.topic_id, partitions=[])
-        topic.partitions.append(wanted)
-        most_bytes = max(most_bytes, cursor.most_bytes)
+def fetch_partition(cursor: Cursor, metadata: Metadata) -> Message:
+    """What a Fetch asks of one partition."""
+    known = metadata.topic(cursor.topic)
+    is_known = known is not None and cursor.partition < len(known.partitions)
     return Message(
-        replica_id=_CONSUMER,
-        max_wait_ms=limits.max_wait_ms,
-        min_bytes=limits.min_bytes,
-        max_bytes=most_bytes,
-        session_epoch=_NO_SESSION_EPOCH,
-        rack_id=rack,
-        topics=list(topics.values()),
+        partition=cursor.partition,
+        fetch_offset=cursor.offset,
+        current_leader_epoch=known.partitions[cursor.partition].leader_epoch if known and is_known else _NO_EPOCH,
+        last_fetched_epoch=cursor.epoch,
+        partition_max_bytes=cursor.most_bytes,
     )

@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from headrace.client.admin.offsets import LATEST
 from headrace.client.connection.connections import CONTROL, Network
 from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.errors import Refusal, is_retriable
+from headrace.client.fetch_requests import LATEST, offsets_request
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
 ANSWER_WITHIN_S: Final = 30.0
-_CONSUMER: Final = -1
-_READ_UNCOMMITTED: Final = 0
 
 
 class OffsetLookup:
@@ -71,7 +69,10 @@ class OffsetLookup:
                 continue
             link.ask(
                 apis.LIST_OFFSETS,
-                request({place: self._wanted[place] for place in places if place in self._wanted}),
+                offsets_request(
+                    {place: self._wanted[place] for place in places if place in self._wanted},
+                    int(ANSWER_WITHIN_S * 1000),
+                ),
                 lambda answer, places=places: self._on_answer(places, answer),  # type: ignore[misc]
                 timeout_s=ANSWER_WITHIN_S,
             )
@@ -117,15 +118,3 @@ class OffsetLookup:
             return
         reactor = self._network.reactor
         reactor.call_at(reactor.now() + self._backoff.take(), self._ask)
-
-
-def request(moments: Mapping[Place, int]) -> Message:
-    topics: dict[str, list[Message]] = {}
-    for (topic, partition), moment in moments.items():
-        topics.setdefault(topic, []).append(Message(partition_index=partition, timestamp=moment))
-    return Message(
-        replica_id=_CONSUMER,
-        isolation_level=_READ_UNCOMMITTED,
-        topics=[Message(name=name, partitions=partitions) for name, partitions in topics.items()],
-        timeout_ms=int(ANSWER_WITHIN_S * 1000),
-    )

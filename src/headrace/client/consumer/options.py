@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.admin.offsets import EARLIEST, LATEST
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.consumer.fetcher import Reset
 from headrace.client.consumer.group_protocol import Place
+from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import SettingError
 
 STARTS: Final[dict[str, int | None]] = {"earliest": EARLIEST, "latest": LATEST, "none": None}
