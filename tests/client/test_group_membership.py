@@ -15,7 +15,8 @@ from headrace.client.connection.connections import Network, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.membership import Membership, State
-from headrace.client.consumer.progress import NotHeld, Offsets
+from headrace.client.consumer.progress import NotHeld, Offsets, Saved
+from headrace.client.errors import Refusal
 from headrace.errors import ErrorCode, HeadraceError
 from proving import proves
 
@@ -30,6 +31,7 @@ class Observer:
         self.events: list[tuple[str, frozenset[Place]]] = []
         self.positions: Offsets = {}
         self.reached: Offsets = {}
+        self.unsaved: Offsets = {}
         self.errors: list[HeadraceError] = []
         self.membership = Membership(
             network,
@@ -39,6 +41,7 @@ class Observer:
             on_assigned=self._assigned,
             on_revoked=self._revoked,
             on_lost=lambda places: self.events.append(("lost", places)),
+            on_unsaved=self.unsaved.update,
             on_error=self.errors.append,
             **{"session_timeout_ms": 6000, "beat_interval_ms": 100, "look_interval_ms": 200, **how},  # type: ignore[arg-type]
         )
@@ -317,3 +320,51 @@ def test_commits_in_a_rebalance_are_done_after_it_and_those_of_others_partitions
     assert {number for (_, number), offset in after.items() if offset == 9} == set(second.numbers)
     assert isinstance(done[1], NotHeld)
     assert all(f"{target}-{number}" in str(done[1]) for number in first.numbers)
+
+
+class LateProgress:
+    """Commits whose answers come when the test gives them."""
+
+    def __init__(self) -> None:
+        self.answers: list[Saved] = []
+
+    def save(self, offsets: Offsets, on_done: Saved, within_s: float = 0.0) -> None:
+        self.answers.append(on_done)
+
+
+def test_a_commit_that_is_refused_in_a_rebalance_while_the_member_leaves_is_told_and_nothing_joins_again(
+    topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    target = topic(partitions=6)
+    member = join(group, target, assignor="cooperative")
+    wait(share(member))
+    late = member.membership._progress = LateProgress()  # type: ignore[assignment]
+    done: list[HeadraceError | None] = []
+    left: list[HeadraceError | None] = []
+    with member.membership._reactor.lock:
+        member.membership.commit({(target, 0): 5}, done.append)
+        member.membership.leave(left.append)
+        late.answers[0](Refusal(ErrorCode.REBALANCE_IN_PROGRESS, "group"))
+        assert not member.membership.held
+        late.answers[1](None)
+    wait(lambda: bool(done) and bool(left))
+    assert isinstance(done[0], NotHeld)
+    assert left == [None]
+    assert member.membership.state is State.ENDED
+
+
+def test_commits_that_wait_for_a_rebalance_are_refused_when_their_partitions_are_lost(
+    topic: MakeTopic, join: Join, wait: Wait, group: str
+) -> None:
+    """Not done when the same partitions come back: others may have gone on from what was saved."""
+    target = topic(partitions=6)
+    member = join(group, target, assignor="cooperative")
+    wait(share(member))
+    done: list[HeadraceError | None] = []
+    with member.membership._reactor.lock:
+        member.membership._join()
+        member.membership.commit({(target, 0): 5}, done.append)
+        member.membership._refused(Refusal(ErrorCode.UNKNOWN_MEMBER_ID, "group"))
+    wait(lambda: bool(done) and share(member)())
+    assert isinstance(done[0], NotHeld)
+    assert member.positions == {}

@@ -138,3 +138,15 @@ def test_a_file_that_is_not_understood_stops_the_consumer(
         opened(reactor, disk)
     disk.remove(progress.path)
     opened(reactor, disk).close()
+
+
+def test_what_waits_when_the_file_is_let_go_is_refused(reactor: ThreadReactor, tmp_path: Path) -> None:
+    """Another consumer may write it by then."""
+    progress = opened(reactor, SystemDisk(), tmp_path)
+    assert save(reactor, progress, {("t", 0): 5}) is None
+    progress.close()
+    other = opened(reactor, SystemDisk(), tmp_path)
+    assert save(reactor, other, {("t", 0): 9}) is None
+    assert isinstance(save(reactor, progress, {("t", 0): 6}), ProgressUnusable)
+    other.close()
+    assert load(opened(reactor, SystemDisk(), tmp_path), ("t", 0)) == {("t", 0): 9}

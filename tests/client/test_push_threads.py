@@ -24,7 +24,7 @@ from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.consumer import listener as listener_module
 from headrace.client.errors import Refusal
-from headrace.errors import ErrorCode, InvalidRequest, SettingError
+from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, RequestTimedOut, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
@@ -379,6 +379,21 @@ def test_listening_that_ends_by_an_error_leaves_the_group(
         assert ended.value.kafka_code == ErrorCode.FENCED_INSTANCE_ID
         wait_for("it to be gone", lambda: second.poll(20) or members() == 1)
     first.close()
+
+
+def test_progress_that_is_not_saved_when_listening_ends_is_told(
+    broker: Broker, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = Consumer(topic(), bootstrap=broker.bootstrap, group=group)
+    with consumer.listen(Seen()) as running:
+        assert running.retries is not None
+        close = running.retries.close
+
+        def fail(*, handed_out: bool, on_done: Callable[[HeadraceError | None], None]) -> None:
+            close(handed_out=handed_out, on_done=lambda _: on_done(RequestTimedOut("no answer")))
+
+        monkeypatch.setattr(running.retries, "close", fail)
+    assert "progress was not saved when the group was left, and comes again: no answer" in caplog.text
 
 
 def test_a_partition_that_cannot_be_read_is_told_and_the_others_go_on(

@@ -70,11 +70,12 @@ class Collector:
         moved = self._moved
         first = self.first_unread() if self._chunk else {}
         for cursor in moved:
-            cursor.done = cursor.position
+            if cursor.done < cursor.position and (not first or cursor.place not in first):
+                cursor.done = cursor.position
         moved.clear()
         for place, offset in first.items():
             cursor = self._fetcher.cursors[place]
-            cursor.done = min(cursor.done, offset)
+            cursor.done = max(cursor.done, min(cursor.position, offset))
             moved.append(cursor)
 
     def take(self, into: list[ReceivedRecord], most: int, most_bytes: int = UNBOUNDED) -> None:
@@ -163,7 +164,7 @@ class Collector:
             self._free()
         self._chunk, self.unread = _NOTHING, iter(_NOTHING)
         for place, offset in first.items():
-            self._fetcher.seek(place, offset)
+            self._fetcher.read_again(place, offset)
 
     def _open_rows(self, columns: tuple[str, ...], batch_rows: int) -> bool:
         """All rows of the next set; of one that is damaged, those before the damage."""

@@ -227,11 +227,16 @@ class Consumer:
     # Progress
 
     def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
-        """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe."""
+        """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe.
+
+        What is committed here is not taken back by the interval: until a `seek` it saves nothing less. Raises NotHeld
+        where a partition has gone to another member, also one whose records were handed out before that: they come
+        again there.
+        """
 
         def save(done: Saved) -> None:
             self._check_open()
-            self._core.save(self._core.handed_out() if offsets is None else dict(offsets), done)
+            self._core.commit(None if offsets is None else dict(offsets), done)
 
         self._settle(save, "the progress to be saved")
 

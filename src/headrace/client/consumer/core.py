@@ -3,6 +3,10 @@
 Nothing here waits, and everything is called with the reactor's lock held. Progress saved by the clock or on a revoke is
 what is done with, that on a close what was handed out. A crash or a rebalance in the middle of the work so leads to
 records that are seen twice, never to records that are missed.
+
+What the application commits counts more than what it was handed: until it seeks, nothing saves less than that by
+itself. A commit that is answered is in the group's log. What was handed out of partitions that have gone since, and
+was not saved, the next commit of all that was handed out says.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.manual_assignment import ManualAssignment
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.options import ConsumerConfig
-from headrace.client.consumer.progress import LocalProgress, Offsets, Saved, default_folder
+from headrace.client.consumer.progress import LocalProgress, NotHeld, Offsets, Saved, default_folder
 from headrace.client.fetch_requests import EARLIEST, FetchLimits
 from headrace.errors import HeadraceError, InvalidRequest
 
@@ -82,6 +86,8 @@ class ConsumerCore:
         )
         self.collector = Collector(self._fetcher, options)
         self._counts: dict[str, int] = {}
+        self._unsaved: Offsets = {}
+        """Of partitions that have gone: how far they were handed out, where that was not saved and nobody has heard."""
         self._all_done = False
         self._tracker: ProgressTracker | None = None
         self._timer: Timer | None = None
@@ -101,6 +107,7 @@ class ConsumerCore:
                 on_assigned=self._on_assigned,
                 on_revoked=self._on_revoked,
                 on_lost=self._on_lost,
+                on_unsaved=self._on_unsaved,
                 on_error=self._on_error,
             )
         if options.group:
@@ -144,7 +151,8 @@ class ConsumerCore:
         `records` has decoded and not given out are read again.
         """
         for place in self.collector.first_unread():
-            self.seek(place, self.position(place))
+            self._fetcher.read_again(place, self.position(place))
+            self.collector.drop([place])
         self._tracker = tracker
         self.collector.leave_values()
 
@@ -229,8 +237,7 @@ class ConsumerCore:
         return min(cursor.position, first_unread.get(cursor.place, cursor.position))
 
     def seek(self, place: Place, offset: int) -> None:
-        if offset < 0:
-            raise InvalidRequest(f"offset {offset} of {place[0]}-{place[1]} is below 0")
+        check_offset(place, offset)
         self.cursor(place)
         self._fetcher.seek(place, offset)
         self.collector.drop([place])
@@ -264,8 +271,9 @@ class ConsumerCore:
         if self._tracker is not None:
             return self.done_with()
         first = self.collector.first_unread()
-        found = {place: self._position(cursor, first) for place, cursor in self._fetcher.cursors.items()}
-        return {place: offset for place, offset in found.items() if offset >= 0 and self._is_new(place, offset)}
+        return self._not_saved(
+            {place: self._position(cursor, first) for place, cursor in self._fetcher.cursors.items()}
+        )
 
     def done_with(self) -> Offsets:
         """What earlier calls than the last handed out and was not saved."""
@@ -276,26 +284,54 @@ class ConsumerCore:
             done = {place: min(offset, cursors[place].position) for place, offset in kept if place in cursors}
         else:
             done = {place: cursor.done for place, cursor in cursors.items()}
-        return {place: offset for place, offset in done.items() if offset >= 0 and self._is_new(place, offset)}
+        return self._not_saved(done)
 
-    def _is_new(self, place: Place, offset: int) -> bool:
-        return self._fetcher.cursors[place].saved != offset
+    def _not_saved(self, offsets: Offsets) -> Offsets:
+        """These, but never less than the caller has committed, without those that the log has."""
+        cursors = self._fetcher.cursors
+        wanted = {place: max(offset, cursors[place].committed) for place, offset in offsets.items()}
+        return {place: offset for place, offset in wanted.items() if offset >= 0 and cursors[place].saved != offset}
 
-    def save(self, offsets: Offsets, on_done: Saved) -> None:
+    def commit(self, offsets: Offsets | None, on_done: Saved) -> None:
+        """The caller is done with these, or with all that was handed out. Of partitions that went meanwhile with what
+        was handed out of them the answer is NotHeld, once.
+        """
+        gone: Offsets = {}
+        if offsets is None:
+            offsets = self.handed_out()
+            gone = {place: end for place, end in self._unsaved.items() if self._reached(place, offsets) < end}
+            self._unsaved.clear()
+        for place, offset in offsets.items():
+            check_offset(place, offset)
+        for place, offset in offsets.items():
+            if (cursor := self._fetcher.cursors.get(place)) is not None:
+                cursor.done = cursor.committed = offset
+        final = None if self._may_pass else self.error
+        refusal = (final or NotHeld(gone)) if gone else None
+        self._save(offsets, lambda error: on_done(error or refusal))
+
+    def _reached(self, place: Place, offsets: Offsets) -> int:
+        """How far the log has a partition once `offsets` are saved, as far as this consumer knows."""
+        cursor = self._fetcher.cursors.get(place)
+        return -1 if cursor is None else offsets.get(place, cursor.saved)
+
+    def _save(self, offsets: Offsets, on_done: Saved) -> None:
         if not offsets:
             on_done(None)
             return
-        cursors = self._fetcher.cursors
-        for place, offset in offsets.items():
-            if (cursor := cursors.get(place)) is not None:
-                # Who has it saved is done with it: the clock, or a close after an error, must not save less again.
-                cursor.done = max(cursor.done, min(offset, cursor.position))
+        cursors = {place: cursor for place in offsets if (cursor := self._fetcher.cursors.get(place)) is not None}
+        for place, cursor in cursors.items():
+            # Whether it gets there may never be heard.
+            cursor.asked, cursor.saved = offsets[place], -1
 
         def saved(error: HeadraceError | None) -> None:
             if error is None:
-                for place, offset in offsets.items():
-                    if (cursor := cursors.get(place)) is not None:
-                        cursor.saved = offset
+                for place, cursor in cursors.items():
+                    # What was asked for later is what the log has in the end, in whatever order answers come.
+                    if cursor.asked == offsets[place]:
+                        cursor.saved = offsets[place]
+                # Of those that went while it was under way.
+                self._unsaved = {place: end for place, end in self._unsaved.items() if offsets.get(place, -1) < end}
             on_done(error)
 
         self._source.commit(offsets, saved)
@@ -325,7 +361,7 @@ class ConsumerCore:
             self._timer = self._reactor.call_at(self._reactor.now() + interval_ms / 1000, self._save_by_clock)
 
     def _save_by_clock(self) -> None:
-        self.save(self.done_with(), self._on_saved_by_clock)
+        self._save(self.done_with(), self._on_saved_by_clock)
         self._save_later()
 
     def _on_saved_by_clock(self, error: HeadraceError | None) -> None:
@@ -355,11 +391,27 @@ class ConsumerCore:
         if self.options.commit_interval_ms and self.options.group:
             done = self.handed_out() if self._all_done else self.done_with()
             offsets = {place: done[place] for place in wanted if place in done}
-        self._on_lost(wanted)
+        self._release(wanted, offsets)
         return offsets
 
     def _on_lost(self, places: Iterable[Place]) -> None:
-        wanted = list(places)
+        self._release(list(places), {})
+
+    def _on_unsaved(self, offsets: Offsets) -> None:
+        """What was to be saved when these were given up was not."""
+        for place, offset in offsets.items():
+            self._unsaved[place] = max(offset, self._unsaved.get(place, -1))
+
+    def _release(self, wanted: list[Place], saving: Offsets) -> None:
+        if self._tracker is None and isinstance(self._source, Membership):
+            cursors, handed_out = self._fetcher.cursors, self.handed_out()
+            self._on_unsaved(
+                {
+                    place: handed_out[place]
+                    for place in wanted
+                    if place in handed_out and saving.get(place) != handed_out[place] > cursors[place].begun
+                }
+            )
         self._fetcher.release(wanted)
         self.collector.drop(wanted)
         if self._tracker is not None:
@@ -383,3 +435,8 @@ class ConsumerCore:
         log.warning("%s", reset)
         if (on_reset := self.options.on_reset) is not None:
             self._reactor.tell(lambda: on_reset(reset))
+
+
+def check_offset(place: Place, offset: int) -> None:
+    if offset < 0:
+        raise InvalidRequest(f"offset {offset} of {place[0]}-{place[1]} is below 0")

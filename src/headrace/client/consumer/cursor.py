@@ -1,8 +1,8 @@
 """One partition as a consumer reads it, and which partitions are asked for next: values and pure steps, no I/O.
 
 A cursor has three offsets. `offset` is the next to be fetched, `position` the next to be handed out, and `done` what
-may be saved as progress: everything before it was handed out by an earlier call than the last, or the caller has had it
-saved. They stand in this order, and all move together on a seek.
+may be saved as progress: everything before it was handed out by an earlier call than the last, or the caller has
+committed it. They stand in this order, unless the caller has committed ahead, and all move together on a seek.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Cursor:
 
     __slots__ = (
         "__weakref__",
+        "asked",
         "backoff",
+        "begun",
+        "committed",
         "done",
         "end",
         "epoch",
@@ -59,7 +62,15 @@ class Cursor:
         self.topic = topic
         self.partition = partition
         self.topic_id = b""
-        self.offset = self.position = self.done = self.saved = -1
+        self.offset = self.position = self.done = -1
+        self.begun = -1
+        """Where the last seek, or the assignment, put `position`: what was handed out is between the two."""
+        self.committed = -1
+        """What the caller has committed: nothing saves less by itself, until a seek or a cut log."""
+        self.asked = -1
+        """What was asked to be saved last."""
+        self.saved = -1
+        """What the group's log has, if it was this consumer that wrote last; -1 while that is not known."""
         self.wanted: int | None = None
         """A moment (as ListOffsets has them) whose offset is still to be found; nothing is fetched till then."""
         self.reset: tuple[int, str] | None = None
@@ -91,12 +102,19 @@ class Cursor:
     def seek(self, offset: int) -> None:
         """Go on at an offset; what was asked for or buffered before no longer counts."""
         self._turn()
-        self.offset = self.position = self.done = offset
+        self.offset = self.position = self.done = self.begun = offset
+        self.committed = self.saved = -1
+
+    def read_again(self, offset: int) -> None:
+        """What is before `position` from this offset on was not given out after all; progress stays."""
+        self._turn()
+        self.offset = self.position = offset
 
     def seek_moment(self, moment: int, reset: tuple[int, str] | None = None) -> None:
         """Go on at the offset of a moment, once it is found."""
         self._turn()
-        self.offset = self.position = self.done = -1
+        self.offset = self.position = self.done = self.begun = -1
+        self.committed = self.saved = -1
         self.wanted, self.reset = moment, reset
 
     def _turn(self) -> None:

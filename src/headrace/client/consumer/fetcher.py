@@ -141,6 +141,12 @@ class Fetcher:
         self._buffer.drop_stale()
         self.send_fetches()
 
+    def read_again(self, place: Place, offset: int) -> None:
+        """What was taken from this offset on and not given out is taken again; progress stays."""
+        self.cursors[place].read_again(offset)
+        self._buffer.drop_stale()
+        self.send_fetches()
+
     def seek_moments(self, moments: Mapping[Place, int], reset: tuple[int, str] | None = None) -> None:
         """Go on at the offsets of moments, as soon as they are found."""
         if not moments:
@@ -421,9 +427,10 @@ class Fetcher:
 
     def _on_cut_log(self, cursor: Cursor, end_offset: int) -> None:
         """What was fetched ahead may be of the part that was cut, so it is fetched again."""
-        before, done = cursor.position, cursor.done
-        cursor.seek(min(end_offset, before))
-        cursor.done = min(done, cursor.offset)
+        before = cursor.position
+        cursor.read_again(min(end_offset, before))
+        cursor.done, cursor.committed = min(cursor.done, end_offset), min(cursor.committed, end_offset)
+        cursor.begun = min(cursor.begun, cursor.offset)
         self._buffer.drop_stale()
         if cursor.offset < before:
             why = "a new leader's log ends before what was read"

@@ -240,6 +240,8 @@ class Listening:
             core.close(handed_out=False, on_done=done)
         if not self._driver.wait(lambda: bool(results), self._driver.now() + within_s):
             log.warning("the group could not be left in %g s; its members notice by themselves", within_s)
+        elif results[0] is not None:
+            log.warning("progress was not saved when the group was left, and comes again: %s", results[0])
 
     def _poll(self, source: Source) -> None:
         while not self._stopping:

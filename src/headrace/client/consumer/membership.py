@@ -90,6 +90,7 @@ class Membership:
         on_assigned: Assigned,
         on_revoked: Revoked,
         on_lost: Lost,
+        on_unsaved: Callable[[Offsets], None] = lambda _: None,
         on_error: Callable[[HeadraceError], None],
         session_timeout_ms: int = 45_000,
         rebalance_timeout_ms: int = 300_000,
@@ -112,6 +113,7 @@ class Membership:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_lost
+        self._on_unsaved = on_unsaved
         self._on_error = on_error
         self._timeouts = Timeouts(session_timeout_ms, rebalance_timeout_ms)
         self._session_s = session_timeout_ms / 1000
@@ -339,6 +341,7 @@ class Membership:
         def saved(error: HeadraceError | None) -> None:
             if error is not None:
                 log.warning("group %r: progress of partitions that go was not saved: %s", self.group, error)
+                self._on_unsaved(dict(offsets))
             if turn == self._turn:
                 self._join()
 
@@ -350,6 +353,8 @@ class Membership:
         if places:
             log.warning("group %r: %d partitions are lost to other members", self.group, len(places))
             self._on_lost(places)
+            # In what they come back as, if they do, others may have gone on from what was saved.
+            self._send_parked()
 
     # What the coordinator says no to.
 
@@ -370,6 +375,7 @@ class Membership:
             self._fail(error)
 
     def _fail(self, error: HeadraceError) -> None:
+        self._failure = error
         self._lose()
         self._end(error, lambda _: None)
         self._on_error(error)
@@ -445,11 +451,13 @@ class Membership:
 
     def _commit(self, offsets: dict[Place, int], on_done: Saved) -> None:
         def saved(error: HeadraceError | None) -> None:
-            if error is not None and error.kafka_code == ErrorCode.REBALANCE_IN_PROGRESS:
+            if error is None or error.kafka_code != ErrorCode.REBALANCE_IN_PROGRESS:
+                on_done(error)
+            elif self.state is State.STABLE:
                 self._parked.append((offsets, on_done))
                 self._rejoin()
             else:
-                on_done(error)
+                self.commit(offsets, on_done)
 
         self._progress.save(offsets, saved)
 

@@ -114,6 +114,11 @@ class LocalProgress:
     def _write(self) -> None:
         content = self._encode()
         waiting, self._waiting = self._waiting, []
+        if self._lock is None:
+            # Another may have the file by now.
+            closed = ProgressUnusable(f"the progress file {self.path} was closed before this was saved")
+            self._reactor.call_soon(lambda: self._written(waiting, closed))
+            return
         self._writing = True
 
         def write() -> None:
