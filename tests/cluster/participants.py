@@ -13,7 +13,6 @@ from headrace.cluster.participant import Participant
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import HeadraceError
 from headrace.partitions.partition import Partition
-from headrace.partitions.submission import submit
 from headrace.ports.network import Address
 from headrace.records import kernel
 from headrace.records.batch import batches
@@ -202,7 +201,7 @@ class Cluster:
                 answered.set_result((error, offset))
 
         partitions = machine.participant.partitions
-        submit(partitions, partitions.get(topic, 0), kernel.build(records), acks, 1000, done)
+        partitions.submit(partitions.get(topic, 0), kernel.build(records), acks, 1000, done)
         partitions.end_turn()
         # A process that dies does not answer.
         self.loop.call_later(2.0, lambda: done(HeadraceError("no answer"), -1))

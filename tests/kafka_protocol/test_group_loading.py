@@ -27,7 +27,6 @@ from headrace.groups.offsets_partitions import (
 from headrace.groups.records import OffsetAndMetadata, Record
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.partitions.submission import submit
 from headrace.ports.disk import read_whole
 from headrace.records import kernel
 from headrace.settings.values import log_settings
@@ -426,7 +425,7 @@ def test_a_record_that_this_version_cannot_read_closes_its_partition_and_is_no_d
     scene.clock.run_soon()
     assert scene.commit(100) == [0]
     newer = kernel.build([(0, b"\0\1\0\1g\0\1t\0\0\0\0", b"\0\x63" + bytes(30), ())])
-    submit(scene.partitions, partition, bytearray(newer), -1, 1000, lambda *_: None)
+    scene.partitions.submit(partition, bytearray(newer), -1, 1000, lambda *_: None)
     scene.partitions.end_turn()
     scene.lead()
     scene.clock.advance(1)
@@ -473,7 +472,7 @@ def test_what_the_epoch_has_by_the_time_of_the_load_is_loaded_too() -> None:
     assert scene.commit(100) == [0]
     key, value = next(iter(commit_records(200)))
     partition = scene.elected()
-    submit(scene.partitions, partition, bytearray(kernel.build([(0, key, value, ())])), -1, 1000, lambda *_: None)
+    scene.partitions.submit(partition, bytearray(kernel.build([(0, key, value, ())])), -1, 1000, lambda *_: None)
     scene.partitions.end_turn()
     scene.followed.follow()
     scene.clock.run_soon()

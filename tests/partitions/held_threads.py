@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.partitions.partition import Appended, Partition
-from headrace.partitions.recompression import Recompression, stored_otherwise
+from headrace.partitions.recompression import Recompression
 from partitions.led import Led
 
 
@@ -47,7 +47,7 @@ class Threads:
     def produce(self, partition: Partition, view: bytes | bytearray) -> Produced:
         """As the front end does it; the view dies with the call."""
         copied, produced = bytearray(view), Produced()
-        if stored_otherwise(partition, memoryview(copied)):
+        if partition.stored_otherwise(memoryview(copied)):
             self.recompression.submit(partition, memoryview(copied), 1, produced)
             copied[:] = bytes(len(copied))
         else:

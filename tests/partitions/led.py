@@ -8,7 +8,6 @@ from chosen_layout import log_path, new_store
 from headrace.errors import HeadraceError
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.records.record import NewRecord
@@ -44,7 +43,7 @@ class Led:
 
     def submit(self, partition: Partition, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Outcome:
         outcome = Outcome()
-        submit(self.partitions, partition, batch(*values), acks, timeout_ms, outcome)
+        self.partitions.submit(partition, batch(*values), acks, timeout_ms, outcome)
         return outcome
 
     def produce(self, partition: Partition, *values: bytes, acks: int = -1, timeout_ms: int = 1000) -> Outcome:

@@ -25,7 +25,6 @@ from headrace.errors import (
     UnknownPartition,
 )
 from headrace.partitions.partitions import Failures
-from headrace.partitions.submission import submit
 from headrace.partitions.validation import WORDED_MAX
 from headrace.records import codecs, kernel
 from headrace.records.batch import read_header
@@ -96,7 +95,7 @@ def test_waiters_are_answered_in_log_order_each_once(led: Led) -> None:
     order: list[int] = []
     for _ in range(3):
         for _ in range(4):
-            submit(led.partitions, partition, batch(), -1, 1000, lambda _, offset: order.append(offset))
+            led.partitions.submit(partition, batch(), -1, 1000, lambda _, offset: order.append(offset))
         led.partitions.end_turn()
     led.disk.release_syncs()
     led.clock.run_soon()
@@ -126,10 +125,10 @@ def test_a_turn_within_a_turn_does_not_take_the_failures_of_the_outer_one() -> N
     nested = Outcome()
 
     def next_request(error: HeadraceError | None, offset: int) -> None:
-        submit(led.partitions, third, batch(), -1, 1000, nested)
+        led.partitions.submit(third, batch(), -1, 1000, nested)
         led.partitions.end_turn()
 
-    submit(led.partitions, first, batch(), -1, 1000, next_request)
+    led.partitions.submit(first, batch(), -1, 1000, next_request)
     led.partitions.end_turn()
     led.disk.release_syncs()
     led.disk.fail_write(led.log_path(bad.log), errno.ENOSPC)
@@ -204,7 +203,7 @@ def test_the_request_that_meets_a_sick_disk_leaves_nothing_of_its_buffer_behind(
     led.produce(partition, b"x" * 900)
     led.disk.trouble = lambda _call, _path: errno.EIO
     received = bytearray(batch(b"y" * 900))
-    submit(led.partitions, partition, received, -1, 1000, lambda _error, _offset: None)
+    led.partitions.submit(partition, received, -1, 1000, lambda _error, _offset: None)
     led.partitions.end_turn()
     assert partition.log.offline is not None
     received.clear()
@@ -364,7 +363,7 @@ def test_a_duplicate_is_answered_with_the_first_offset_and_stored_once(led: Led)
     partition = led.lead()
     outcomes = [Outcome() for _ in range(3)]
     for outcome in outcomes:
-        submit(led.partitions, partition, batch(b"a", b"b", producer=(9, 0, 0)), -1, 1000, outcome)
+        led.partitions.submit(partition, batch(b"a", b"b", producer=(9, 0, 0)), -1, 1000, outcome)
         led.partitions.end_turn()
     assert [outcome.offset for outcome in outcomes] == [0, 0, 0]
     assert values(partition.read(0, 1000)) == [b"a", b"b"]
@@ -384,7 +383,7 @@ def test_a_duplicate_is_acknowledged_only_when_the_original_counts(led: Led) -> 
             order.append(name)
             outcome(error, offset)
 
-        submit(led.partitions, partition, batch(producer=(9, 0, sequence)), -1, 1000, done)
+        led.partitions.submit(partition, batch(producer=(9, 0, sequence)), -1, 1000, done)
         led.partitions.end_turn()
     assert order == []
     led.disk.release_syncs()
@@ -399,7 +398,7 @@ def test_a_batch_that_could_not_be_written_may_come_again(led: Led) -> None:
     led.disk.fail_write(led.log_path(partition.log), errno.ENOSPC)
     first, again = Outcome(), Outcome()
     for outcome in (first, again):
-        submit(led.partitions, partition, batch(producer=(9, 0, 0)), -1, 1000, outcome)
+        led.partitions.submit(partition, batch(producer=(9, 0, 0)), -1, 1000, outcome)
         led.partitions.end_turn()
     assert isinstance(first.error, StorageFull)
     assert again.offset == 0

@@ -16,7 +16,6 @@ from headrace.errors import (
 )
 from headrace.partitions import recompression
 from headrace.partitions.partition import Partition
-from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import batches, sign
 from headrace.records.codecs import Codec
@@ -236,12 +235,12 @@ def test_a_first_batch_for_which_there_was_no_room_is_not_overtaken(led: Led) ->
 def test_what_will_be_refused_anyway_is_not_recompressed(led: Led) -> None:
     view = memoryview(batch(b"value"))
     partition = led.lead(compression_type="gzip", max_message_bytes=len(view))
-    assert recompression.stored_otherwise(partition, view)
-    assert not recompression.stored_otherwise(partition, memoryview(batch(b"larger")))
-    assert not recompression.stored_otherwise(partition, memoryview(batch(b"value", Codec.GZIP)))
-    assert not recompression.stored_otherwise(partition, view[:10]), "no batch"
-    assert not recompression.stored_otherwise(led.lead(index=1), view), "as it comes"
-    assert not recompression.stored_otherwise(led.partitions.follow(partition.log, 1, 2), view), "not led here"
+    assert partition.stored_otherwise(view)
+    assert not partition.stored_otherwise(memoryview(batch(b"larger")))
+    assert not partition.stored_otherwise(memoryview(batch(b"value", Codec.GZIP)))
+    assert not partition.stored_otherwise(view[:10]), "no batch"
+    assert not led.lead(index=1).stored_otherwise(view), "as it comes"
+    assert not led.partitions.follow(partition.log, 1, 2).stored_otherwise(view), "not led here"
 
 
 def test_only_a_few_are_worked_on_at_a_time(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +264,7 @@ def test_a_submission_is_stored_in_the_codec_of_its_topic_if_it_is_a_users(threa
     def sent(value: bytes, codec: Codec, *, recompress: bool) -> Outcome:
         outcome = Outcome()
         made = bytearray(batch(value, codec))
-        submit(led.partitions, partition, made, acks, 1000, outcome, recompress=recompress)
+        led.partitions.submit(partition, made, acks, 1000, outcome, recompress=recompress)
         led.partitions.end_turn()
         return outcome
 
@@ -289,6 +288,6 @@ def test_a_submission_that_cannot_be_recompressed_hears_why(threads: Threads, mo
         raise CorruptBatch("it does not unpack")
 
     monkeypatch.setattr(recompression, "recode", fail)
-    submit(led.partitions, partition, bytearray(batch(b"x")), 1, 1000, outcome, recompress=True)
+    led.partitions.submit(partition, bytearray(batch(b"x")), 1, 1000, outcome, recompress=True)
     threads.finish_all()
     assert isinstance(outcome.error, CorruptBatch)

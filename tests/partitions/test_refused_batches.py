@@ -8,7 +8,6 @@ import pytest
 
 from headrace.errors import NotEnoughReplicas, NotLeader, OutOfOrderSequence, StorageFull
 from headrace.partitions.partition import Partition
-from headrace.partitions.submission import submit
 from headrace.storage import producers
 from partitions.led import Led, Outcome, batch, values
 from proving import proves
@@ -24,7 +23,7 @@ def led(request: pytest.FixtureRequest) -> Led:
 def send(led: Led, partition: Partition, sequence: int, *, epoch: int = 0, producer_id: int = 9) -> int:
     outcome = Outcome()
     sent = batch(b"%d" % sequence, producer=(producer_id, epoch, sequence))
-    submit(led.partitions, partition, sent, -1, 1000, outcome)
+    led.partitions.submit(partition, sent, -1, 1000, outcome)
     led.partitions.end_turn()
     ((error, offset),) = outcome.calls
     if error is not None:

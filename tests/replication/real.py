@@ -8,7 +8,6 @@ from pathlib import Path
 from chosen_layout import new_store
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.partitions.submission import submit
 from headrace.ports.network import Address
 from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
 from headrace.settings.values import log_settings
@@ -66,7 +65,7 @@ class RealBroker:
 
     def produce(self, batch: bytearray, index: int = 0, acks: int = -1) -> Outcome:
         outcome = Outcome()
-        submit(self.partitions, self.partition(index), batch, acks, 60_000, outcome)
+        self.partitions.submit(self.partition(index), batch, acks, 60_000, outcome)
         return outcome
 
     def close(self) -> None:

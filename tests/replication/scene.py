@@ -13,7 +13,6 @@ from chosen_layout import new_store
 from headrace.partitions.leader_core import IsrChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.partitions.submission import submit
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
 from headrace.records import kernel
@@ -280,7 +279,7 @@ class Scene:
         broker = self.alive[self.keys[index].leader if to is None else to]
         outcome = Outcome()
         made = batch(*values, producer=producer)
-        submit(broker.partitions, broker.partition(index), made, acks, timeout_ms, outcome)
+        broker.partitions.submit(broker.partition(index), made, acks, timeout_ms, outcome)
         broker.partitions.end_turn()
         return outcome
 

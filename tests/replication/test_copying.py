@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.partitions.submission import submit
 from headrace.replication.frames import Frame, Kind
 from headrace.replication.link import LinkSession
 from partitions.led import Outcome, batch
@@ -64,7 +63,7 @@ def test_a_turn_of_many_appends_to_many_partitions_is_one_frame_of_positions_and
     for _ in range(5):
         for index in range(20):
             outcome = Outcome()
-            submit(leader.partitions, leader.partition(index), batch(b"value"), -1, 10_000, outcome)
+            leader.partitions.submit(leader.partition(index), batch(b"value"), -1, 10_000, outcome)
             outcomes.append(outcome)
     leader.partitions.end_turn()
     began = scene.clock.now()

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.replication import frames
@@ -33,7 +32,7 @@ def put(scene: Scene, key: bytes, value: bytes, to: int | None = None) -> Outcom
     broker = scene.alive[scene.keys[0].leader if to is None else to]
     outcome = Outcome()
     built = kernel.build([(scene.clock.wall_ms(), key, value, [])])
-    submit(broker.partitions, broker.partition(), bytearray(built), -1, 30_000, outcome)
+    broker.partitions.submit(broker.partition(), bytearray(built), -1, 30_000, outcome)
     broker.partitions.end_turn()
     return outcome
 

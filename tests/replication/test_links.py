@@ -7,7 +7,6 @@ import errno
 import pytest
 
 from headrace.errors import NotLeader
-from headrace.partitions.submission import submit
 from headrace.ports.network import Address
 from headrace.replication import frames
 from headrace.replication.frames import Frame, Hello, Kind, Start, Subscribe
@@ -248,7 +247,7 @@ def test_who_waits_is_answered_before_the_next_role_exists() -> None:
             old.append(memoryview(batch(b"late")), -1)
 
     for _ in range(3):
-        submit(broker.partitions, old, batch(b"a"), -1, 60_000, done)
+        broker.partitions.submit(old, batch(b"a"), -1, 60_000, done)
     broker.partitions.end_turn()
     scene.run(1)
     assert seen == []

@@ -9,7 +9,6 @@ from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.groups.records import Record
 from headrace.partitions.partitions import Partitions
-from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.batch import read_header
 
@@ -54,7 +53,7 @@ class GroupLog:
         def answered(error: HeadraceError | None, _base_offset: int) -> None:
             done(ErrorCode.NONE if error is None else error.kafka_code)
 
-        submit(self._partitions, partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=read_header(batch))
+        self._partitions.submit(partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=read_header(batch))
         self._partitions.clock.call_soon(self._partitions.end_turn)
 
 

@@ -21,7 +21,6 @@ from headrace.http.exchange import Exchange
 from headrace.http.message import Response, describe_error, json_response, refusal
 from headrace.http.services import HttpServices
 from headrace.partitions.partition import Partition
-from headrace.partitions.submission import submit
 from headrace.records import kernel
 from headrace.records.partitioner import partition_for_key
 
@@ -101,8 +100,7 @@ class Appending:
                 self._done(index, error, -1)
                 continue
             self._exchange.services.metrics.batches_in += 1
-            submit(
-                partitions,
+            partitions.submit(
                 partition,
                 batch,
                 acks,

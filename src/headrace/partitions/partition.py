@@ -33,6 +33,7 @@ from headrace.partitions.leader_core import LeaderCore
 from headrace.partitions.log_start import LogStart
 from headrace.partitions.validation import check_records
 from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
+from headrace.records.transcoder import codec_of
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.storage.producers import UnreadableProducers
 
@@ -193,6 +194,17 @@ class Partition:
             log.producers.refused(header)
             raise
         return base_offset, base_offset + header.record_count, append_time_ms
+
+    def stored_otherwise(self, records: memoryview) -> bool:
+        """Whether a batch cannot be appended as it is and now: it has to take the way through another codec, or behind
+        one that does. One that will be refused anyway can."""
+        settings = self.log.settings
+        if self.core is None or len(records) > settings.max_message_bytes:
+            return False
+        if self.recompressing:
+            return True
+        codec = codec_of(records)
+        return settings.codec >= 0 and codec is not None and codec != settings.codec
 
     def _load_producers(self, header: BatchHeader) -> None:
         """An append needs what the log says of its producers, which may be long or damaged."""

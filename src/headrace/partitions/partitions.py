@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.errors import HeadraceError, NotLeader, UnknownPartition
+from headrace.errors import HeadraceError, NotLeader, RequestTimedOut, UnknownPartition
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.early_refusals import EarlyRefusals
 from headrace.partitions.leader_core import IsrChange, LeaderCore
-from headrace.partitions.partition import Partition, ProduceWaiter, sequenced
+from headrace.partitions.partition import Appended, Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
+from headrace.records.batch import BatchHeader
 from headrace.storage.log import Log, LogStore, TopicPartition
 
 if TYPE_CHECKING:
     from headrace.partitions.recompression import Recompression
 
 Failures = dict[TopicPartition, HeadraceError]
+Submitted = Callable[[HeadraceError | None, int], None]
 
 
 class Links(Protocol):
@@ -253,6 +255,22 @@ class Partitions:
         """Run once when what is staged now has been written, with the logs that could not be."""
         self._after_turn.append(call)
 
+    def submit(
+        self,
+        partition: Partition,
+        batch: bytearray,
+        acks: int,
+        timeout_ms: int,
+        done: Submitted,
+        *,
+        recompress: bool = False,
+        own: BatchHeader | None = None,
+    ) -> None:
+        """Append one ready-made batch; the caller ends the turn when it has submitted all. What comes from users is
+        stored in its topic's codec (`recompress`); what the broker keeps for itself is stored as it is, and with `own`,
+        its header, not checked again (`Partition.append`)."""
+        Submission(self, partition, acks, timeout_ms, done).start(batch, recompress=recompress, own=own)
+
     def end_turn(self) -> None:
         """Write all that was staged, then answer. An answer may begin and end another turn within this one, so
         what belongs to this one is taken out first: its calls must hear its own failures."""
@@ -372,3 +390,69 @@ class Partitions:
 
 def _leave(_offset: int) -> None:
     """Retention of a log that this broker does not lead: its leader says where it begins."""
+
+
+class Submission:
+    """One batch that the broker itself appends: a group's offsets, a message that came by HTTP. The same road as a
+    producer's batch: staged, written at the end of the turn, answered when it counts for its acks. Calls
+    `done(error, base_offset)` exactly once, on the loop."""
+
+    __slots__ = ("_acks", "_appended", "_done", "_partition", "_partitions", "_timeout_ms", "answered")
+
+    def __init__(
+        self, partitions: Partitions, partition: Partition, acks: int, timeout_ms: int, done: Submitted
+    ) -> None:
+        self.answered = False
+        self._partitions = partitions
+        self._partition = partition
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._done = done
+        self._appended: Appended | None = None
+
+    def start(self, batch: bytearray, *, recompress: bool, own: BatchHeader | None) -> None:
+        view, recompression = memoryview(batch), self._partitions.recompression
+        try:
+            if recompress and recompression is not None and self._partition.stored_otherwise(view):
+                recompression.submit(self._partition, view, self._acks, self._recompressed)
+                return
+            self._appended = self._partition.append(view, self._acks, own)
+        except HeadraceError as error:
+            self._answer(error)
+            return
+        self._partitions.touch(self._partition)
+        self._partitions.at_turn_end(self._written)
+
+    def _recompressed(self, outcome: Appended | HeadraceError) -> None:
+        if isinstance(outcome, HeadraceError):
+            self._answer(outcome)
+        else:
+            self._appended = outcome
+            self._partitions.at_turn_end(self._written)
+
+    def _written(self, failures: Failures) -> None:
+        assert self._appended is not None
+        error = failures.get(self._partition.topic_partition)
+        if error is not None or self._acks == 0:
+            self._answer(error)
+        elif self._partition.reached(self._appended[1], self._acks):
+            self._answer(None)
+        else:
+            self._partition.wait(self._appended[1], self._acks, self)
+            deadlines = self._partitions.deadlines
+            deadlines.add(self._partitions.clock.now() + self._timeout_ms / 1000, self)
+
+    def passed(self) -> None:
+        self._answer(None)
+
+    def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
+        self._answer(error)
+
+    def expire(self) -> None:
+        where = self._partition.topic_partition
+        self._answer(RequestTimedOut(f"{where}: not committed within {self._timeout_ms} ms; it may be later"))
+
+    def _answer(self, error: HeadraceError | None) -> None:
+        if not self.answered:
+            self.answered = True
+            self._done(error, self._appended[0] if self._appended is not None else -1)

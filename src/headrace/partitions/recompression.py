@@ -145,14 +145,3 @@ class Recompression:
             return error
         self._partitions.touch(partition)
         return appended
-
-
-def stored_otherwise(partition: Partition, records: memoryview) -> bool:
-    """Whether a batch cannot be appended as it is and now. One that will be refused anyway can."""
-    settings = partition.log.settings
-    if partition.core is None or len(records) > settings.max_message_bytes:
-        return False
-    if partition.recompressing:
-        return True
-    codec = codec_of(records)
-    return settings.codec >= 0 and codec is not None and codec != settings.codec

@@ -18,7 +18,6 @@ from headrace.kafka.connection import Connection, Slot
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures
-from headrace.partitions.recompression import stored_otherwise
 from headrace.storage.log import TopicPartition
 from headrace.wire import produce as wire
 
@@ -311,7 +310,7 @@ def _recompressed(services: Services, partition: Partition, records: memoryview)
     """Whether a batch has to take the way through another codec, or behind one that does."""
     if partition.log.settings.codec < 0 and not partition.recompressing:
         return False
-    return services.partitions.recompression is not None and stored_otherwise(partition, records)
+    return services.partitions.recompression is not None and partition.stored_otherwise(records)
 
 
 def _find_lone(services: Services, topic: wire.RequestTopic) -> Partition | None:
