@@ -11,14 +11,13 @@ One deadline heap serves all groups; a group stands in it once, at a time not la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final, cast
 
 from headrace.cluster.names import group_name_fault
 from headrace.errors import ErrorCode
 from headrace.groups import descriptions, offsets
-from headrace.groups.clock import Alarms, Wall
 from headrace.groups.descriptions import Lag
 from headrace.groups.group import Action, Answer, Group, Moment, State, Store
 from headrace.groups.limits import CoordinatorLimits
@@ -49,6 +48,7 @@ from headrace.groups.records import (
     encode_offset_key,
 )
 from headrace.groups.shard import Loading, Shard
+from headrace.partitions.deadlines import Deadlines
 from headrace.ports.clock import Clock
 
 GROUPS_PER_TURN: Final = 200
@@ -175,24 +175,24 @@ class GroupCoordinator:
     def commit(
         self, group_id: str, request: CommitRequest, reply: Callable[[tuple[PartitionResult, ...]], None]
     ) -> None:
-        shard = self._find(group_id)
-        fault = shard if isinstance(shard, int) else self._commit_fault(shard, group_id, request)
+        shard, now = self._find(group_id), self._now()
+        fault = shard if isinstance(shard, int) else self._commit_fault(shard, group_id, request, now)
         if isinstance(shard, int) or fault != ErrorCode.NONE:
             reply(offsets.all_failed(request, fault))
             return
-        refused, accepted = offsets.accept(request, self.limits.metadata_max_bytes, self._wall.latest_ms())
+        refused, accepted = offsets.accept(request, self.limits.metadata_max_bytes, now.wall_ms)
         records = offsets.records_of(group_id, accepted)
         shard.offsets.pending[group_id].update(accepted.keys())
         self._append(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
 
-    def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest) -> int:
+    def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest, now: Moment) -> int:
         group = shard.groups.get(group_id)
         if group is None:
             fault = ErrorCode.ILLEGAL_GENERATION if request.generation_id >= 0 else self._creation_fault(group_id)
             if fault != ErrorCode.NONE:
                 return fault
             group = self._create(shard, group_id)
-        fault = group.commit_fault(request, self._now())
+        fault = group.commit_fault(request, now)
         self._set_alarm(shard, group)
         return fault
 
@@ -412,6 +412,70 @@ class GroupCoordinator:
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._wall.latest_ms())
+
+
+class Wall:
+    """The wall clock may be set forward or back under us. One that is set a year ahead must not take every committed
+    offset for old, nor one that is set back stamp new ones as old. So a commit is stamped with the later of two
+    readings, and expiry goes by the earlier: the wall clock, and what it was at the start plus the time that has passed
+    since. Offsets may be kept for longer by that, never for shorter."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_ms = clock.wall_ms()
+        self._began = clock.now()
+
+    def latest_ms(self) -> int:
+        """For stamps."""
+        return max(self._clock.wall_ms(), self._steady_ms())
+
+    def earliest_ms(self) -> int:
+        """For what has become too old."""
+        return min(self._clock.wall_ms(), self._steady_ms())
+
+    def _steady_ms(self) -> int:
+        return self._began_ms + round((self._clock.now() - self._began) * 1000)
+
+
+class _Alarm:
+    __slots__ = ("_ring", "answered", "at")
+
+    def __init__(self, at: float, ring: Callable[[], None]) -> None:
+        self.at = at
+        self.answered = False
+        self._ring = ring
+
+    def expire(self) -> None:
+        self.answered = True
+        self._ring()
+
+
+class Alarms:
+    """One deadline heap for all groups; each has at most one alarm in it, and an earlier one takes the place of a
+    later."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._deadlines = Deadlines(clock)
+        self._alarms: dict[Hashable, _Alarm] = {}
+
+    def __len__(self) -> int:
+        return len(self._alarms)
+
+    def keep(self, owner: Hashable, at: float, ring: Callable[[], None]) -> None:
+        """See that `ring` runs not later than `at`; NEVER calls it off."""
+        alarm = self._alarms.get(owner)
+        if alarm is not None:
+            if alarm.at <= at < NEVER:
+                return
+            alarm.answered = True
+            del self._alarms[owner]
+        if at < NEVER:
+            alarm = self._alarms[owner] = _Alarm(at, lambda: self._ring(owner, ring))
+            self._deadlines.add(at, alarm)
+
+    def _ring(self, owner: Hashable, ring: Callable[[], None]) -> None:
+        del self._alarms[owner]
+        ring()
 
 
 def _unheard(_code: int) -> None:
