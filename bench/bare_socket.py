@@ -14,8 +14,7 @@ from headrace.client.fetch_requests import FetchLimits
 from headrace.ports.network import Address
 from headrace.system import pacing
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from report import table
 
 from headrace.wire import api
-from headrace.wire.codec import encode_request
-from headrace.wire.header import write_request
+from headrace.wire.codec import encode_request, write_request
 from headrace.wire.message import Message
 
 HERE = Path(__file__).resolve().parent.parent

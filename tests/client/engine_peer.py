@@ -12,8 +12,7 @@ from typing import Self
 
 from headrace.ports.network import Address
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_request, encode_response
-from headrace.wire.header import read_request_header, write_response
+from headrace.wire.codec import decode_request, encode_response, read_request_header, write_response
 from headrace.wire.message import Message
 
 Answer = Message | bytes | None

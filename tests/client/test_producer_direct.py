@@ -28,8 +28,7 @@ from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.records.builder import Delivery
 from headrace.wire import api as apis
-from headrace.wire.codec import encode_response
-from headrace.wire.header import write_response
+from headrace.wire.codec import encode_response, write_response
 from headrace.wire.message import Message
 from proving import proves
 

@@ -14,8 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_request, decode_response, encode_response
-from headrace.wire.header import RequestHeader, read_request_header, read_response_header, write_response
+from headrace.wire.codec import (
+    RequestHeader,
+    decode_request,
+    decode_response,
+    encode_response,
+    read_request_header,
+    read_response_header,
+    write_response,
+)
 from headrace.wire.message import Message
 
 SIZE = struct.Struct(">i")

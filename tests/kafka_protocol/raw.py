@@ -10,8 +10,7 @@ from typing import Any
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 
 NOW_MS = 1_700_000_000_000

@@ -14,8 +14,7 @@ from headrace.metrics import Metrics
 from headrace.settings.values import load
 from headrace.storage.folder import PARTITIONED
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 from kafka_protocol.raw import batch_of
 from kafka_protocol.test_request_boundary import Wire

@@ -10,8 +10,7 @@ import pytest
 from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 from kafka_protocol.test_refused_first_batch import Front
 from partitions.held_threads import Threads

@@ -25,8 +25,7 @@ from headrace.settings.values import load, log_settings
 from headrace.storage.log import Log, TopicPartition
 from headrace.storage.producers import Load, ProducerTable
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 from kafka_protocol.raw import batch_of
 from kafka_protocol.test_request_boundary import Wire

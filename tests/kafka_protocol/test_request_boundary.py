@@ -15,7 +15,7 @@ from headrace.ports.network import Address, Part
 from headrace.settings.values import load
 from headrace.virtual.clock import VirtualClock
 from headrace.wire import api as apis
-from headrace.wire.header import write_request
+from headrace.wire.codec import write_request
 from headrace.wire.message import Message
 
 

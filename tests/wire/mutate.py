@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from headrace.wire import header
+from headrace.wire import codec
 
 _HOSTILE_LENGTHS = (
     b"\x7f\xff",
@@ -68,7 +68,7 @@ class Mutator:
     def frame(self, valid: bytes) -> bytes:
         """A mutant of a request frame: mostly of its body, sometimes of its header, seldom of its length."""
         content = valid[4:]
-        start = header.read_request_header(memoryview(content)).body
+        start = codec.read_request_header(memoryview(content)).body
         if self._rng.random() < _HEADER_SHARE:
             start = 0
         mutant = content[:start] + self.body(content[start:])

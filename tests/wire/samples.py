@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from headrace.wire import codec, header, schema
+from headrace.wire import codec, schema
 from headrace.wire.api import API
 from headrace.wire.message import Message
 from headrace.wire.schema import Direction, Field, Struct
@@ -44,7 +44,7 @@ def valid_request_frames(seed: int = 0, per_version: int = 2) -> Iterator[Frame]
         yield Frame(
             body.api_key,
             body.version,
-            header.write_request(body.api_key, body.version, nth + 1, CLIENT_ID, body.data),
+            codec.write_request(body.api_key, body.version, nth + 1, CLIENT_ID, body.data),
         )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.errors import ProtocolError
-from headrace.wire import codec, fetch, header, produce
+from headrace.wire import codec, fetch, produce
 from headrace.wire.api import API, FETCH, METADATA, PRODUCE
 from headrace.wire.decoder import compile_decoder
 from headrace.wire.message import Message
@@ -114,7 +114,7 @@ def decode_frame(frame: bytes) -> tuple[int, int]:
     if not 0 <= length <= min(len(view) - 4, MAX_FRAME_BYTES):
         raise ProtocolError("an incomplete frame")
     content = view[4 : 4 + length]
-    head = header.read_request_header(content)
+    head = codec.read_request_header(content)
     api = API.get(head.api_key)
     if api is None or not api.serves(head.version):
         raise NotServed

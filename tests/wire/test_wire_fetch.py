@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError, Unsupported
-from headrace.wire import codec, fetch, header, schema
+from headrace.wire import codec, fetch, schema
 from headrace.wire.api import FETCH
 from headrace.wire.decoder import MAX_ELEMENTS
 from headrace.wire.message import Message
@@ -178,7 +178,7 @@ def test_responses_encode_as_by_the_compiled_codec(
         ],
     )
     body = codec.encode_response(FETCH, version, message)
-    assert frame == header.write_response(FETCH, version, correlation_id, body)
+    assert frame == codec.write_response(FETCH, version, correlation_id, body)
     assert codec.decode_response(FETCH, version, memoryview(body)).throttle_time_ms == throttle_ms
 
 

@@ -10,7 +10,7 @@ from kio.schema.request_header.v2.header import RequestHeader as RequestHeaderV2
 from kio.static.primitive import i16, i32
 
 from headrace.errors import ProtocolError
-from headrace.wire import codec, header, schema
+from headrace.wire import codec, schema
 from headrace.wire.api import API, API_VERSIONS, METADATA, PRODUCE
 from proving import proves
 from wire import kio_peer
@@ -50,20 +50,20 @@ def test_headers_are_of_the_version_that_the_schema_says(api_key: int) -> None:
                 client_id="ключ",
             )
         )
-        frame = header.write_request(api_key, version, 77, "ключ", b"body")
+        frame = codec.write_request(api_key, version, 77, "ключ", b"body")
         assert frame == struct.pack(">i", len(theirs) + 4) + theirs + b"body"
-        read = header.read_request_header(memoryview(frame), 4)
+        read = codec.read_request_header(memoryview(frame), 4)
         assert read == (api_key, version, 77, "ключ", len(frame) - 4)
 
         theirs = kio_peer.write(response(correlation_id=i32(-5)))
-        frame = header.write_response(api_key, version, -5, b"body")
+        frame = codec.write_response(api_key, version, -5, b"body")
         assert frame == struct.pack(">i", len(theirs) + 4) + theirs + b"body"
-        assert header.read_response_header(api_key, version, memoryview(frame), 4) == (-5, len(frame) - 4)
+        assert codec.read_response_header(api_key, version, memoryview(frame), 4) == (-5, len(frame) - 4)
 
 
 def test_the_apiversions_response_has_header_v0_in_every_version() -> None:
     for version in range(5):
-        assert header.write_response(API_VERSIONS, version, 1, b"") == b"\0\0\0\4\0\0\0\1"
+        assert codec.write_response(API_VERSIONS, version, 1, b"") == b"\0\0\0\4\0\0\0\1"
 
 
 def test_a_null_client_id_and_unknown_header_tags_are_accepted() -> None:
@@ -72,19 +72,19 @@ def test_a_null_client_id_and_unknown_header_tags_are_accepted() -> None:
             request_api_key=i16(METADATA), request_api_version=i16(1), correlation_id=i32(1), client_id=None
         )
     )
-    assert header.read_request_header(memoryview(theirs)).client_id is None
+    assert codec.read_request_header(memoryview(theirs)).client_id is None
     flexible = kio_peer.write(
         RequestHeaderV2(
             request_api_key=i16(METADATA), request_api_version=i16(12), correlation_id=i32(1), client_id="c"
         )
     )
     tagged = flexible[:-1] + b"\x01\x05\x03abc"
-    assert header.read_request_header(memoryview(tagged)).body == len(tagged)
+    assert codec.read_request_header(memoryview(tagged)).body == len(tagged)
 
 
 def test_a_version_above_the_known_ones_still_yields_its_correlation_id() -> None:
-    frame = header.write_request(API_VERSIONS, 99, 31, "new", b"")
-    assert header.read_request_header(memoryview(frame), 4)[:4] == (API_VERSIONS, 99, 31, "new")
+    frame = codec.write_request(API_VERSIONS, 99, 31, "new", b"")
+    assert codec.read_request_header(memoryview(frame), 4)[:4] == (API_VERSIONS, 99, 31, "new")
 
 
 def test_a_header_is_read_with_any_client_id_and_tags_and_refused_when_malformed() -> None:
@@ -92,10 +92,10 @@ def test_a_header_is_read_with_any_client_id_and_tags_and_refused_when_malformed
     for client_id in (b"\xff\xff", b"\0\0", b"\0\1c"):
         for tags in (b"\0", b"\x01\x05\x03abc"):
             frame = memoryview(start + client_id + tags)
-            assert header.read_request_header(frame).body == len(frame)
+            assert codec.read_request_header(frame).body == len(frame)
     for malformed in (b"", start, start + b"\xff\xfe\0", start + b"\0\5abc", start + b"\0\1a\x01\x05\x7f"):
         with pytest.raises(ProtocolError, match="request header"):
-            header.read_request_header(memoryview(malformed))
+            codec.read_request_header(memoryview(malformed))
 
 
 @each_api
@@ -103,7 +103,7 @@ def test_a_client_id_longer_than_the_frame_is_refused_with_the_body(api_key: int
     frame = memoryview(struct.pack(">hhih", api_key, API[api_key].min_version, 1, 500))
 
     def serve() -> None:
-        _, version, _, _, body = header.read_request_header(frame)
+        _, version, _, _, body = codec.read_request_header(frame)
         codec.decode_request(api_key, version, frame, body)
 
     with pytest.raises(ProtocolError):
@@ -111,7 +111,7 @@ def test_a_client_id_longer_than_the_frame_is_refused_with_the_body(api_key: int
 
 
 def test_the_one_request_with_header_v0_is_read() -> None:
-    assert header.read_request_header(memoryview(b"\0\7\0\0\0\0\0\x09")) == (7, 0, 9, None, 8)
+    assert codec.read_request_header(memoryview(b"\0\7\0\0\0\0\0\x09")) == (7, 0, 9, None, 8)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_malformed_request_headers_are_refused(tail: bytes) -> None:
     start = struct.pack(">hhi", METADATA, 12, 1)
     for length in range(len(start)):
         with pytest.raises(ProtocolError, match="request header"):
-            header.read_request_header(memoryview(start[:length]))
+            codec.read_request_header(memoryview(start[:length]))
     with pytest.raises(ProtocolError, match="request header"):
-        header.read_request_header(memoryview(start + tail))
+        codec.read_request_header(memoryview(start + tail))
 
 
 def test_malformed_response_headers_are_refused() -> None:
     for frame in (b"", b"\0\0\0", b"\0\0\0\1", b"\0\0\0\1\x01\x05\x7f"):
         with pytest.raises(ProtocolError, match="response header"):
-            header.read_response_header(METADATA, 12, memoryview(frame))
+            codec.read_response_header(METADATA, 12, memoryview(frame))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError, Unsupported
-from headrace.wire import codec, header, produce, schema
+from headrace.wire import codec, produce, schema
 from headrace.wire.api import PRODUCE
 from headrace.wire.decoder import MAX_ELEMENTS
 from headrace.wire.message import Message
@@ -129,7 +129,7 @@ def test_responses_encode_as_by_the_compiled_codec(
     )
     body = codec.encode_response(PRODUCE, version, message)
     frame = produce.encode_response(version, correlation_id, topics, throttle_ms)
-    assert frame == header.write_response(PRODUCE, version, correlation_id, body)
+    assert frame == codec.write_response(PRODUCE, version, correlation_id, body)
 
 
 @proves("G15")
@@ -139,7 +139,7 @@ def test_partitions_that_are_led_elsewhere_say_where(version: int) -> None:
     topics: list[produce.ResponseTopic] = [("t", topic_id, [(0, 6, -1, -1, -1, None, ()), (1, 0, 7, -1, 3, None, ())])]
     leaders, ends = {(0, 0): (2, 9)}, [(2, "10.0.0.2", 9092, "east"), (3, "10.0.0.3", 9093, None)]
     frame = memoryview(produce.encode_elsewhere(version, 5, topics, leaders, ends))[4:]
-    correlation_id, body = header.read_response_header(PRODUCE, version, frame)
+    correlation_id, body = codec.read_response_header(PRODUCE, version, frame)
     answer = codec.decode_response(PRODUCE, version, frame, body)
     assert correlation_id == 5
     moved, stayed = answer.responses[0].partition_responses

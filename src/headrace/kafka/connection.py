@@ -17,8 +17,7 @@ from headrace.errors import HeadraceError, ProtocolError
 from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
 from headrace.wire.api import API, API_VERSIONS, KNOWN, PRODUCE
-from headrace.wire.codec import decode_request, encode_response
-from headrace.wire.header import read_request_header, write_response
+from headrace.wire.codec import decode_request, encode_response, read_request_header, write_response
 from headrace.wire.message import Message
 from headrace.wire.produce import RequestTopic
 

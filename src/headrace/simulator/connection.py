@@ -24,8 +24,7 @@ from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock, VirtualTimer
 from headrace.virtual.network import VirtualChannel, VirtualHost
 from headrace.wire import api
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 
 if TYPE_CHECKING:

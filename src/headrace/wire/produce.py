@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from headrace.errors import ProtocolError, Unsupported
 from headrace.wire import codec
 from headrace.wire.api import PRODUCE
+from headrace.wire.codec import write_response
 from headrace.wire.decoder import MAX_ELEMENTS
-from headrace.wire.header import write_response
 from headrace.wire.message import Message
 from headrace.wire.varint import Refused, read_uvarint, skip_tags, too_long, too_many, write_uvarint
 

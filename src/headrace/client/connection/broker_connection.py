@@ -36,8 +36,7 @@ from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
-from headrace.wire.codec import decode_response, encode_request
-from headrace.wire.header import read_response_header, write_request
+from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
 from headrace.wire.message import Message
 
 IN_FLIGHT_MAX: Final = 1000

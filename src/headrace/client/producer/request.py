@@ -21,8 +21,7 @@ from headrace.client.producer.accumulator import PartitionBuffer, ProducerBatch
 from headrace.client.producer.options import REQUEST_BYTES
 from headrace.ports.disk import Buffer
 from headrace.wire import api as apis
-from headrace.wire.codec import encode_response
-from headrace.wire.header import write_response
+from headrace.wire.codec import encode_response, write_response
 from headrace.wire.message import ZERO_UUID, Message
 from headrace.wire.varint import write_uvarint
 
