@@ -27,6 +27,6 @@ class Clock(Protocol):
         """Run `call` once, on the loop, after the delay."""
         ...
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> object:
         """Run `call` once, on the loop, after what is being worked on now."""
         ...

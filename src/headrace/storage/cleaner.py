@@ -143,27 +143,29 @@ class DirtyLogs(Generic[OneLog]):
         self._backoff_s = backoff_ms / 1000
         self._is_due = due
         self._job = job
-        self._written: dict[OneLog, float] = {}
+        self.written: dict[OneLog, float] = {}
+        """Compacted logs, and when each was written last."""
         self._next_look = clock.now() + self._backoff_s
         self._looked_at: deque[OneLog] = deque()
 
     def wrote(self, log: OneLog) -> None:
+        """The log may have been written, or has come to be compacted."""
         if log.settings.compact:
-            self._written[log] = self._clock.now()
+            self.written[log] = self._clock.now()
 
     def drop(self, log: OneLog) -> None:
         """The log is going away."""
-        self._written.pop(log, None)
+        self.written.pop(log, None)
         self._cleaner.drop(log)
 
     def tick(self, now: float) -> None:
         """When it is time, look at those that were written, so many in a tick."""
         if now >= self._next_look:
             self._next_look = now + self._backoff_s
-            self._looked_at = deque(self._written)
-            for log, written in list(self._written.items()):
+            self._looked_at = deque(self.written)
+            for log, written in list(self.written.items()):
                 if now - written >= watched_s(log.settings) + self._backoff_s:
-                    del self._written[log]  # this look is its last
+                    del self.written[log]  # this look is its last
         for _ in range(min(LOGS_PER_TICK, len(self._looked_at))):
             self.look(self._looked_at.popleft())
 

@@ -147,7 +147,8 @@ class PendingFetch:
                     if left_bytes > 0:
                         found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
                         slices, count = found.slices, found.count
-                        unchecked += found.wanted
+                        if found.unchecked is not None:
+                            unchecked += found.wanted
                         if found.beyond:
                             read_ahead(services.disk, found.beyond)
                     else:

@@ -205,7 +205,7 @@ class SharedStore(LocalStore[SharedLog]):
                 continue
             self._flushes.wrote(written)
             if written.settings.compact:
-                self._dirty.wrote(written)
+                self._dirty.written[written] = self._clock.now()
         staged.clear()
         self.commit.start()
         return [(each, error) for each, error in failures]

@@ -179,7 +179,7 @@ class PartitionedStore(LocalStore[PartitionedLog]):
                 continue
             self._flushes.wrote(staged)
             if staged.settings.compact:
-                self._dirty.wrote(staged)
+                self._dirty.written[staged] = self._clock.now()
         self._staged.clear()
         commit.start()
         return failures
