@@ -18,8 +18,10 @@ from headrace.settings.values import (
     BROKER_SETTINGS,
     REGISTRY_BY_NAME,
     TOPIC_BY_NAME,
+    check_topic_overrides,
     load,
     log_settings,
+    read_topic_overrides,
 )
 from proving import proves
 
@@ -68,9 +70,11 @@ def test_topic_overrides_are_checked_against_the_declaration() -> None:
     settings = log_settings({"retention.ms": 5}, {"segment.bytes": "2048", "cleanup.policy": "compact,delete"})
     assert (settings.retention_ms, settings.segment_bytes, settings.compact, settings.delete) == (5, 2048, True, True)
     with pytest.raises(InvalidConfig, match=r"unknown topic setting 'segment\.byte'; did you mean 'segment\.bytes'"):
-        log_settings(overrides={"segment.byte": "1"})
-    with pytest.raises(InvalidConfig, match="not one of"):
-        log_settings(overrides={"cleanup.policy": "shred"})
+        check_topic_overrides({"segment.byte": "1"})
+    for check in (check_topic_overrides, read_topic_overrides):
+        with pytest.raises(InvalidConfig, match="not one of"):
+            check({"cleanup.policy": "shred"})
+    assert read_topic_overrides({"segment.byte": "1", "segment.bytes": "2048"}) == {"segment.bytes": 2048}
 
 
 def test_every_topic_setting_has_a_broker_wide_default_of_the_same_kind() -> None:

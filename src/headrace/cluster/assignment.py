@@ -33,7 +33,7 @@ from headrace.errors import HeadraceError, NotLeader, UnknownPartition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.replication.replication import Replication
-from headrace.settings.values import LogSettings, Value, log_settings
+from headrace.settings.values import TOPIC_BY_NAME, LogSettings, Value, log_settings
 from headrace.storage.log import Log, LogStore, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class Assignment:
         self._joined = False
         self._settings: tuple[Image | None, dict[bytes, LogSettings]] = None, {}
         """By topic's id, as an image says: every partition of a topic asks for them."""
+        self._unknown: set[tuple[bytes, str]] = set()
+        """Topics' ids, and settings of theirs that this version does not know, as was said once."""
 
     def settings_of(self, image: Image, topic: Topic) -> LogSettings:
         if self._settings[0] is not image:
@@ -96,11 +98,18 @@ class Assignment:
         known = self._settings[1].get(topic.id)
         if known is None:
             known = log_settings(self._defaults(image), topic.overrides)
+            self._tell_unknown(topic)
             if topic.internal:
                 # Nobody archives or queries our own topics: a default for all topics would let them grow without end.
                 known = replace(known, retention_archived=False, key_index=False)
             self._settings[1][topic.id] = known
         return known
+
+    def _tell_unknown(self, topic: Topic) -> None:
+        for name in topic.overrides:
+            if name not in TOPIC_BY_NAME and (topic.id, name) not in self._unknown:
+                self._unknown.add((topic.id, name))
+                log.warning("topic %r: setting %r is not known to this version and does nothing here", topic.name, name)
 
     def expected(
         self, image: Image, there: Mapping[TopicPartition, bytes], *, named_late: bool = False

@@ -41,7 +41,7 @@ from headrace.ports.coordination import Coordination
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address, Network
 from headrace.replication.replication import LinkTls, Replication, ReplicationSettings
-from headrace.settings.values import BrokerSettings, Value, check_topic_overrides
+from headrace.settings.values import BrokerSettings, Value, read_topic_overrides
 from headrace.storage import folder, shortfall
 from headrace.storage.layouts import Store, open_store
 from headrace.storage.log import TICK_SECONDS, Log, TopicPartition
@@ -376,7 +376,7 @@ class Participant:
         settings = self.effective_settings()
         known = self._rules.get(topic.name)
         if known is None or known[0] is not topic or known[1] is not settings:
-            values = {**settings.topic_defaults(), **check_topic_overrides(topic.overrides)}
+            values = {**settings.topic_defaults(), **read_topic_overrides(topic.overrides)}
             durability = self.assignment.settings_of(self.view.image, topic).durability
             altered_at = durability_altered_at(self.view.image, topic)
             rules = Rules(durability, bool(values["unclean.leader.election.enable"]), altered_at)

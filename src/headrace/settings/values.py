@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "GROUP_BY_NAME",
     "REGISTRY_BY_NAME", "REGISTRY_SETTINGS", "TOPIC_BY_NAME", "TOPIC_SETTINGS", "BrokerSettings", "LogSettings",
-    "Secret", "Setting", "Value", "check_topic_overrides", "load", "log_settings",
+    "Secret", "Setting", "Value", "check_topic_overrides", "load", "log_settings", "read_topic_overrides",
 ]  # fmt: skip
 
 DEFAULTS_FOR_TOPICS: Final = tuple(
@@ -115,10 +115,10 @@ class LogSettings:
 def log_settings(
     defaults: Mapping[str, Value] | None = None, overrides: Mapping[str, str] | None = None
 ) -> LogSettings:
-    """The typed settings of one topic: its overrides over the broker's defaults."""
+    """The typed settings of one topic: its overrides, as far as they are known here, over the broker's defaults."""
     v: dict[str, Any] = {setting.name: setting.default for setting in TOPIC_SETTINGS}
     v.update(defaults or {})
-    own = check_topic_overrides(overrides or {})
+    own = read_topic_overrides(overrides or {})
     v.update(LEVELS.get(str(own.get("reliability", v["reliability"])), {}))
     v.update(own)
     compact, append_time = "compact" in v["cleanup.policy"], v["message.timestamp.type"] == "LogAppendTime"
@@ -169,6 +169,12 @@ def check_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
         except SettingError as error:
             raise InvalidConfig(str(error)) from None
     return checked
+
+
+def read_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
+    """The overrides that a topic has, in their types. Names that this version does not know are passed over: a newer
+    broker of the cluster has checked them, and they are for those that know them."""
+    return check_topic_overrides({name: text for name, text in overrides.items() if name in TOPIC_BY_NAME})
 
 
 def load(

@@ -9,7 +9,7 @@ from headrace.cluster.topics import CreateTopic
 from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, PolicyViolation
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
 from headrace.kafka.connection import Request
-from headrace.settings.values import TOPIC_SETTINGS, log_settings
+from headrace.settings.values import TOPIC_SETTINGS, check_topic_overrides
 from headrace.wire.message import Message
 
 ZERO_ID = bytes(16)
@@ -34,7 +34,7 @@ async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
         if named_twice:
             raise InvalidRequest(f"topic {asked.name!r} is named twice in one request")
         overrides = {config.name: config.value for config in asked.configs if config.value is not None}
-        log_settings(overrides=overrides)
+        check_topic_overrides(overrides)
         topic = await request.services.topics.create(
             CreateTopic(
                 asked.name,
