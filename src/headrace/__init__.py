@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.client.consumer.consumer import Consumer
-    from headrace.client.consumer.failure_policy import LATER
     from headrace.client.consumer.progress import NotHeld
     from headrace.client.consumer.read import read
+    from headrace.client.consumer.retries import LATER
     from headrace.client.errors import (
         BrokerUnreachable,
         DeliveryUnknown,
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LATER": "client.consumer.failure_policy",
+    "LATER": "client.consumer.retries",
     "BrokerUnreachable": "client.errors",
     "Consumer": "client.consumer.consumer",
     "Delivery": "records.builder",

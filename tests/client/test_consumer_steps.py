@@ -9,12 +9,12 @@ import pytest
 
 from headrace.client.consumer.cursor import (
     REPLICA_KEPT_S,
+    CompletedFetch,
     Cursor,
     InFlight,
     fetchable,
     next_time,
 )
-from headrace.client.consumer.fetch_buffer import CompletedFetch
 from headrace.client.consumer.priority import RECORDS_MAX, Contiguous, PriorityOrder, priority_of
 from headrace.client.fetch_requests import extent
 from headrace.errors import CorruptBatch, InvalidRecord

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client.consumer import redelivery
+from headrace.client.consumer import retries
 from headrace.client.consumer.group_protocol import Place
-from headrace.client.consumer.redelivery import DELAYS_MS, RetryRules, retried_record
+from headrace.client.consumer.retries import DELAYS_MS, RetryRules, retried_record
 from headrace.client.consumer.workload import SPAN_MAX, Job, Share, Workload
 from headrace.errors import SettingError
 from headrace.records.consumer_records import ReceivedRecord
@@ -194,10 +194,10 @@ def test_sixteen_tries_with_growing_delays_and_then_the_dead_letter_topic() -> N
     assert (dead.topic, dead.partition, dead.key, dead.value) == ("billing.dead", None, b"key", b"value")
     said = dict(dead.headers)
     assert said["trace"] == b"x"
-    assert said[redelivery.TRIES] == b"17"
-    assert said[redelivery.ERROR] == b"ValueError: no"
-    assert (said[redelivery.TOPIC], said[redelivery.OFFSET]) == (b"orders", b"42")
-    assert redelivery.DUE not in said
+    assert said[retries.TRIES] == b"17"
+    assert said[retries.ERROR] == b"ValueError: no"
+    assert (said[retries.TOPIC], said[retries.OFFSET]) == (b"orders", b"42")
+    assert retries.DUE not in said
 
 
 def test_more_tries_than_delays_use_the_last_delay_again() -> None:
@@ -208,8 +208,8 @@ def test_more_tries_than_delays_use_the_last_delay_again() -> None:
 
 
 def test_a_record_that_somebody_else_put_into_the_retry_topic_is_tried_at_once() -> None:
-    strange = ReceivedRecord("g.retry", 0, 5, 1, headers=[(redelivery.TRIES, b"many")])
-    assert retried_record(strange) == redelivery.RetriedRecord(strange, 0, 0)
+    strange = ReceivedRecord("g.retry", 0, 5, 1, headers=[(retries.TRIES, b"many")])
+    assert retried_record(strange) == retries.RetriedRecord(strange, 0, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"max_tries": -1}, {"delays_ms": ()}, {"delays_ms": (1, -1)}])

@@ -7,8 +7,8 @@ Deliveries, records and errors are those of `headrace`.
 
 from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
-from headrace.client.consumer.failure_policy import LATER
 from headrace.client.consumer.progress import NotHeld
+from headrace.client.consumer.retries import LATER
 from headrace.client.errors import (
     BrokerUnreachable,
     DeliveryUnknown,

@@ -24,7 +24,7 @@ from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.consumer.options import ConsumerOptions, config_of
 from headrace.client.consumer.progress import Saved
-from headrace.client.consumer.redelivery import DELAYS_MS
+from headrace.client.consumer.retries import DELAYS_MS
 from headrace.client.errors import EngineClosed
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut

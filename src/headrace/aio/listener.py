@@ -22,10 +22,9 @@ from typing import Final, Self
 from headrace.aio.producer import Producer
 from headrace.aio.tasks import POLL_WAIT_S, Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.failure_policy import LARGEST_BYTES, failure_policy, make_topics, retry_options
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.redelivery import OutgoingRecord
+from headrace.client.consumer.retries import LARGEST_BYTES, OutgoingRecord, failure_policy, make_topics, retry_options
 from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord

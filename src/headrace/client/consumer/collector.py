@@ -12,8 +12,7 @@ from dataclasses import replace
 from operator import length_hint
 from typing import TYPE_CHECKING, Final
 
-from headrace.client.consumer.cursor import Cursor
-from headrace.client.consumer.fetch_buffer import CompletedFetch
+from headrace.client.consumer.cursor import CompletedFetch, Cursor
 from headrace.client.consumer.fetcher import Fetcher
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.options import ConsumerConfig

@@ -26,7 +26,6 @@ from headrace.wire.message import Message
 
 ASK_TIMEOUT_S: Final = 10.0
 CHECK_S: Final = 5.0
-UNSTABLE_OFFSET_COMMIT: Final = 88
 
 MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
 PASSING: Final = MOVED | frozenset(
@@ -35,7 +34,7 @@ PASSING: Final = MOVED | frozenset(
         ErrorCode.REQUEST_TIMED_OUT,
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        UNSTABLE_OFFSET_COMMIT,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
 

@@ -1,12 +1,16 @@
-"""One partition as a consumer reads it, and which partitions are asked for next: values and pure steps, no I/O.
+"""One partition as a consumer reads it, which partitions are asked for next, and what waits to be handed out. No I/O.
 
 A cursor has three offsets. `offset` is the next to be fetched, `position` the next to be handed out, and `done` what
 may be saved as progress: everything before it was handed out by an earlier call than the last, or the caller has
 committed it. They stand in this order, unless the caller has committed ahead, and all move together on a seek.
+
+Record sets that were fetched wait in a buffer, in the order of arrival, within a bound of bytes. A set counts with its
+bytes until it is taken, or, if it was taken to be held, until it is freed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -188,3 +192,74 @@ def next_time(cursors: Iterable[Cursor], now: float) -> float | None:
         if cursor.not_before > now and cursor.in_flight is None and not cursor.paused
     ]
     return min(times, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedFetch:
+    """Whole batches of one partition as they came, from `first_offset` on; records before it do not count."""
+
+    cursor: Cursor
+    turn: int
+    records: memoryview
+    first_offset: int
+    next_offset: int
+
+    @property
+    def counts(self) -> bool:
+        return self.cursor.turn == self.turn
+
+
+class FetchBuffer:
+    def __init__(self, most_bytes: int) -> None:
+        self.bytes = 0
+        self._most_bytes = most_bytes
+        self._sets: deque[CompletedFetch] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self._most_bytes
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a record set to take."""
+        return any(not completed.cursor.paused for completed in self._sets)
+
+    def add(self, completed: CompletedFetch) -> None:
+        self._sets.append(completed)
+        self.bytes += len(completed.records)
+
+    def put_back(self, completed: CompletedFetch) -> None:
+        """What was taken, or the rest of it, is the next of its partition again."""
+        self._sets.appendleft(completed)
+        self.bytes += len(completed.records)
+
+    def take(self, *, hold: bool = False) -> CompletedFetch | None:
+        """The oldest record set whose partition is not paused."""
+        sets = self._sets
+        for nth, completed in enumerate(sets):
+            if not completed.cursor.paused:
+                del sets[nth]
+                if not hold:
+                    self.bytes -= len(completed.records)
+                return completed
+        return None
+
+    def drop_stale(self) -> None:
+        """Those that no longer count."""
+        self._drop(lambda completed: not completed.counts)
+
+    def drop_of(self, cursor: Cursor) -> None:
+        self._drop(lambda completed: completed.cursor is cursor)
+
+    def drop_paused(self) -> None:
+        """What waits of paused partitions is fetched again when they go on, so that it does not hold up the others."""
+        for completed in reversed(self._sets):
+            if completed.cursor.paused:
+                completed.cursor.fetch_again(completed.first_offset)
+        self._drop(lambda completed: completed.cursor.paused)
+
+    def _drop(self, gone: Callable[[CompletedFetch], bool]) -> None:
+        dropped = [completed for completed in self._sets if gone(completed)]
+        if dropped:
+            self._sets = deque(completed for completed in self._sets if not gone(completed))
+            self.bytes -= sum(len(completed.records) for completed in dropped)

@@ -21,8 +21,7 @@ from typing import Final
 from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Metadata
 from headrace.client.connection.reactor import Timer
-from headrace.client.consumer.cursor import Cursor, InFlight, fetchable, next_time
-from headrace.client.consumer.fetch_buffer import CompletedFetch, FetchBuffer
+from headrace.client.consumer.cursor import CompletedFetch, Cursor, FetchBuffer, InFlight, fetchable, next_time
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.errors import Refusal

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from headrace.client.consumer.cursor import Cursor
-from headrace.client.consumer.fetch_buffer import CompletedFetch
+from headrace.client.consumer.cursor import CompletedFetch, Cursor
 
 
 class Contiguous:

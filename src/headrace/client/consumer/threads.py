@@ -14,8 +14,8 @@ from headrace.client.connection import exits
 from headrace.client.connection.connections import Network, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.failure_policy import LATER, FailurePolicy
 from headrace.client.consumer.options import ConsumerConfig
+from headrace.client.consumer.retries import LATER, FailurePolicy
 from headrace.client.consumer.workload import Job
 from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from headrace.client.consumer.group_protocol import Place
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.redelivery import OutgoingRecord, retried_record
+from headrace.client.consumer.retries import OutgoingRecord, retried_record
 from headrace.records.consumer_records import ReceivedRecord
 
 QUEUED_PER_WORKER: Final = 64
