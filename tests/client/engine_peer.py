@@ -20,7 +20,8 @@ Answer = Message | bytes | None
 VERSIONS = Message(
     error_code=0,
     api_keys=[
-        Message(api_key=api.key, min_version=api.min_version, max_version=api.max_version) for api in apis.API.values()
+        Message(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+        for api in apis.KAFKA_APIS.values()
     ],
 )
 

@@ -131,7 +131,7 @@ def test_the_highest_common_version_is_agreed(cluster: Cluster) -> None:
     link = cluster.controller()
     cluster.call(link, apis.METADATA, Message(topics=[]))
     for api_key in (apis.PRODUCE, apis.FETCH, apis.METADATA, apis.JOIN_GROUP):
-        assert apis.API[api_key].serves(link.version(api_key))
+        assert apis.KAFKA_APIS[api_key].serves(link.version(api_key))
 
 
 @proves("G4")

@@ -60,6 +60,6 @@ def test_one_set_of_connections_per_client_id_opened_when_needed(
     link.ask(apis.METADATA, Message(topics=[]), answers.append, timeout_s=WAIT_S)
     until(network, lambda: answers)
     assert link.is_open
-    assert link.version(apis.PRODUCE) <= apis.API[apis.PRODUCE].max_version
+    assert link.version(apis.PRODUCE) <= apis.KAFKA_APIS[apis.PRODUCE].max_version
     again.release()
     assert link.is_open

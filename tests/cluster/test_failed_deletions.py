@@ -140,8 +140,8 @@ def test_a_log_that_could_not_be_deleted_stays_when_the_metadata_goes_back(layou
         mend(away)
         await asyncio.sleep(LONGER_THAN_FILES_ARE_KEPT)
         assert folders(away) == ["t-0"]
-        tasks = away.participant.tasks
-        await away.process.run(tasks.run(lambda image: plan_accept(image, "ab", 5000), even_in_doubt=True))
+        changes = away.participant.changes
+        await away.process.run(changes.run(lambda image: plan_accept(image, "ab", 5000), even_in_doubt=True))
         await cluster.until(lambda: not cluster.image().controls.doubts and cluster.leader() is not None)
         await asyncio.sleep(LONGER_THAN_FILES_ARE_KEPT)
         assert folders(away) == ["t-0"]

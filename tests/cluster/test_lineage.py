@@ -58,8 +58,8 @@ async def begin(cluster: Cluster, layout: str = "partitioned") -> None:
 
 async def accept(cluster: Cluster) -> None:
     machine = cluster.alive()[0]
-    tasks = machine.participant.tasks
-    await machine.process.run(tasks.run(lambda image: plan_accept(image, "ab", 5000), even_in_doubt=True))
+    changes = machine.participant.changes
+    await machine.process.run(changes.run(lambda image: plan_accept(image, "ab", 5000), even_in_doubt=True))
 
 
 def doubters(cluster: Cluster) -> set[int]:

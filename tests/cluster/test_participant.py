@@ -334,7 +334,7 @@ def no_proposal_is_open(cluster: Cluster) -> bool:
 
 
 async def carried(machine: Machine, plan: Callable[[Image], Plan]) -> None:
-    await machine.process.run(machine.participant.tasks.run(plan))
+    await machine.process.run(machine.participant.changes.run(plan))
 
 
 def test_a_registration_whose_answers_are_lost_is_made_in_the_end() -> None:

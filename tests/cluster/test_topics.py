@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.changes import Tasks
+from headrace.cluster.changes import Changes
 from headrace.cluster.config import ConfigChange, Configs, Operation, changed, durability_altered_at, effective
 from headrace.cluster.image import Broker, Endpoint, encode_broker
 from headrace.cluster.topics import CreateTopic, EnlargeTopic, TopicLimits, Topics, draft_topic, plan_create
@@ -67,10 +67,10 @@ async def node(folder: Path, brokers: int = 1) -> AsyncIterator[Node]:
         await coordination.put(keys.broker_key(PREFIX, broker), value)
     view = ClusterView(coordination, PREFIX, clock, unexpected)
     await view.start()
-    tasks = Tasks(coordination, view)
+    changes = Changes(coordination, view)
     try:
-        topics = Topics(tasks, lambda: LIMITS, counted_ids(), lambda: NOW_MS)
-        yield Node(coordination, view, topics, Configs(tasks, lambda: SETTINGS))
+        topics = Topics(changes, lambda: LIMITS, counted_ids(), lambda: NOW_MS)
+        yield Node(coordination, view, topics, Configs(changes, lambda: SETTINGS))
     finally:
         await view.close()
         await coordination.close()

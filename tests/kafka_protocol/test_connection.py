@@ -10,7 +10,7 @@ import pytest
 from brokers import Broker, wait_for
 from headrace.errors import ErrorCode
 from headrace.wire import api as apis
-from headrace.wire.api import API
+from headrace.wire.api import KAFKA_APIS
 from headrace.wire.message import Message
 from kafka_protocol.raw import Raw, batch_of
 from proving import proves
@@ -51,7 +51,7 @@ def test_a_newer_api_versions_request_is_answered_in_version_0(broker: Broker, c
     correlation_id, answer = raw.receive(apis.API_VERSIONS, 0)
     assert (correlation_id, answer.error_code) == (5, 35)
     assert {row.api_key: row.max_version for row in answer.api_keys} == {
-        api.key: api.max_version for api in API.values()
+        api.key: api.max_version for api in KAFKA_APIS.values()
     }
 
 

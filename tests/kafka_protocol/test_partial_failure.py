@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.kafka.connection import Connection
-from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
+from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
 from headrace.metrics import Metrics
 from headrace.settings.values import load
 from headrace.storage.folder import PARTITIONED
@@ -43,7 +43,7 @@ class Front:
         )
         self.wire = Wire()
         self._numbers = itertools.count(1)
-        self._connection = Connection(services, "default", HANDLERS, RAW_HANDLERS)
+        self._connection = Connection(services, "default", HANDLERS, FRAME_HANDLERS)
         self._connection.opened(self.wire)
 
     def request(self, acks: int, *indexes: int) -> bytes:

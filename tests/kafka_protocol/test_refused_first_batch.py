@@ -16,7 +16,7 @@ from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.cluster.leadership import Leadership
 from headrace.errors import ErrorCode, StorageFailed
 from headrace.kafka.connection import Connection
-from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
+from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
 from headrace.metrics import Metrics
 from headrace.partitions import early_refusals
 from headrace.records import kernel
@@ -61,7 +61,7 @@ class Front:
         self.services = services
         self.wire = Wire()
         self._numbers = itertools.count(1)
-        self.connection = Connection(services, "default", HANDLERS, RAW_HANDLERS)
+        self.connection = Connection(services, "default", HANDLERS, FRAME_HANDLERS)
         self.connection.opened(self.wire)
 
     def knows_topic(self, leader: int = OTHER, *, internal: bool = False) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.kafka.connection import Connection, Request, Slot, raw_api
-from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
+from headrace.kafka.connection import Connection, PendingResponse, Request, frame_handler
+from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Failures, Partitions
 from headrace.ports.network import Address, Part
@@ -54,10 +54,10 @@ def test_what_was_staged_before_a_failing_request_is_written_and_answered() -> N
     partitions = Partitions(store, clock, 1)
     ended: list[Failures] = []
 
-    def stages(connection: Connection, slot: Any, *_: Any) -> None:
+    def stages(connection: Connection, response: Any, *_: Any) -> None:
         def written(failures: Failures) -> None:
             ended.append(failures)
-            connection.fill(slot, [b"answered"])
+            connection.fill(response, [b"answered"])
 
         partitions.at_turn_end(written)
 
@@ -76,7 +76,7 @@ def test_what_was_staged_before_a_failing_request_is_written_and_answered() -> N
         services,
         "default",
         {},
-        {key: raw_api(key, handler) for key, handler in ((apis.PRODUCE, stages), (apis.FETCH, breaks))},
+        {key: frame_handler(key, handler) for key, handler in ((apis.PRODUCE, stages), (apis.FETCH, breaks))},
     )
     channel = Wire()
     connection.opened(channel)
@@ -103,11 +103,11 @@ def test_a_later_answer_that_fails_closes_the_connection_and_is_counted() -> Non
     connection = Connection(services, "default", {}, {})
     channel = Wire()
     connection.opened(channel)
-    Request(connection, Slot("Metadata", 0.0), apis.METADATA, 8, 1, "c", Message()).later(breaks())
+    Request(connection, PendingResponse("Metadata", 0.0), apis.METADATA, 8, 1, "c", Message()).reply_later(breaks())
     assert channel.closed
     assert services.metrics.protocol_errors == 1
 
 
 def test_every_api_of_the_table_has_one_handler() -> None:
-    assert HANDLERS.keys() | RAW_HANDLERS.keys() == apis.KNOWN.keys()
-    assert not HANDLERS.keys() & RAW_HANDLERS.keys()
+    assert HANDLERS.keys() | FRAME_HANDLERS.keys() == apis.ALL_APIS.keys()
+    assert not HANDLERS.keys() & FRAME_HANDLERS.keys()

@@ -90,9 +90,9 @@ def answers_as_they_come(stack: ExitStack) -> None:
     send = Connection._send_ready
 
     def sent(self: Connection) -> None:
-        ready = sorted(self._slots, key=lambda slot: slot.parts is None)
-        self._slots.clear()
-        self._slots.extend(ready)
+        ready = sorted(self._responses, key=lambda response: response.parts is None)
+        self._responses.clear()
+        self._responses.extend(ready)
         send(self)
 
     swap(stack, Connection, "_send_ready", sent)

@@ -20,7 +20,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from headrace.wire.api import API
+from headrace.wire.api import KAFKA_APIS
 from headrace.wire.message import ZERO_UUID, Message
 from headrace.wire.schema import Direction
 
@@ -30,7 +30,7 @@ _UNSIGNED = {"uint16": 16, "uint32": 32}
 
 def every_body() -> Iterator[tuple[int, int, Direction]]:
     """Each (API key, version, direction) that is served."""
-    for api in API.values():
+    for api in KAFKA_APIS.values():
         for version in range(api.min_version, api.max_version + 1):
             yield api.key, version, "request"
             yield api.key, version, "response"
@@ -88,6 +88,7 @@ def _value(field: dataclasses.Field[Any], value_type: Any, nullable: bool) -> st
         "bytes": st.binary(max_size=12),
         "records": st.binary(max_size=200),
         "uuid": st.uuids(),
+        "float64": st.floats(allow_nan=False),
         "error_code": st.sampled_from(ErrorCode),
         "timedelta_i32": _durations(1 << 31),
         "timedelta_i64": _durations(1 << 40),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from headrace.wire import codec, schema
-from headrace.wire.api import API
+from headrace.wire.api import KAFKA_APIS
 from headrace.wire.message import Message
 from headrace.wire.schema import Direction, Field, Struct
 
@@ -52,7 +52,7 @@ def valid_bodies(direction: Direction, seed: int = 0, per_version: int = 2) -> I
     """`per_version` bodies of every served (API, version), without header."""
     rng = random.Random(seed)
     encode = codec.encode_request if direction == "request" else codec.encode_response
-    for api in API.values():
+    for api in KAFKA_APIS.values():
         for version in range(api.min_version, api.max_version + 1):
             spec = schema.load(api.key, version, direction)
             for _ in range(per_version):

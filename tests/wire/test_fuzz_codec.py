@@ -17,7 +17,7 @@ import pytest
 
 from headrace.errors import ProtocolError
 from headrace.wire import codec, fetch, produce
-from headrace.wire.api import API, FETCH, METADATA, PRODUCE
+from headrace.wire.api import FETCH, KAFKA_APIS, METADATA, PRODUCE
 from headrace.wire.decoder import compile_decoder
 from headrace.wire.message import Message
 from headrace.wire.schema import Direction
@@ -63,7 +63,7 @@ class Findings:
     def table(self) -> str:
         """Decoded/refused of each version, one API after the other."""
         rows = []
-        for api in API.values():
+        for api in KAFKA_APIS.values():
             versions = range(api.min_version, api.max_version + 1)
             counts = (f"v{v} {self.decoded[api.key, v]}/{self.refused[api.key, v]}" for v in versions)
             rows.append(f"{api.name} {' '.join(counts)}")
@@ -115,7 +115,7 @@ def decode_frame(frame: bytes) -> tuple[int, int]:
         raise ProtocolError("an incomplete frame")
     content = view[4 : 4 + length]
     head = codec.read_request_header(content)
-    api = API.get(head.api_key)
+    api = KAFKA_APIS.get(head.api_key)
     if api is None or not api.serves(head.version):
         raise NotServed
     if api.key == PRODUCE:
@@ -198,7 +198,9 @@ def decoder_of(api_key: int, version: int, direction: Direction, checked: bool =
 
 
 def every_version() -> set[tuple[int, int]]:
-    return {(api.key, version) for api in API.values() for version in range(api.min_version, api.max_version + 1)}
+    return {
+        (api.key, version) for api in KAFKA_APIS.values() for version in range(api.min_version, api.max_version + 1)
+    }
 
 
 @proves("G4")

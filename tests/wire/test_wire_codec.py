@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError, Unsupported
 from headrace.wire import codec, schema
-from headrace.wire.api import API, FETCH, LIST_GROUPS, METADATA, OFFSET_FETCH
+from headrace.wire.api import FETCH, KAFKA_APIS, LIST_GROUPS, METADATA, OFFSET_FETCH
 from headrace.wire.decoder import MAX_ELEMENTS, walk
 from headrace.wire.message import ZERO_UUID, Message
 from headrace.wire.schema import Direction
@@ -21,7 +21,7 @@ EXAMPLES_PER_BODY = 8
 
 bodies = pytest.mark.parametrize(
     ("api_key", "version", "direction"),
-    [pytest.param(*body, id=f"{API[body[0]].name}-{body[1]}-{body[2]}") for body in kio_peer.every_body()],
+    [pytest.param(*body, id=f"{KAFKA_APIS[body[0]].name}-{body[1]}-{body[2]}") for body in kio_peer.every_body()],
 )
 
 
@@ -110,21 +110,21 @@ def test_a_decoded_message_answers_for_every_field_that_the_api_ever_had(
     api_key: int, version: int, direction: Direction
 ) -> None:
     message = decode(api_key, version, direction, encode(api_key, version, direction, Message()))
-    api = API[api_key]
+    api = KAFKA_APIS[api_key]
     for other in range(api.min_version, api.max_version + 1):
         for field in schema.load(api_key, other, direction).fields:
             getattr(message, field.name)
 
 
-@pytest.mark.parametrize("api_key", API)
+@pytest.mark.parametrize("api_key", KAFKA_APIS)
 @pytest.mark.parametrize("direction", ["request", "response"])
-def test_landmark_versions_cover_all_fields_of_all_versions(api_key: int, direction: Direction) -> None:
+def test_versions_with_all_fields_have_those_of_every_version(api_key: int, direction: Direction) -> None:
     def names(versions: Any) -> set[tuple[str, ...]]:
         structs = (pair for v in versions for pair in walk(schema.load(api_key, v, direction)))
         return {(*keys, field.name) for keys, spec in structs for field in spec.fields}
 
     lowest, highest = schema.api_versions_known(api_key)
-    assert names(schema.landmark_versions(api_key)) == names(range(lowest, highest + 1))
+    assert names(schema.versions_with_all_fields(api_key)) == names(range(lowest, highest + 1))
 
 
 def test_absent_fields_answer_their_default_or_nothing_and_are_not_shared() -> None:

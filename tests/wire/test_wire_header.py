@@ -11,16 +11,16 @@ from kio.static.primitive import i16, i32
 
 from headrace.errors import ProtocolError
 from headrace.wire import codec, schema
-from headrace.wire.api import API, API_VERSIONS, METADATA, PRODUCE
+from headrace.wire.api import API_VERSIONS, KAFKA_APIS, METADATA, PRODUCE
 from proving import proves
 from wire import kio_peer
 
-each_api = pytest.mark.parametrize("api_key", API, ids=lambda key: API[key].name)
+each_api = pytest.mark.parametrize("api_key", KAFKA_APIS, ids=lambda key: KAFKA_APIS[key].name)
 
 
 @each_api
 def test_the_table_of_apis_agrees_with_the_schemas(api_key: int) -> None:
-    api = API[api_key]
+    api = KAFKA_APIS[api_key]
     assert (api.min_version, api.max_version) == schema.api_versions_known(api_key)
     assert api.name.lower() == schema.api_name(api_key).replace("_", "")
     for version in range(api.min_version, api.max_version + 1):
@@ -31,14 +31,14 @@ def test_the_table_of_apis_agrees_with_the_schemas(api_key: int) -> None:
 
 
 def test_produce_is_advertised_from_zero_but_served_from_three() -> None:
-    assert (API[PRODUCE].advertised_min, API[PRODUCE].min_version) == (0, 3)
-    assert all(api.advertised_min == api.min_version for api in API.values() if api.key != PRODUCE)
+    assert (KAFKA_APIS[PRODUCE].advertised_min, KAFKA_APIS[PRODUCE].min_version) == (0, 3)
+    assert all(api.advertised_min == api.min_version for api in KAFKA_APIS.values() if api.key != PRODUCE)
 
 
 @proves("G4")
 @each_api
 def test_headers_are_of_the_version_that_the_schema_says(api_key: int) -> None:
-    api = API[api_key]
+    api = KAFKA_APIS[api_key]
     for version in range(api.min_version, api.max_version + 1):
         request = kio_peer.entity_type(api_key, version, "request").__header_schema__
         response = kio_peer.entity_type(api_key, version, "response").__header_schema__
@@ -100,7 +100,7 @@ def test_a_header_is_read_with_any_client_id_and_tags_and_refused_when_malformed
 
 @each_api
 def test_a_client_id_longer_than_the_frame_is_refused_with_the_body(api_key: int) -> None:
-    frame = memoryview(struct.pack(">hhih", api_key, API[api_key].min_version, 1, 500))
+    frame = memoryview(struct.pack(">hhih", api_key, KAFKA_APIS[api_key].min_version, 1, 500))
 
     def serve() -> None:
         _, version, _, _, body = codec.read_request_header(frame)

@@ -58,7 +58,7 @@ def check_no_doubt(image: Image) -> None:
         )
 
 
-class Tasks:
+class Changes:
     """Carries plans out. An answered change is in `view.image` of this node."""
 
     def __init__(self, coordination: Coordination, view: ClusterView) -> None:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import Plan, Step, Tasks, unchanged
+from headrace.cluster.changes import Changes, Plan, Step, unchanged
 from headrace.cluster.image import Image, Topic, encode_topic
 from headrace.cluster.names import check_not_reserved
 from headrace.errors import InvalidConfig, InvalidRequest, SettingError, UnknownPartition
@@ -212,8 +212,8 @@ def _check_broker_settings(altered: Mapping[str, str]) -> None:
 class Configs:
     """Carries alterations out. `full` replaces all of a resource's values; `validate_only` changes nothing."""
 
-    def __init__(self, tasks: Tasks, settings: Callable[[], BrokerSettings]) -> None:
-        self._tasks = tasks
+    def __init__(self, changes: Changes, settings: Callable[[], BrokerSettings]) -> None:
+        self._changes = changes
         self._settings = settings
 
     async def alter_topic(self, name: str, changes: Sequence[ConfigChange], *, validate_only: bool = False) -> None:
@@ -247,6 +247,6 @@ class Configs:
 
     async def _run(self, plan_on: Callable[[Image], Plan], validate_only: bool) -> None:
         if validate_only:
-            plan_on(self._tasks.view.image)
+            plan_on(self._changes.view.image)
         else:
-            await self._tasks.run(plan_on)
+            await self._changes.run(plan_on)

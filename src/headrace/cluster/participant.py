@@ -17,7 +17,7 @@ from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.assignment import Assignment
-from headrace.cluster.changes import Tasks
+from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs, EffectiveSettings, durability_altered_at, effective
 from headrace.cluster.controller import Controller
 from headrace.cluster.controller_core import Rules
@@ -148,11 +148,11 @@ class Participant:
         )
         self.metadata.start()
         built.push_async_callback(self.metadata.close)
-        self.tasks = Tasks(self.coordination, self.view)
+        self.changes = Changes(self.coordination, self.view)
         self.topics = Topics(
-            self.tasks, lambda: limits_from(self.effective_settings()), lambda: self.draw(16), self.clock.wall_ms
+            self.changes, lambda: limits_from(self.effective_settings()), lambda: self.draw(16), self.clock.wall_ms
         )
-        self.configs = Configs(self.tasks, self.effective_settings)
+        self.configs = Configs(self.changes, self.effective_settings)
         if not self.view.image.brokers and not self.metadata.is_held:  # nobody can be creating one
             await self.topics.finish_interrupted()
         self._open_replicas()

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import Plan, Step, Tasks, unchanged
+from headrace.cluster.changes import Changes, Plan, Step, unchanged
 from headrace.cluster.image import (
     CREATING,
     Deletion,
@@ -277,12 +277,12 @@ class Topics:
 
     def __init__(
         self,
-        tasks: Tasks,
+        changes: Changes,
         limits: Callable[[], TopicLimits],
         draw_id: Callable[[], bytes],
         wall_ms: Callable[[], int],
     ) -> None:
-        self._tasks = tasks
+        self._changes = changes
         self._limits = limits
         self.draw_id = draw_id
         self._wall_ms = wall_ms
@@ -290,29 +290,29 @@ class Topics:
     async def create(self, request: CreateTopic, *, validate_only: bool = False) -> Topic:
         topic_id = self.draw_id()
         if validate_only:
-            return draft_topic(self._tasks.view.image, request, self._limits(), topic_id)
-        image = await self._tasks.run(lambda image: plan_create(image, request, self._limits(), topic_id))
+            return draft_topic(self._changes.view.image, request, self._limits(), topic_id)
+        image = await self._changes.run(lambda image: plan_create(image, request, self._limits(), topic_id))
         return _known(image, request.name)
 
     async def delete(self, name: str) -> None:
         """The topic that has the name now: one that is made in its place meanwhile stays."""
-        image = self._tasks.view.image
+        image = self._changes.view.image
         topic = image.keyless.get(name) or image.topics.get(name)
         topic_id = b"" if topic is None else topic.id
-        await self._tasks.run(lambda image: plan_delete(image, name, self._wall_ms(), topic_id))
+        await self._changes.run(lambda image: plan_delete(image, name, self._wall_ms(), topic_id))
 
     async def enlarge(self, request: EnlargeTopic, *, validate_only: bool = False) -> None:
         if validate_only:
-            plan_enlarge(self._tasks.view.image, request, self._limits())
+            plan_enlarge(self._changes.view.image, request, self._limits())
         else:
-            await self._tasks.run(lambda image: plan_enlarge(image, request, self._limits()))
+            await self._changes.run(lambda image: plan_enlarge(image, request, self._limits()))
 
     async def finish_interrupted(self) -> None:
         """Remove topics whose creation a crash cut short: nobody was told that they exist. Run before topics are
         served.
         """
-        for name in self._tasks.view.image.unfinished:
-            await self._tasks.run(partial(plan_remove_unfinished, name=name))
+        for name in self._changes.view.image.unfinished:
+            await self._changes.run(partial(plan_remove_unfinished, name=name))
 
 
 class TopicCreation:

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import Plan, Step, Tasks, unchanged
+from headrace.cluster.changes import Changes, Plan, Step, unchanged
 from headrace.cluster.image import Image, StoredValue
 from headrace.errors import ChangedMeanwhile, InvalidRequest, PolicyViolation, RequestTimedOut, UnknownValue
 from headrace.ports.coordination import Delete, Put
@@ -67,8 +67,8 @@ def _expected(image: Image, name: str, expected: int | None) -> int:
 class UserValues:
     """Carries changes out."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
 
     async def put(self, name: str, text: str, expected: int | None = None) -> StoredValue:
         """The value as it stands in the image after this change; somebody may have changed it again."""
@@ -77,16 +77,16 @@ class UserValues:
         if size_bytes > VALUE_MAX_BYTES:
             raise InvalidRequest(f"setting {name!r} has {size_bytes} bytes; {VALUE_MAX_BYTES} is the most")
         await self._catch_up(expected)
-        return find(await self._tasks.run(lambda image: plan_put(image, name, text, expected)), name)
+        return find(await self._changes.run(lambda image: plan_put(image, name, text, expected)), name)
 
     async def delete(self, name: str, expected: int | None = None) -> None:
         check_name(name)
         await self._catch_up(expected)
-        await self._tasks.run(lambda image: plan_delete(image, name, expected))
+        await self._changes.run(lambda image: plan_delete(image, name, expected))
 
     async def _catch_up(self, revision: int | None) -> None:
         if revision is not None:
             try:
-                await self._tasks.view.wait_for(lambda image: image.revision >= revision, CATCH_UP_SECONDS)
+                await self._changes.view.wait_for(lambda image: image.revision >= revision, CATCH_UP_SECONDS)
             except RequestTimedOut:
                 return  # a revision that never was: the plan says so

@@ -40,5 +40,5 @@ ON_CLUSTER: Final = _SETTINGS | _bits(
 )
 
 
-def told(operations: int, asked: bool) -> int:
-    return operations if asked else NOT_ASKED
+def operations(known: int, asked: bool) -> int:
+    return known if asked else NOT_ASKED

@@ -47,7 +47,7 @@ ALIASES: Final = {
     "unclean.leader.election.enable": "log.unclean.leader.election.enable",
 }
 
-Told = tuple[Setting, str, str]
+DerivedSetting = tuple[Setting, str, str]
 """A setting by Kafka's name, its value, and the name of ours whose source is its own; "" for none."""
 
 
@@ -62,7 +62,7 @@ def aliased() -> Iterator[tuple[Setting, str]]:
         yield replace(BROKER_BY_NAME[known], name=name), known
 
 
-def told(settings: BrokerSettings, image: Image, broker: int) -> Iterator[Told]:
+def derived(settings: BrokerSettings, image: Image, broker: int) -> Iterator[DerivedSetting]:
     """What has another unit or form in Kafka, or is always so here."""
     specs = listeners.parse_unadvertised(settings["listen"], "listen")
     kinds = {spec.name: "SSL" if spec.tls else "PLAINTEXT" for spec in specs}

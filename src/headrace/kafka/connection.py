@@ -1,6 +1,6 @@
 """One Kafka connection: frames in, handlers run, responses out in request order.
 
-A handler fills its slot at once or later; the ready prefix of the queue of slots is sent in one vectored write. What
+A handler fills its response at once or later; the ready prefix of their queue is sent in one vectored write. What
 was appended in one read is written to the log once, at its end. A peer that has too many requests open, or does not
 read its responses, is not read any more until it has caught up: its frames stay in its socket.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
-from headrace.wire.api import API, API_VERSIONS, KNOWN, PRODUCE
+from headrace.wire.api import ALL_APIS, API_VERSIONS, KAFKA_APIS, PRODUCE
 from headrace.wire.codec import decode_request, encode_response, read_request_header, write_response
 from headrace.wire.message import Message
 from headrace.wire.produce import RequestTopic
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Slot:
+class PendingResponse:
     """One response, in the order of its request; `parts` is None until it is known."""
 
     __slots__ = ("api", "parts", "started")
@@ -39,7 +39,7 @@ class Slot:
 
 
 class Request:
-    """A decoded request of any API but Produce and Fetch, which have their own road."""
+    """A decoded request of any API but Produce and Fetch, which have a fast path."""
 
     __slots__ = (
         "api_key",
@@ -48,15 +48,15 @@ class Request:
         "connection",
         "correlation_id",
         "is_unsupported",
+        "response",
         "services",
-        "slot",
         "version",
     )
 
     def __init__(
         self,
         connection: Connection,
-        slot: Slot,
+        response: PendingResponse,
         api_key: int,
         version: int,
         correlation_id: int,
@@ -67,7 +67,7 @@ class Request:
     ) -> None:
         self.connection = connection
         self.services = connection.services
-        self.slot = slot
+        self.response = response
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
@@ -81,13 +81,13 @@ class Request:
         return encode_response(self.api_key, self.version, message)
 
     def reply(self, message: Message) -> None:
-        """Fill the slot; it leaves when all earlier ones have."""
+        """Fill the response; it leaves when all earlier ones have."""
         self.reply_encoded(self.encode(message))
 
     def reply_encoded(self, body: bytes) -> None:
-        self.connection.fill(self.slot, [write_response(self.api_key, self.version, self.correlation_id, body)])
+        self.connection.fill(self.response, [write_response(self.api_key, self.version, self.correlation_id, body)])
 
-    def later(self, work: Coroutine[Any, Any, Message]) -> None:
+    def reply_later(self, work: Coroutine[Any, Any, Message]) -> None:
         """Answer with what the coroutine returns. If it fails, the peer is cut off: it must not wait for ever."""
         self.services.spawn(self._answer(work))
 
@@ -95,35 +95,35 @@ class Request:
         try:
             self.reply(await work)
         except HeadraceError as error:
-            self.connection.refuse(f"{self.slot.api} failed: {error}")
+            self.connection.close_with(f"{self.response.api} failed: {error}")
         except Exception:  # the request boundary: one request may not take the broker down
-            log.exception("%s v%d from %s failed", self.slot.api, self.version, self.connection.peer)
+            log.exception("%s v%d from %s failed", self.response.api, self.version, self.connection.peer)
             self.services.metrics.protocol_errors += 1
-            self.connection.refuse(f"{self.slot.api} failed")
+            self.connection.close_with(f"{self.response.api} failed")
 
 
 Handler = Callable[[Request], Message | None]
-RawHandler = Callable[["Connection", Slot, int, int, memoryview, int, int], None]
-"""(connection, slot, version, correlation id, data, where the body begins and ends in it)"""
+HandleFrame = Callable[["Connection", PendingResponse, int, int, memoryview, int, int], None]
+"""(connection, response, version, correlation id, data, where the body begins and ends in it)"""
 
 
-class RawApi(NamedTuple):
+class FrameHandler(NamedTuple):
     """An API whose handler reads its body itself, with what is needed to find the body."""
 
-    handle: RawHandler
+    handle: HandleFrame
     name: str
     min_version: int
     max_version: int
     flexible_from: int
 
 
-def raw_api(api_key: int, handle: RawHandler) -> RawApi:
-    api = API[api_key]
-    return RawApi(handle, api.name, api.min_version, api.max_version, api.flexible_from)
+def frame_handler(api_key: int, handle: HandleFrame) -> FrameHandler:
+    api = KAFKA_APIS[api_key]
+    return FrameHandler(handle, api.name, api.min_version, api.max_version, api.flexible_from)
 
 
-LoneProduce = tuple[Slot, int, int, int, int, RequestTopic, Partition, Appended]
-"""A produce of one batch in this turn: slot, version, correlation id, acks, timeout ms, topic, partition, result."""
+LoneProduce = tuple[PendingResponse, int, int, int, int, RequestTopic, Partition, Appended]
+"""A produce of one batch in a turn: response, version, correlation id, acks, timeout ms, topic, partition, result."""
 
 _length = struct.Struct(">i").unpack_from
 _head = struct.Struct(">hhih").unpack_from
@@ -142,7 +142,7 @@ class Connection:
         services: Services,
         listener: str,
         handlers: dict[int, Handler],
-        raw_handlers: dict[int, RawApi],
+        frame_handlers: dict[int, FrameHandler],
     ) -> None:
         self.services = services
         self.listener = listener
@@ -150,7 +150,7 @@ class Connection:
         self.last_heard = services.clock.now()
         """When the last whole request came."""
         self._handlers = handlers
-        self._raw_handlers = raw_handlers
+        self._frame_handlers = frame_handlers
         self._partitions = services.partitions
         self._metrics = services.metrics
         self._now = services.clock.now
@@ -159,7 +159,7 @@ class Connection:
         self._requests_max: int = settings["connection.requests.max"]
         self._queued_max_bytes: int = settings["connection.queued.bytes"]
         self._channel: Channel | None = None
-        self._slots: deque[Slot] = deque()
+        self._responses: deque[PendingResponse] = deque()
         self._paused = False
         self._receiving = False
         self._sending_soon = False
@@ -191,7 +191,7 @@ class Connection:
                     self._check_large(data, used, end, length)
                     channel.want_bytes = LENGTH_BYTES + length
                     break
-                if len(self._slots) >= self._requests_max or self._ready_bytes > room_bytes or self._blocked:
+                if len(self._responses) >= self._requests_max or self._ready_bytes > room_bytes or self._blocked:
                     self._hold()
                     break
                 self._frame(data, used + LENGTH_BYTES, frame_end, started)
@@ -211,7 +211,7 @@ class Connection:
         """Nothing that follows on this connection can be trusted; what came before is answered."""
         self._metrics.protocol_errors += 1
         self._end_turn()
-        self.refuse(reason)
+        self.close_with(reason)
         return end
 
     def _end_turn(self) -> None:
@@ -240,7 +240,7 @@ class Connection:
 
     def closed(self, reason: str) -> None:
         self._channel = None
-        self._slots.clear()
+        self._responses.clear()
         if self._paused:
             self._metrics.paused_connections -= 1
         self._metrics.connections_open -= 1
@@ -250,10 +250,10 @@ class Connection:
     # Requests.
 
     def _frame(self, data: memoryview, start: int, end: int, started: float) -> None:
-        """The hot road: a header without surprises of an API that reads its body where it lies."""
+        """The fast path: a header without surprises of an API that reads its body where it lies."""
         if end - start > HEAD_BYTES:
             api_key, version, correlation_id, client_id_bytes = _head(data, start)
-            raw = self._raw_handlers.get(api_key)
+            raw = self._frame_handlers.get(api_key)
             if raw is not None:
                 handle, name, lowest, highest, flexible_from = raw
                 body = start + HEAD_BYTES + (client_id_bytes if client_id_bytes > 0 else 0)
@@ -262,32 +262,32 @@ class Connection:
                         body += 1
                         flexible_from = highest + 1
                     if version < flexible_from:
-                        slot = Slot(name, started)
-                        self._slots.append(slot)
-                        handle(self, slot, version, correlation_id, data, body, end)
+                        response = PendingResponse(name, started)
+                        self._responses.append(response)
+                        handle(self, response, version, correlation_id, data, body, end)
                         return
-        self._any_frame(data[start:end], started)
+        self._generic_frame(data[start:end], started)
 
-    def _any_frame(self, frame: memoryview, started: float) -> None:
+    def _generic_frame(self, frame: memoryview, started: float) -> None:
         api_key, version, correlation_id, client_id, body = read_request_header(frame)
-        api = KNOWN.get(api_key)
+        api = ALL_APIS.get(api_key)
         if api is None:
             raise ProtocolError(f"API {api_key} is not served")
-        slot = Slot(api.name, started)
-        self._slots.append(slot)
+        response = PendingResponse(api.name, started)
+        self._responses.append(response)
         if not api.min_version <= version <= api.max_version:
             if api_key != API_VERSIONS:
                 raise ProtocolError(
                     f"{api.name} v{version} is not served, only v{api.min_version} to v{api.max_version}"
                 )
-            self._answer(Request(self, slot, api_key, 0, correlation_id, None, Message(), is_unsupported=True))
+            self._answer(Request(self, response, api_key, 0, correlation_id, None, Message(), is_unsupported=True))
             return
-        raw = self._raw_handlers.get(api_key)
+        raw = self._frame_handlers.get(api_key)
         if raw is not None:
-            raw.handle(self, slot, version, correlation_id, frame, body, len(frame))
+            raw.handle(self, response, version, correlation_id, frame, body, len(frame))
             return
         message = decode_request(api_key, version, frame, body)
-        self._answer(Request(self, slot, api_key, version, correlation_id, client_id, message))
+        self._answer(Request(self, response, api_key, version, correlation_id, client_id, message))
 
     def _answer(self, request: Request) -> None:
         try:
@@ -295,26 +295,26 @@ class Connection:
         except HeadraceError:
             raise
         except Exception as error:  # the request boundary: one request may not take the broker down
-            log.exception("%s v%d from %s failed", request.slot.api, request.version, self.peer)
-            raise ProtocolError(f"{request.slot.api} v{request.version} failed: {error!r}") from None
+            log.exception("%s v%d from %s failed", request.response.api, request.version, self.peer)
+            raise ProtocolError(f"{request.response.api} v{request.version} failed: {error!r}") from None
         if message is not None:
             request.reply(message)
 
-    def skip(self, slot: Slot) -> None:
+    def skip(self, response: PendingResponse) -> None:
         """A request that gets no answer at all: acks=0. Those behind it may be ready."""
-        slot.parts = ()
+        response.parts = ()
         if not self._receiving:
             self._send_soon()
 
-    def fill(self, slot: Slot, parts: Sequence[Part]) -> None:
+    def fill(self, response: PendingResponse, parts: Sequence[Part]) -> None:
         """A response is known."""
-        slot.parts = parts
+        response.parts = parts
         self._ready_bytes += sum(map(len, parts))
         if not self._receiving:
             self._send_soon()
 
     def fill_many(self, filled_bytes: int) -> None:
-        """So many bytes of responses were put into slots by the handler itself."""
+        """So many bytes of responses were filled by the handler itself."""
         self._ready_bytes += filled_bytes
         if not self._receiving:
             self._send_soon()
@@ -331,23 +331,23 @@ class Connection:
             self._send_ready()
 
     def _send_ready(self) -> None:
-        slots = self._slots
-        if not slots or slots[0].parts is None or self._channel is None:
+        responses = self._responses
+        if not responses or responses[0].parts is None or self._channel is None:
             self._maybe_resume()
             return
         out: list[Part] = []
         now = self._now()
         observe = self._metrics.observe
         api, started, count, sliced = "", 0.0, 0, False
-        while slots and (parts := slots[0].parts) is not None:
-            slot = slots.popleft()
+        while responses and (parts := responses[0].parts) is not None:
+            response = responses.popleft()
             out.extend(parts)
-            if slot.started == started and slot.api == api:
+            if response.started == started and response.api == api:
                 count += 1
             else:
                 if count:
                     observe(api, now - started, count)
-                api, started, count = slot.api, slot.started, 1
+                api, started, count = response.api, response.started, 1
                 sliced = sliced or api == "Fetch"
         observe(api, now - started, count)
         if out:
@@ -384,14 +384,14 @@ class Connection:
             self._paused
             and not self._blocked
             and channel is not None
-            and len(self._slots) < self._requests_max
+            and len(self._responses) < self._requests_max
             and channel.queued_bytes() + self._ready_bytes <= self._queued_max_bytes
         ):
             self._paused = False
             self._metrics.paused_connections -= 1
             channel.resume()
 
-    def refuse(self, reason: str) -> None:
+    def close_with(self, reason: str) -> None:
         """End the connection, after what is ready to leave: the peer cannot be answered in a way that it knows."""
         if self._channel is not None:
             log.warning("closing the connection from %s: %s", self.peer, reason)

@@ -43,12 +43,12 @@ from headrace.kafka.api import (
     replica_positions,
     sync_group,
 )
-from headrace.kafka.connection import Handler, RawApi, raw_api
+from headrace.kafka.connection import FrameHandler, Handler, frame_handler
 from headrace.wire import api
 
-RAW_HANDLERS: Final[dict[int, RawApi]] = {
-    api.PRODUCE: raw_api(api.PRODUCE, produce.handle),
-    api.FETCH: raw_api(api.FETCH, fetch.handle),
+FRAME_HANDLERS: Final[dict[int, FrameHandler]] = {
+    api.PRODUCE: frame_handler(api.PRODUCE, produce.handle),
+    api.FETCH: frame_handler(api.FETCH, fetch.handle),
 }
 
 HANDLERS: Final[dict[int, Handler]] = {

@@ -93,10 +93,10 @@ class FrontEnd:
             broker_id=participant.broker_id,
             cluster_id=participant.cluster_id,
             view=participant.view,
-            tasks=participant.tasks,
+            changes=participant.changes,
             topics=participant.topics,
             configs=participant.configs,
-            creation=TopicCreation(participant.view, participant.topics, participant.effective_settings),
+            auto_topic_creation=TopicCreation(participant.view, participant.topics, participant.effective_settings),
             partitions=participant.partitions,
             leadership=Leadership(participant.coordination, participant.view, spawn),
             key_indexes=self.key_indexes,
@@ -104,7 +104,7 @@ class FrontEnd:
             producer_ids=ProducerIds(participant.coordination, participant.view, participant.draw),
             spawn=spawn,
             failed=failed,
-            effective=participant.effective_settings,
+            effective_settings=participant.effective_settings,
             compute=participant.compute,
         )
 

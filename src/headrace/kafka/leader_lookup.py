@@ -23,27 +23,27 @@ NodeEndpoint = tuple[int, str, int, str | None]
 """(broker, host, port, rack)"""
 
 
-def led(services: Services, topic: str, index: int) -> Partition:
+def led_partition(services: Services, topic: str, index: int) -> Partition:
     """The partition, which this broker leads."""
     partition = services.partitions.find(topic, index)
     if partition is None:
-        raise absent(services.view.image, topic, index)
+        raise not_led(services.view.image, topic, index)
     return partition
 
 
-def answering(services: Services, topic: str, index: int) -> Partition:
-    """As `led`; while the partition has no leader, the replica here, if the topic lets followers stand in for it."""
+def led_or_stand_in(services: Services, topic: str, index: int) -> Partition:
+    """As `led_partition`; without a leader, the replica here, if the topic lets followers stand in."""
     partition = services.partitions.find(topic, index)
     if partition is not None:
         return partition
     state = services.view.image.partition(topic, index)
     stand_in = readable(services, topic, index) if state is not None and state.leader == NO_LEADER else None
     if stand_in is None:
-        raise absent(services.view.image, topic, index)
+        raise not_led(services.view.image, topic, index)
     return stand_in
 
 
-def absent(image: Image, topic: str, index: int) -> HeadraceError:
+def not_led(image: Image, topic: str, index: int) -> HeadraceError:
     """Why this broker does not serve the partition as its leader."""
     state = image.partition(topic, index)
     if state is None and _is_missing(image, topic, index):
@@ -55,8 +55,8 @@ def absent(image: Image, topic: str, index: int) -> HeadraceError:
     return NotLeader(f"{topic}-{index} is led by broker {state.leader}; ask there")
 
 
-def fault(image: Image, topic: str | None, index: int) -> int:
-    """As `absent`, the code alone."""
+def not_led_code(image: Image, topic: str | None, index: int) -> int:
+    """As `not_led`, the code alone."""
     known = topic is not None and (image.partition(topic, index) is not None or _is_missing(image, topic, index))
     return ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -87,7 +87,7 @@ def endpoints(image: Image, listener: str, brokers: Iterable[int]) -> list[NodeE
     return found
 
 
-def told_leader(services: Services, topic: Topic, state: PartitionState, listener: str) -> int:
+def advertised_leader(services: Services, topic: Topic, state: PartitionState, listener: str) -> int:
     """The broker that clients of the listener are sent to, NO_LEADER while there is none."""
     brokers = services.view.image.brokers
     leader = state.leader
@@ -108,7 +108,7 @@ def stand_ins(state: PartitionState) -> list[int]:
 def follower_reads(services: Services, topic: Topic) -> bool:
     """Whether followers serve the topic's readers while it has no leader."""
     given = topic.overrides.get(FOLLOWER_READS)
-    return given.lower() == "true" if given is not None else services.effective()["log.follower.reads"]
+    return given.lower() == "true" if given is not None else services.effective_settings()["log.follower.reads"]
 
 
 def readable(services: Services, topic: str, index: int) -> Partition | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.kafka.connection import Connection
-from headrace.kafka.dispatch import HANDLERS, RAW_HANDLERS
+from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
 from headrace.kafka.services import Services
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address, Listener, Network
@@ -56,7 +56,7 @@ class KafkaServer:
             metrics.connections_refused += 1
             log.warning("a connection on %s was refused: %d are open", listener, self._connections_max)
             return None
-        connection = Connection(services, listener, HANDLERS, RAW_HANDLERS)
+        connection = Connection(services, listener, HANDLERS, FRAME_HANDLERS)
         services.connections[connection] = None
         metrics.connections_open += 1
         metrics.connections_accepted += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.cluster.changes import Tasks
+from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs
 from headrace.cluster.leadership import Leadership
 from headrace.cluster.producer_ids import ProducerIds
@@ -34,10 +34,10 @@ class Services:
     broker_id: int
     cluster_id: str
     view: View
-    tasks: Tasks
+    changes: Changes
     topics: Topics
     configs: Configs
-    creation: TopicCreation
+    auto_topic_creation: TopicCreation
     partitions: Partitions
     leadership: Leadership
     key_indexes: KeyIndexes
@@ -47,7 +47,7 @@ class Services:
     """Run a coroutine in a task that the node owns."""
     failed: Callable[[BaseException], None]
     """Something broke that the broker cannot go on without."""
-    effective: Callable[[], BrokerSettings]
+    effective_settings: Callable[[], BrokerSettings]
     """The settings with what was altered while running."""
     compute: Compute
     """Run pure work that may take long."""

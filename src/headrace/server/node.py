@@ -146,7 +146,7 @@ class Node:
             partitions=participant.partitions,
             key_indexes=self.front_end.key_indexes,
             image=lambda: participant.view.image,
-            ensure_topic=self.front_end.services.creation.ensure,
+            ensure_topic=self.front_end.services.auto_topic_creation.ensure,
             group_lags=lambda: self.front_end.groups.lags(self._end_offset),
             closed_groups=lambda: self.front_end.group_partitions.closed(),
             ready=self._why_not_ready,

@@ -18,7 +18,7 @@ import uuid
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import Tasks
+from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs, EffectiveSettings
 from headrace.cluster.image import NO_BROKER, Image
 from headrace.cluster.leadership import Leadership
@@ -119,8 +119,8 @@ class Registry:
 
     def _services(self) -> Services:
         clock, disk, effective = self._clock, self._disk, self._effective
-        self._tasks = Tasks(self._coordination, self._view)
-        made = Topics(self._tasks, lambda: limits_from(effective()), lambda: secrets.token_bytes(16), clock.wall_ms)
+        self._changes = Changes(self._coordination, self._view)
+        made = Topics(self._changes, lambda: limits_from(effective()), lambda: secrets.token_bytes(16), clock.wall_ms)
         self._partitions = Partitions(NoLogs(), clock, NO_BROKER)
         groups = GroupCoordinator(
             clock,
@@ -140,10 +140,10 @@ class Registry:
             broker_id=NO_BROKER,
             cluster_id=self.cluster_id,
             view=self._told,
-            tasks=self._tasks,
+            changes=self._changes,
             topics=made,
-            configs=Configs(self._tasks, effective),
-            creation=TopicCreation(self._view, made, effective),
+            configs=Configs(self._changes, effective),
+            auto_topic_creation=TopicCreation(self._view, made, effective),
             partitions=self._partitions,
             leadership=Leadership(self._coordination, self._view, self._background.spawn),
             key_indexes=KeyIndexes(self._partitions.store, disk, clock, NO_FOLDER),
@@ -151,7 +151,7 @@ class Registry:
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             spawn=self._background.spawn,
             failed=self._failed,
-            effective=effective,
+            effective_settings=effective,
             compute=asyncio.to_thread,
         )
 
@@ -168,7 +168,7 @@ class Registry:
             self._server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
         if settings["registry.http.listen"] != "off":
             address = listeners.parse_address(settings["registry.http.listen"], "registry.http.listen")
-            routes = RouteApi(self.cluster_id, lambda: self._told.image, UserValues(self._tasks), self._pulse)
+            routes = RouteApi(self.cluster_id, lambda: self._told.image, UserValues(self._changes), self._pulse)
             self._metrics.collect(routes.samples)
             http_services = self._http_services(services)
             self._http = HttpServer(
@@ -188,7 +188,7 @@ class Registry:
             partitions=self._partitions,
             key_indexes=services.key_indexes,
             image=self._told_image,
-            ensure_topic=services.creation.ensure,
+            ensure_topic=services.auto_topic_creation.ensure,
             group_lags=lambda: (),
             ready=lambda: None,
             spawn=self._background.spawn,

@@ -1,4 +1,4 @@
-"""The APIs that are served: key, name, versions, and the first version with compact lengths and tagged fields.
+"""The APIs that are served: key, name, versions, and the first flexible one (KIP-482).
 
 Versions are those with a schema. Older clients may ask for less than `min_version`; ApiVersions tells them.
 Produce is advertised from version 0, though served from 3: with a higher minimum kcat sends uncompressed
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-NEVER: Final = 1 << 15
+NEVER_FLEXIBLE: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,53 +68,55 @@ PLAN_PLACEMENT: Final = 20_002
 ACCEPT_METADATA: Final = 20_003
 
 
-def _row(key: int, name: str, lowest: int, highest: int, flexible_from: int, advertised: int | None = None) -> Api:
-    return Api(key, name, lowest, highest, flexible_from, lowest if advertised is None else advertised)
+def _row(
+    key: int, name: str, *, versions: tuple[int, int], flexible_from: int, advertised_min: int | None = None
+) -> Api:
+    return Api(key, name, *versions, flexible_from, versions[0] if advertised_min is None else advertised_min)
 
 
 _ROWS: Final = (
-    _row(PRODUCE, "Produce", 3, 13, 9, 0),
-    _row(FETCH, "Fetch", 4, 18, 12),
-    _row(LIST_OFFSETS, "ListOffsets", 1, 11, 6),
-    _row(METADATA, "Metadata", 0, 13, 9),
-    _row(OFFSET_COMMIT, "OffsetCommit", 2, 10, 8),
-    _row(OFFSET_FETCH, "OffsetFetch", 1, 10, 6),
-    _row(FIND_COORDINATOR, "FindCoordinator", 0, 6, 3),
-    _row(JOIN_GROUP, "JoinGroup", 0, 9, 6),
-    _row(HEARTBEAT, "Heartbeat", 0, 4, 4),
-    _row(LEAVE_GROUP, "LeaveGroup", 0, 5, 4),
-    _row(SYNC_GROUP, "SyncGroup", 0, 5, 4),
-    _row(DESCRIBE_GROUPS, "DescribeGroups", 0, 6, 5),
-    _row(LIST_GROUPS, "ListGroups", 0, 5, 3),
-    _row(API_VERSIONS, "ApiVersions", 0, 4, 3),
-    _row(CREATE_TOPICS, "CreateTopics", 2, 7, 5),
-    _row(DELETE_TOPICS, "DeleteTopics", 1, 6, 4),
-    _row(DELETE_RECORDS, "DeleteRecords", 0, 2, 2),
-    _row(INIT_PRODUCER_ID, "InitProducerId", 0, 6, 2),
-    _row(OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 2, 4, 4),
-    _row(DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
-    _row(ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
-    _row(ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 1, 2, 2),
-    _row(DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 5, 2),
-    _row(CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
-    _row(DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
-    _row(ELECT_LEADERS, "ElectLeaders", 0, 2, 2),
-    _row(INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1),
-    _row(ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 1, 0),
-    _row(LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0),
-    _row(OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER),
-    _row(DESCRIBE_QUORUM, "DescribeQuorum", 0, 2, 0),
-    _row(DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, 0),
-    _row(LIST_CONFIG_RESOURCES, "ListConfigResources", 0, 1, 0),
-    _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0),
+    _row(PRODUCE, "Produce", versions=(3, 13), flexible_from=9, advertised_min=0),
+    _row(FETCH, "Fetch", versions=(4, 18), flexible_from=12),
+    _row(LIST_OFFSETS, "ListOffsets", versions=(1, 11), flexible_from=6),
+    _row(METADATA, "Metadata", versions=(0, 13), flexible_from=9),
+    _row(OFFSET_COMMIT, "OffsetCommit", versions=(2, 10), flexible_from=8),
+    _row(OFFSET_FETCH, "OffsetFetch", versions=(1, 10), flexible_from=6),
+    _row(FIND_COORDINATOR, "FindCoordinator", versions=(0, 6), flexible_from=3),
+    _row(JOIN_GROUP, "JoinGroup", versions=(0, 9), flexible_from=6),
+    _row(HEARTBEAT, "Heartbeat", versions=(0, 4), flexible_from=4),
+    _row(LEAVE_GROUP, "LeaveGroup", versions=(0, 5), flexible_from=4),
+    _row(SYNC_GROUP, "SyncGroup", versions=(0, 5), flexible_from=4),
+    _row(DESCRIBE_GROUPS, "DescribeGroups", versions=(0, 6), flexible_from=5),
+    _row(LIST_GROUPS, "ListGroups", versions=(0, 5), flexible_from=3),
+    _row(API_VERSIONS, "ApiVersions", versions=(0, 4), flexible_from=3),
+    _row(CREATE_TOPICS, "CreateTopics", versions=(2, 7), flexible_from=5),
+    _row(DELETE_TOPICS, "DeleteTopics", versions=(1, 6), flexible_from=4),
+    _row(DELETE_RECORDS, "DeleteRecords", versions=(0, 2), flexible_from=2),
+    _row(INIT_PRODUCER_ID, "InitProducerId", versions=(0, 6), flexible_from=2),
+    _row(OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", versions=(2, 4), flexible_from=4),
+    _row(DESCRIBE_CONFIGS, "DescribeConfigs", versions=(1, 4), flexible_from=4),
+    _row(ALTER_CONFIGS, "AlterConfigs", versions=(0, 2), flexible_from=2),
+    _row(ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", versions=(1, 2), flexible_from=2),
+    _row(DESCRIBE_LOG_DIRS, "DescribeLogDirs", versions=(1, 5), flexible_from=2),
+    _row(CREATE_PARTITIONS, "CreatePartitions", versions=(0, 3), flexible_from=2),
+    _row(DELETE_GROUPS, "DeleteGroups", versions=(0, 2), flexible_from=2),
+    _row(ELECT_LEADERS, "ElectLeaders", versions=(0, 2), flexible_from=2),
+    _row(INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", versions=(0, 1), flexible_from=1),
+    _row(ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", versions=(0, 1), flexible_from=0),
+    _row(LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", versions=(0, 0), flexible_from=0),
+    _row(OFFSET_DELETE, "OffsetDelete", versions=(0, 0), flexible_from=NEVER_FLEXIBLE),
+    _row(DESCRIBE_QUORUM, "DescribeQuorum", versions=(0, 2), flexible_from=0),
+    _row(DESCRIBE_CLUSTER, "DescribeCluster", versions=(0, 2), flexible_from=0),
+    _row(LIST_CONFIG_RESOURCES, "ListConfigResources", versions=(0, 1), flexible_from=0),
+    _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", versions=(0, 0), flexible_from=0),
 )
 
-API: Final[dict[int, Api]] = {row.key: row for row in _ROWS}
-OWN: Final[dict[int, Api]] = {
-    KEY_QUERY: _row(KEY_QUERY, "KeyQuery", 0, 0, 0),
-    REPLICA_POSITIONS: _row(REPLICA_POSITIONS, "ReplicaPositions", 0, 0, 0),
-    PLAN_PLACEMENT: _row(PLAN_PLACEMENT, "PlanPlacement", 0, 0, 0),
-    ACCEPT_METADATA: _row(ACCEPT_METADATA, "AcceptMetadata", 0, 0, 0),
+KAFKA_APIS: Final[dict[int, Api]] = {row.key: row for row in _ROWS}
+HEADRACE_APIS: Final[dict[int, Api]] = {
+    KEY_QUERY: _row(KEY_QUERY, "KeyQuery", versions=(0, 0), flexible_from=0),
+    REPLICA_POSITIONS: _row(REPLICA_POSITIONS, "ReplicaPositions", versions=(0, 0), flexible_from=0),
+    PLAN_PLACEMENT: _row(PLAN_PLACEMENT, "PlanPlacement", versions=(0, 0), flexible_from=0),
+    ACCEPT_METADATA: _row(ACCEPT_METADATA, "AcceptMetadata", versions=(0, 0), flexible_from=0),
 }
 """Headrace's own, with keys far from Kafka's; only our own client is told of them (see `own_schema`)."""
-KNOWN: Final = {**API, **OWN}
+ALL_APIS: Final = {**KAFKA_APIS, **HEADRACE_APIS}

@@ -20,7 +20,7 @@ import struct
 from typing import Final, NamedTuple
 
 from headrace.errors import ProtocolError
-from headrace.wire.api import API_VERSIONS, KNOWN, NEVER
+from headrace.wire.api import ALL_APIS, API_VERSIONS, NEVER_FLEXIBLE
 from headrace.wire.decoder import Decode, compile_decoder
 from headrace.wire.encoder import Encode, compile_encoder
 from headrace.wire.message import Message
@@ -41,8 +41,8 @@ _REQUEST_V1_BYTES: Final = 10
 _RESPONSE_V0_BYTES: Final = 4
 _RESPONSE_V1_BYTES: Final = 5
 
-FLEXIBLE_FROM: Final[dict[int, int]] = {api.key: api.flexible_from for api in KNOWN.values()}
-RESPONSE_V1_FROM: Final[dict[int, int]] = {**FLEXIBLE_FROM, API_VERSIONS: NEVER}
+FLEXIBLE_FROM: Final[dict[int, int]] = {api.key: api.flexible_from for api in ALL_APIS.values()}
+RESPONSE_V1_FROM: Final[dict[int, int]] = {**FLEXIBLE_FROM, API_VERSIONS: NEVER_FLEXIBLE}
 
 
 class RequestHeader(NamedTuple):
@@ -67,7 +67,7 @@ def read_request_header(view: memoryview, pos: int = 0) -> RequestHeader:
             client_id = str(view[body - size : body], "utf-8")
         elif size != -1:
             raise Refused(f"a client id of {size} bytes")
-        if version >= FLEXIBLE_FROM.get(api_key, NEVER):
+        if version >= FLEXIBLE_FROM.get(api_key, NEVER_FLEXIBLE):
             if view[body]:
                 body = skip_tags(view, body)
             else:
@@ -90,14 +90,14 @@ def write_request(api_key: int, version: int, correlation_id: int, client_id: st
     """A complete request frame, its length included."""
     client = b"" if client_id is None else client_id.encode()
     head = _request_v1.pack(api_key, version, correlation_id, -1 if client_id is None else len(client)) + client
-    if version >= FLEXIBLE_FROM.get(api_key, NEVER):
+    if version >= FLEXIBLE_FROM.get(api_key, NEVER_FLEXIBLE):
         head += b"\0"
     return b"".join(((len(head) + len(body)).to_bytes(4, "big"), head, body))
 
 
 def write_response(api_key: int, version: int, correlation_id: int, body: bytes) -> bytes:
     """A complete response frame, its length included."""
-    if version >= RESPONSE_V1_FROM.get(api_key, NEVER):
+    if version >= RESPONSE_V1_FROM.get(api_key, NEVER_FLEXIBLE):
         return _framed_v1(_RESPONSE_V1_BYTES + len(body), correlation_id) + body
     return _framed_v0(_RESPONSE_V0_BYTES + len(body), correlation_id) + body
 
@@ -107,7 +107,7 @@ def read_response_header(api_key: int, version: int, view: memoryview, pos: int 
     try:
         (correlation_id,) = _correlation(view, pos)
         pos += _RESPONSE_V0_BYTES
-        if version >= RESPONSE_V1_FROM.get(api_key, NEVER):
+        if version >= RESPONSE_V1_FROM.get(api_key, NEVER_FLEXIBLE):
             pos = skip_tags(view, pos)
         return correlation_id, pos
     except (Refused, struct.error, IndexError) as error:

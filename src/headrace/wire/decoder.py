@@ -269,7 +269,7 @@ class _MessageClasses:
     """Makes the classes of decoded messages, whose class attributes answer for absent fields."""
 
     def __init__(self, api_key: int, direction: Direction) -> None:
-        versions = schema.landmark_versions(api_key)
+        versions = schema.versions_with_all_fields(api_key)
         self._ever: dict[tuple[str, ...], dict[str, Field]] = {}
         for version in versions:
             for keys, spec in walk(schema.load(api_key, version, direction)):

@@ -28,7 +28,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.static.constants import EntityType
 
 from headrace.errors import Unsupported
-from headrace.wire.api import OWN
+from headrace.wire.api import HEADRACE_APIS
 
 Direction = Literal["request", "response"]
 
@@ -69,7 +69,7 @@ _IMPLICIT_DEFAULTS: Final[dict[str, Any]] = {
 
 # Versions whose fields together are all the fields that an API ever had, besides those of its oldest and
 # newest version; a test compares this with the union over every version.
-_LANDMARKS: Final[dict[int, tuple[int, ...]]] = {1: (12,), 3: (10,), 9: (7, 9), 10: (3,)}
+_MIDDLE_VERSIONS: Final[dict[int, tuple[int, ...]]] = {1: (12,), 3: (10,), 9: (7, 9), 10: (3,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def api_name(api_key: int) -> str:
 @cache
 def api_versions_known(api_key: int) -> tuple[int, int]:
     """The lowest and highest version with a schema; no schema module is imported."""
-    if api_key in OWN:
-        return OWN[api_key].min_version, OWN[api_key].max_version
+    if api_key in HEADRACE_APIS:
+        return HEADRACE_APIS[api_key].min_version, HEADRACE_APIS[api_key].max_version
     if api_key not in api_key_map:
         raise Unsupported(f"API key {api_key} has no schema")
     versions = schema_name_map[api_key_map[api_key]]
@@ -128,7 +128,7 @@ def load(api_key: int, version: int, direction: Direction) -> Struct:
         raise Unsupported(
             f"{api_name(api_key)} version {version} has no schema: versions {lowest} to {highest} are known"
         )
-    if api_key in OWN:
+    if api_key in HEADRACE_APIS:
         return import_module("headrace.wire.own_schema").STRUCTS[api_key, version, direction]  # type: ignore[no-any-return]
     entity: Any = EntityType[direction]
     path = schema_name_map[api_key_map[api_key]][version][entity]
@@ -158,10 +158,10 @@ def error_codes() -> dict[int, tuple[str, bool]]:
     return {int(code): (code.name.removesuffix("_exception").replace("_", " "), code.retriable) for code in codes}
 
 
-def landmark_versions(api_key: int) -> tuple[int, ...]:
+def versions_with_all_fields(api_key: int) -> tuple[int, ...]:
     """Versions, oldest first, whose fields together are all the fields the API ever had."""
     lowest, highest = api_versions_known(api_key)
-    return tuple(sorted({lowest, *_LANDMARKS.get(api_key, ()), highest}))
+    return tuple(sorted({lowest, *_MIDDLE_VERSIONS.get(api_key, ()), highest}))
 
 
 def _read_struct(entity: Any) -> Struct:

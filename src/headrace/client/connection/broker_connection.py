@@ -127,8 +127,10 @@ class Framer:
         except HeadraceError:
             raise
         except Exception as error:
-            log.exception("a %s request could not be encoded", apis.KNOWN[asked.api_key].name)
-            raise ProtocolError(f"a {apis.KNOWN[asked.api_key].name} request could not be encoded: {error}") from error
+            log.exception("a %s request could not be encoded", apis.ALL_APIS[asked.api_key].name)
+            raise ProtocolError(
+                f"a {apis.ALL_APIS[asked.api_key].name} request could not be encoded: {error}"
+            ) from error
         head_end = self.head_end(asked.api_key, version)
         size = HEAD.size + len(head_end) + sum(map(len, pieces))
         return [HEAD.pack(size - 4, asked.api_key, version, asked.correlation_id) + head_end, *pieces], size
@@ -183,7 +185,7 @@ class Versions:
         return agreed
 
     def _agree(self, api_key: int) -> int:
-        api = apis.KNOWN[api_key]
+        api = apis.ALL_APIS[api_key]
         if api_key not in self._served:
             raise Unsupported(f"the broker at {self._address} does not serve {api.name}")
         lowest, highest = self._served[api_key]
@@ -584,7 +586,7 @@ class Link:
         now = self._reactor.now()
         late = next((asked for asked in (*self._in_flight, *self._unanswered) if asked.deadline <= now), None)
         if late is not None:
-            what = f"no answer to {apis.KNOWN[late.api_key].name} from {self.address} within {late.timeout_s:g} s"
+            what = f"no answer to {apis.ALL_APIS[late.api_key].name} from {self.address} within {late.timeout_s:g} s"
             self._lose(BrokerUnreachable(what), failed=True)
             return
         expired = [asked for asked in self._waiting if asked.deadline <= now]
@@ -596,7 +598,9 @@ class Link:
         if left < math.inf:
             self._check_at(left)
         for asked in expired:
-            what = f"{apis.KNOWN[asked.api_key].name} could not be sent to {self.address} within {asked.timeout_s:g} s"
+            what = (
+                f"{apis.ALL_APIS[asked.api_key].name} could not be sent to {self.address} within {asked.timeout_s:g} s"
+            )
             self._answer(asked, NeverSent(what))
 
 

@@ -49,7 +49,7 @@ def encode_parts(
     topics: dict[str, list[Outgoing]] = {}
     for each in outgoing:
         topics.setdefault(each.topic, []).append(each)
-    flexible = version >= apis.API[apis.PRODUCE].flexible_from
+    flexible = version >= apis.KAFKA_APIS[apis.PRODUCE].flexible_from
     writer = _BodyWriter(flexible)
     writer.head += (b"\0" if flexible else b"\xff\xff") + struct.pack(">hi", acks, timeout_ms)
     writer.count(len(topics))
@@ -134,7 +134,7 @@ class ProduceTemplate:
     ) -> None:
         self.key = (version, topic_id)
         self.version = version
-        self._flexible = version >= apis.API[apis.PRODUCE].flexible_from
+        self._flexible = version >= apis.KAFKA_APIS[apis.PRODUCE].flexible_from
         ids = {} if topic_id is None else {topic: topic_id}
         nothing = [Outgoing(topic, partition, b"")]
         head, _, tail = encode_parts(version, nothing, ids, acks=acks, timeout_ms=timeout_ms)

@@ -15,7 +15,7 @@ from headrace.wire.message import Message
 
 
 def handle(request: Request) -> None:
-    request.later(_answer(request))
+    request.reply_later(_answer(request))
 
 
 async def _answer(request: Request) -> Message:
@@ -26,7 +26,7 @@ async def _answer(request: Request) -> Message:
         try:
             first_free = await services.producer_ids.first_free()
             plan = partial(plan_accept, lineage_id=services.topics.draw_id().hex(), producer_ids=first_free)
-            await services.tasks.run(plan, even_in_doubt=True)
+            await services.changes.run(plan, even_in_doubt=True)
         except HeadraceError as error:
             code, reason = error.kafka_code, str(error)
     return Message(throttle_time_ms=0, error_code=code, error_message=reason, doubts=_rows(doubts))

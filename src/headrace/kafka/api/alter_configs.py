@@ -1,4 +1,4 @@
-"""AlterConfigs, versions 0 to 2 (2: compact), and IncrementalAlterConfigs, versions 0 to 1 (1: compact).
+"""AlterConfigs, versions 0 to 2 (2: flexible), and IncrementalAlterConfigs, versions 0 to 1 (1: flexible).
 
 AlterConfigs replaces everything a resource has; IncrementalAlterConfigs sets, deletes, appends to and subtracts from
 single settings. A broker resource without a name means all brokers; its settings can be named as Kafka names them.
@@ -21,11 +21,11 @@ OPERATIONS: Final = frozenset(Operation)
 
 
 def handle(request: Request) -> None:
-    request.later(_each(request, _replace))
+    request.reply_later(_each(request, _replace))
 
 
 def handle_incremental(request: Request) -> None:
-    request.later(_each(request, _change))
+    request.reply_later(_each(request, _change))
 
 
 async def _each(request: Request, alter: Callable[[Request, Message], Awaitable[None]]) -> Message:

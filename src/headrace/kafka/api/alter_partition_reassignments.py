@@ -20,7 +20,7 @@ ON_LOOP_MAX: Final = 100
 
 
 def handle(request: Request) -> None:
-    request.later(_alter(request))
+    request.reply_later(_alter(request))
 
 
 async def _alter(request: Request) -> Message:
@@ -34,7 +34,7 @@ async def _alter(request: Request) -> Message:
     try:
         if len(targets) != sum(len(topic.partitions) for topic in body.topics):
             raise InvalidRequest("a partition is named twice in one request")
-        await request.services.tasks.run(
+        await request.services.changes.run(
             lambda image: plan_moves(image, targets, keep_count=keep_count, refusals=refusals),
             request.services.compute if len(targets) > ON_LOOP_MAX else at_once,
         )

@@ -1,4 +1,4 @@
-"""AlterReplicaLogDirs, versions 1 to 2. 2: compact.
+"""AlterReplicaLogDirs, versions 1 to 2. 2: flexible.
 
 A broker has one folder, so there is nothing to move between: for a replica that is asked to be where it is all is well,
 any other folder is LOG_DIR_NOT_FOUND, and a replica that is not here REPLICA_NOT_AVAILABLE.

@@ -1,4 +1,4 @@
-"""ApiVersions, versions 0 to 4. 3: compact encoding, client's software name; 4: as 3.
+"""ApiVersions, versions 0 to 4. 3: flexible, client's software name; 4: as 3.
 
 Headrace's own APIs are named to its own client only: others need not know what to make of them.
 A newer version than is known gets a version 0 answer with UNSUPPORTED_VERSION and what is served (KIP-511).
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
-from headrace.wire.api import API, OWN, Api
+from headrace.wire.api import HEADRACE_APIS, KAFKA_APIS, Api
 from headrace.wire.message import Message
 
 OWN_CLIENT = "headrace"
@@ -20,14 +20,14 @@ def _served(apis: Iterable[Api]) -> list[Message]:
     return [Message(api_key=api.key, min_version=api.advertised_min, max_version=api.max_version) for api in apis]
 
 
-_SERVED = _served(API.values())
-_SERVED_OWN = _served((*API.values(), *OWN.values()))
+_SERVED = _served(KAFKA_APIS.values())
+_SERVED_TO_OURS = _served((*KAFKA_APIS.values(), *HEADRACE_APIS.values()))
 
 
 def handle(request: Request) -> Message:
     own = request.version >= 3 and request.body.client_software_name == OWN_CLIENT
     return Message(
         error_code=ErrorCode.UNSUPPORTED_VERSION if request.is_unsupported else ErrorCode.NONE,
-        api_keys=_SERVED_OWN if own else _SERVED,
+        api_keys=_SERVED_TO_OURS if own else _SERVED,
         throttle_time_ms=0,
     )

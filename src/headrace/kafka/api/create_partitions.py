@@ -1,4 +1,4 @@
-"""CreatePartitions, versions 0 to 3. 2: compact encoding."""
+"""CreatePartitions, versions 0 to 3. 2: flexible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.wire.message import Message
 
 
 def handle(request: Request) -> None:
-    request.later(_enlarge(request))
+    request.reply_later(_enlarge(request))
 
 
 async def _enlarge(request: Request) -> Message:

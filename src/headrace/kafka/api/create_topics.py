@@ -1,4 +1,4 @@
-"""CreateTopics, versions 2 to 7. 4: default counts; 5: compact, the settings come back; 7: topic ids."""
+"""CreateTopics, versions 2 to 7. 4: default counts; 5: flexible, the settings come back; 7: topic ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPICS_A_REQUEST_MAX = 5000
 
 
 def handle(request: Request) -> None:
-    request.later(_create(request))
+    request.reply_later(_create(request))
 
 
 async def _create(request: Request) -> Message:
@@ -49,7 +49,7 @@ async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
         return Message(
             name=asked.name, topic_id=ZERO_ID, error_code=error.kafka_code, error_message=str(error), configs=[]
         )
-    defaults = request.services.effective().topic_defaults()
+    defaults = request.services.effective_settings().topic_defaults()
     configs = [
         Message(
             name=setting.name,

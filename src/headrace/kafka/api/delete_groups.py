@@ -1,4 +1,4 @@
-"""DeleteGroups, versions 0 to 2. 2: compact encoding. Only a group without members can be deleted."""
+"""DeleteGroups, versions 0 to 2. 2: flexible. Only a group without members can be deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteRecords, versions 0 to 2. 2: compact encoding. Offset -1 means everything that consumers can see.
+"""DeleteRecords, versions 0 to 2. 2: flexible. Offset -1 means everything that consumers can see.
 
 Only the leader is asked. The answer waits until every replica in sync has the new start safe on its disk, so that what
 was reported deleted does not come back, whoever leads next. After the request's timeout REQUEST_TIMED_OUT is answered;
@@ -55,7 +55,7 @@ class _Deletion:
             known = services.view.image.topics.get(topic)
             if known is not None and known.internal:
                 raise InvalidRequest(f"records of {topic} cannot be deleted")
-            partition = leader_lookup.led(services, topic, start.answer.partition_index)
+            partition = leader_lookup.led_partition(services, topic, start.answer.partition_index)
             first = max(partition.log.archived_offset(), partition.log.start_offset)
             offset = partition.high_watermark if asked_offset == HIGH_WATERMARK else asked_offset
             start.partition = partition

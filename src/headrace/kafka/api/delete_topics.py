@@ -1,4 +1,4 @@
-"""DeleteTopics, versions 1 to 6. 4: compact encoding; 5: error messages; 6: topics by name or by id."""
+"""DeleteTopics, versions 1 to 6. 4: flexible; 5: error messages; 6: topics by name or by id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BY_ID_FROM = 6
 
 
 def handle(request: Request) -> None:
-    request.later(_delete(request))
+    request.reply_later(_delete(request))
 
 
 async def _delete(request: Request) -> Message:

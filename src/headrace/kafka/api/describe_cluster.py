@@ -32,7 +32,7 @@ def handle(request: Request) -> Message:
             Message(broker_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
             for broker in brokers(services.view.image, request.connection.listener)
         ],
-        cluster_authorized_operations=authorized.told(
+        cluster_authorized_operations=authorized.operations(
             authorized.ON_CLUSTER, request.body.include_cluster_authorized_operations
         ),
     )

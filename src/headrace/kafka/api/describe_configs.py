@@ -1,4 +1,4 @@
-"""DescribeConfigs, versions 1 to 4. 3: types and documentation; 4: compact encoding.
+"""DescribeConfigs, versions 1 to 4. 3: types and documentation; 4: flexible.
 
 A broker's settings are told by our names and by those that Kafka gives them (`kafka.broker_names`).
 """
@@ -89,7 +89,7 @@ def _broker(request: Request, name: str) -> Iterable[Row]:
         if name or source == SOURCE_CLUSTER:
             yield setting, text_of(current.values[known]), source, known not in DYNAMIC
     if name:
-        for setting, value, known in broker_names.told(current, services.view.image, services.broker_id):
+        for setting, value, known in broker_names.derived(current, services.view.image, services.broker_id):
             source = _SOURCES.get(current.sources[known], SOURCE_STATIC) if known else SOURCE_DEFAULT
             yield setting, value, source, True
 

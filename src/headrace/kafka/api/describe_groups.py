@@ -1,4 +1,4 @@
-"""DescribeGroups, versions 0 to 6. 3: authorized operations; 4: static members; 5: compact encoding; 6: a group that
+"""DescribeGroups, versions 0 to 6. 3: authorized operations; 4: static members; 5: flexible; 6: a group that
 is not there is an error."""
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ def _group(request: Request, group: DescribedGroup) -> Message:
             )
             for member in group.members
         ],
-        authorized_operations=authorized.told(authorized.ON_GROUP, asked),
+        authorized_operations=authorized.operations(authorized.ON_GROUP, asked),
     )

@@ -1,4 +1,4 @@
-"""DescribeLogDirs, versions 1 to 5. 2: compact; 3: an error for the whole; 4: size of the disk; 5: cordoned folders.
+"""DescribeLogDirs, versions 1 to 5. 2: flexible; 3: an error for the whole; 4: size of the disk; 5: cordoned folders.
 
 Of the replicas that this broker holds, led here or not; a follower's lag is what it lacks up to the watermark.
 """

@@ -1,4 +1,4 @@
-"""ElectLeaders, versions 0 to 2. 1: preferred or unclean, an error for the whole; 2: compact encoding.
+"""ElectLeaders, versions 0 to 2. 1: preferred or unclean, an error for the whole; 2: flexible.
 
 Preferred (0): the first replica leads again, if it is in sync. Unclean (1): a partition without a leader gets one from
 whatever replica knows the most, and what that one lacks is lost. The controller elects; the answer waits for it.
@@ -25,7 +25,7 @@ Result = tuple[int, str | None]
 
 
 def handle(request: Request) -> None:
-    request.later(_elect(request))
+    request.reply_later(_elect(request))
 
 
 async def _elect(request: Request) -> Message:
@@ -65,7 +65,7 @@ async def _order(request: Request, wanted: Mapping[Where, PartitionState], kind:
     services = request.services
     timeout_ms = min(max(0, request.body.timeout_ms), services.settings["request.timeout.max.ms"])
     if wanted:
-        await services.tasks.run(lambda image: plan_elections(image, wanted, kind))
+        await services.changes.run(lambda image: plan_elections(image, wanted, kind))
         try:
             await services.view.wait_for(carried_out(wanted), timeout_ms / 1000)
         except RequestTimedOut:

@@ -1,4 +1,4 @@
-"""Fetch, versions 4 to 18. 7: fetch sessions; 9: leader epochs; 11: racks; 12: compact encoding; 13: topics by id;
+"""Fetch, versions 4 to 18. 7: fetch sessions; 9: leader epochs; 11: racks; 12: flexible; 13: topics by id;
 16: where leaders are.
 
 A fetch is answered at once when it has min_bytes or an error, else when enough has been committed or its wait is over.
@@ -17,7 +17,7 @@ from typing import Final
 
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
-from headrace.kafka.connection import Connection, Slot
+from headrace.kafka.connection import Connection, PendingResponse
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
@@ -46,17 +46,22 @@ class PendingFetch:
         "_elsewhere",
         "_grown_bytes",
         "_request",
-        "_slot",
+        "_response",
         "_version",
         "answered",
     )
 
     def __init__(
-        self, connection: Connection, slot: Slot, version: int, correlation_id: int, request: wire.FetchRequest
+        self,
+        connection: Connection,
+        response: PendingResponse,
+        version: int,
+        correlation_id: int,
+        request: wire.FetchRequest,
     ) -> None:
         self.answered = False
         self._connection = connection
-        self._slot = slot
+        self._response = response
         self._version = version
         self._correlation_id = correlation_id
         self._request = request
@@ -123,7 +128,7 @@ class PendingFetch:
                 if partition is None and topic is not None and self._version >= FOLLOWERS_FROM:
                     partition = leader_lookup.readable(services, topic, index)
                 if partition is None:
-                    code = unknown if topic is None else leader_lookup.fault(image, topic, index)
+                    code = unknown if topic is None else leader_lookup.not_led_code(image, topic, index)
                     rows.append(
                         Row(index, code, -1, -1, -1, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
                     )
@@ -183,7 +188,7 @@ class PendingFetch:
                 parts.extend(part)
             else:
                 parts.append(part)
-        self._connection.fill(self._slot, parts)
+        self._connection.fill(self._response, parts)
 
     def _tags(self, topic: str | None, index: int, code: int) -> bytes:
         """Where the partition is led, if that is why it cannot be read here (KIP-951)."""
@@ -200,9 +205,15 @@ class PendingFetch:
 
 
 def handle(
-    connection: Connection, slot: Slot, version: int, correlation_id: int, data: memoryview, body: int, end: int
+    connection: Connection,
+    response: PendingResponse,
+    version: int,
+    correlation_id: int,
+    data: memoryview,
+    body: int,
+    end: int,
 ) -> None:
     request = wire.decode(version, data, body, end)
     # After this turn's own appends: a client that produces and fetches on one connection sees what it sent.
-    pending = PendingFetch(connection, slot, version, correlation_id, request)
+    pending = PendingFetch(connection, response, version, correlation_id, request)
     connection.services.partitions.at_turn_end(lambda _: pending.start())

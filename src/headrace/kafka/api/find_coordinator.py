@@ -1,4 +1,4 @@
-"""FindCoordinator, versions 0 to 6. 1: kinds of coordinators; 3: compact encoding; 4: many keys in one request.
+"""FindCoordinator, versions 0 to 6. 1: kinds of coordinators; 3: flexible; 4: many keys in one request.
 
 The coordinator of a group is the leader of the group's partition of __consumer_offsets, which is created when first
 asked for. Transactions have none: librdkafka asks again for ever, but for TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
@@ -24,13 +24,13 @@ def handle(request: Request) -> Message | None:
     kind = request.body.key_type if request.version >= 1 else GROUP
     if kind != GROUP or OFFSETS_TOPIC in request.services.view.image.topics:
         return _response(request)
-    request.later(_create_then_answer(request))
+    request.reply_later(_create_then_answer(request))
     return None
 
 
 async def _create_then_answer(request: Request) -> Message:
     try:
-        await request.services.creation.ensure(OFFSETS_TOPIC)
+        await request.services.auto_topic_creation.ensure(OFFSETS_TOPIC)
     except HeadraceError as error:
         return _response(request, str(error))
     return _response(request)

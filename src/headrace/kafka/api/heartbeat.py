@@ -1,4 +1,4 @@
-"""Heartbeat, versions 0 to 4. 3: static members; 4: compact encoding."""
+"""Heartbeat, versions 0 to 4. 3: static members; 4: flexible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""InitProducerId, versions 0 to 6. 2: compact; 3: a producer can ask for its next epoch; 6: two-phase commit.
+"""InitProducerId, versions 0 to 6. 2: flexible; 3: a producer can ask for its next epoch; 6: two-phase commit.
 
 Idempotent producers get an id of their own. A producer that names its id and epoch gets the same id with the next
 epoch, or a new id when the epochs are used up. While there is no coordination to draw ids from, the answer is
@@ -23,7 +23,7 @@ def handle(request: Request) -> Message | None:
     known, epoch = (body.producer_id, body.producer_epoch) if request.version >= 3 else (-1, -1)
     if known >= 0 and 0 <= epoch < LAST_EPOCH:
         return _response(ErrorCode.NONE, known, epoch + 1)
-    request.later(_fresh(request))
+    request.reply_later(_fresh(request))
     return None
 
 

@@ -1,4 +1,4 @@
-"""JoinGroup, versions 0 to 9. 1: rebalance time; 4: member id first; 5: static members; 6: compact; 9: skip assignment.
+"""JoinGroup, versions 0 to 9. 1: rebalance time; 4: member id first; 5: static; 6: flexible; 9: assignment skipped.
 
 The answer waits until all members have joined.
 """

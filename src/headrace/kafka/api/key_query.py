@@ -38,7 +38,7 @@ class Querying:
 
     def _ask(self, place: int, asked: Message) -> None:
         services, body = self._request.services, self._request.body
-        partition = leader_lookup.led(services, body.topic, asked.partition_index)
+        partition = leader_lookup.led_partition(services, body.topic, asked.partition_index)
         keys = services.key_indexes.get(partition.topic_partition)
         if keys is None:
             raise no_index(body.topic)

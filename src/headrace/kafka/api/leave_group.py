@@ -1,4 +1,4 @@
-"""LeaveGroup, versions 0 to 5. 3: many members, by member id or instance id; 4: compact encoding; 5: a reason."""
+"""LeaveGroup, versions 0 to 5. 3: many members, by member id or instance id; 4: flexible; 5: a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ListGroups, versions 0 to 5. 3: compact encoding; 4: filter by state; 5: filter by type."""
+"""ListGroups, versions 0 to 5. 3: flexible; 4: filter by state; 5: filter by type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ListOffsets, versions 1 to 11. 4: epochs; 6: compact; 7: greatest timestamp; 8, 9, 11: tiers; 10: timeout.
+"""ListOffsets, versions 1 to 11. 4: epochs; 6: flexible; 7: greatest timestamp; 8, 9, 11: tiers; 10: timeout.
 
 -1 is the end that consumers see, -2 the start, -3 the record with the greatest timestamp, other numbers the first
 record not older than that time. Nothing is tiered: -4 is the start, and -5 and -6 have no answer.
@@ -36,7 +36,7 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
     index: int = asked.partition_index
     code, found, epoch = ErrorCode.NONE, NONE, -1
     try:
-        partition = leader_lookup.answering(request.services, topic, index)
+        partition = leader_lookup.led_or_stand_in(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
         found = _find(partition, asked.timestamp)
         if not _end_known(partition) and (asked.timestamp == LATEST or found is NONE):

@@ -1,5 +1,5 @@
 """Metadata, versions 0 to 13. 1: racks; 4: creation can be declined; 8: authorized operations,
-those on the cluster up to 10; 9: compact; 10: topic ids; 12: asked by id.
+those on the cluster up to 10; 9: flexible; 10: topic ids; 12: asked by id.
 
 A broker is told by the address of the listener that was asked; a partition whose leader is not among those brokers has
 none: LEADER_NOT_AVAILABLE. Replicas on brokers that are not alive are offline. A topic that is not there is created
@@ -16,7 +16,7 @@ from headrace.wire.message import Message
 
 ZERO_ID = bytes(16)
 CREATED_A_REQUEST_MAX = 100
-NAMELESS_VERSION = 12
+NULL_NAME_FROM = 12
 """From here on an answer may leave the name out."""
 AUTHORIZED_VERSION = 8
 CLUSTER_AUTHORIZED_VERSIONS = range(AUTHORIZED_VERSION, 11)
@@ -29,8 +29,8 @@ def handle(request: Request) -> Message | None:
     names = () if everything else tuple(topic.name for topic in asked if topic.name is not None)
     missing = [name for name in dict.fromkeys(names) if name not in image.topics]
     may_create = request.version < 4 or request.body.allow_auto_topic_creation
-    if missing and may_create and request.services.effective()["auto.create.topics.enable"]:
-        request.later(_create_then_answer(request, missing[:CREATED_A_REQUEST_MAX]))
+    if missing and may_create and request.services.effective_settings()["auto.create.topics.enable"]:
+        request.reply_later(_create_then_answer(request, missing[:CREATED_A_REQUEST_MAX]))
         return None
     if not everything and len(names) != len(asked):  # some are asked by id
         return _response(request, _asked(request, {}))
@@ -57,7 +57,7 @@ async def _create_then_answer(request: Request, missing: list[str]) -> Message:
     errors: dict[str, int] = {}
     for name in missing:
         try:
-            await request.services.creation.ensure(name)
+            await request.services.auto_topic_creation.ensure(name)
         except CoordinationError:
             errors[name] = ErrorCode.LEADER_NOT_AVAILABLE
         except HeadraceError as error:
@@ -75,7 +75,7 @@ def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
             found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
         else:
             topic = image.topics_by_id.get(asked.topic_id)
-            nameless = None if request.version >= NAMELESS_VERSION else ""
+            nameless = None if request.version >= NULL_NAME_FROM else ""
             unknown = _unknown(nameless, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
             found.append(_topic(request, topic) if topic is not None else unknown)
     return found
@@ -93,13 +93,13 @@ def _topic(request: Request, topic: Topic) -> Message:
         topic_id=topic.id,
         is_internal=topic.internal,
         partitions=partitions,
-        topic_authorized_operations=authorized.told(authorized.ON_TOPIC, _asks_for_topics(request)),
+        topic_authorized_operations=authorized.operations(authorized.ON_TOPIC, _asks_for_topics(request)),
     )
 
 
 def partition(request: Request, topic: Topic, state: PartitionState) -> Message:
     """One partition as its clients are told of it."""
-    leader = leader_lookup.told_leader(request.services, topic, state, request.connection.listener)
+    leader = leader_lookup.advertised_leader(request.services, topic, state, request.connection.listener)
     brokers = request.services.view.image.brokers
     return Message(
         error_code=ErrorCode.NONE if leader != NO_LEADER else ErrorCode.LEADER_NOT_AVAILABLE,
@@ -134,5 +134,5 @@ def _response(request: Request, topics: list[Message]) -> Message:
         cluster_id=services.cluster_id,
         controller_id=services.view.image.controller_id(),
         topics=topics,
-        cluster_authorized_operations=authorized.told(authorized.ON_CLUSTER, _asks_for_cluster(request)),
+        cluster_authorized_operations=authorized.operations(authorized.ON_CLUSTER, _asks_for_cluster(request)),
     )

@@ -1,4 +1,4 @@
-"""OffsetCommit, versions 2 to 10. 2 to 4: retention time; 6: epochs; 7: static members; 8: compact; 10: topics by id.
+"""OffsetCommit, versions 2 to 10. 2 to 4: retention time; 6: epochs; 7: static members; 8: flexible; 10: topics by id.
 
 Answered when the offsets are committed to __consumer_offsets. A partition that is not there is refused, the others
 count.

@@ -1,4 +1,4 @@
-"""OffsetFetch, versions 1 to 10. 2: all topics; 5: leader epochs; 6: compact; 8: many groups; 10: topics by id."""
+"""OffsetFetch, versions 1 to 10. 2: all topics; 5: leader epochs; 6: flexible; 8: many groups; 10: topics by id."""
 
 from __future__ import annotations
 

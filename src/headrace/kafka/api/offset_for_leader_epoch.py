@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch, versions 2 to 4. 3: replica id; 4: compact encoding.
+"""OffsetForLeaderEpoch, versions 2 to 4. 3: replica id; 4: flexible.
 
 Tells where an epoch ended, so that a consumer can see whether what it read still stands (KIP-320). That is a question
 about the log, not about the watermark: a new leader holds everything that was ever read, while its own watermark may be
@@ -24,7 +24,7 @@ def handle(request: Request) -> Message:
 def _partition(request: Request, topic: str, asked: Message) -> Message:
     code, epoch, end = ErrorCode.NONE, -1, -1
     try:
-        partition = leader_lookup.answering(request.services, topic, asked.partition)
+        partition = leader_lookup.led_or_stand_in(request.services, topic, asked.partition)
         partition.check_epoch(asked.current_leader_epoch)
         if asked.leader_epoch == partition.epoch:
             epoch, end = partition.epoch, partition.log.end_offset

@@ -24,7 +24,7 @@ UNDRAIN: Final = "undrain"
 
 
 def handle(request: Request) -> None:
-    request.later(_answer(request))
+    request.reply_later(_answer(request))
 
 
 async def _answer(request: Request) -> Message:
@@ -48,7 +48,7 @@ async def _answer(request: Request) -> Message:
 
 async def _act(request: Request) -> Reassignment:
     services, body = request.services, request.body
-    image, default = services.view.image, services.effective()["log.placement"]
+    image, default = services.view.image, services.effective_settings()["log.placement"]
     match body.action:
         case "show":
             return Reassignment()
@@ -57,13 +57,13 @@ async def _act(request: Request) -> Reassignment:
         case "drain":
             plan: Reassignment = await services.compute(partial(drain, image, body.broker_id, default=default))
             if not body.dry_run:
-                await services.tasks.run(partial(_mark, broker=body.broker_id))
+                await services.changes.run(partial(_mark, broker=body.broker_id))
             return plan
         case "undrain":
             if body.broker_id not in image.controls.draining:
                 raise InvalidRequest(f"broker {body.broker_id} is not being drained")
             if not body.dry_run:
-                await services.tasks.run(partial(_unmark, broker=body.broker_id))
+                await services.changes.run(partial(_unmark, broker=body.broker_id))
             return Reassignment()
         case unknown:
             raise InvalidRequest(f"{unknown!r} is none of {SHOW}, {REBALANCE}, {DRAIN}, {UNDRAIN}")

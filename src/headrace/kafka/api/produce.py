@@ -1,4 +1,4 @@
-"""Produce, versions 3 to 13. 9: compact encoding; 10: where the leader is; 13: topics by id.
+"""Produce, versions 3 to 13. 9: flexible; 10: where the leader is; 13: topics by id.
 
 The records stay as they came: checked, stamped in place, staged, written at the end of the turn; unless their topic is
 stored in another codec, then they are recompressed first (`partitions.recompression`). acks=0 is never
@@ -14,7 +14,7 @@ from functools import partial
 
 from headrace.errors import ErrorCode, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
 from headrace.kafka import leader_lookup
-from headrace.kafka.connection import Connection, Slot
+from headrace.kafka.connection import Connection, PendingResponse
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures
@@ -35,7 +35,7 @@ class PendingProduce:
         "_correlation_id",
         "_gaps",
         "_recompressing",
-        "_slot",
+        "_response",
         "_staged",
         "_timeout_ms",
         "_topics",
@@ -47,7 +47,7 @@ class PendingProduce:
     def __init__(
         self,
         connection: Connection,
-        slot: Slot,
+        response: PendingResponse,
         version: int,
         correlation_id: int,
         acks: int,
@@ -55,7 +55,7 @@ class PendingProduce:
     ) -> None:
         self.answered = False
         self._connection = connection
-        self._slot = slot
+        self._response = response
         self._version = version
         self._correlation_id = correlation_id
         self._acks = acks
@@ -85,7 +85,7 @@ class PendingProduce:
         for index, records in parts:
             partition = partitions.find(topic, index) if topic is not None else None
             if partition is None:
-                code = error if topic is None else leader_lookup.fault(image, topic, index)
+                code = error if topic is None else leader_lookup.not_led_code(image, topic, index)
                 asked = topic or topic_id
                 if asked is not None and records is not None:
                     partitions.refuse(asked, index, records)
@@ -225,12 +225,12 @@ class PendingProduce:
         if self._acks:
             for row in refused:
                 connection.services.metrics.error("Produce", row[1])
-            connection.fill(self._slot, (self._encode(refused),))
+            connection.fill(self._response, (self._encode(refused),))
             return
-        connection.skip(self._slot)
+        connection.skip(self._response)
         if refused:
             _, code, _, _, _, reason, _ = refused[0]
-            connection.refuse(f"an acks=0 produce failed with error {code}: {reason or 'see the table of codes'}")
+            connection.close_with(f"an acks=0 produce failed with error {code}: {reason or 'see the table of codes'}")
 
     def _encode(self, refused: list[Row]) -> bytes:
         version, correlation_id, topics = self._version, self._correlation_id, self._topics
@@ -273,12 +273,18 @@ def _refusal(index: int, log_start: int, error: HeadraceError) -> Row:
 
 
 def handle(
-    connection: Connection, slot: Slot, version: int, correlation_id: int, data: memoryview, body: int, end: int
+    connection: Connection,
+    response: PendingResponse,
+    version: int,
+    correlation_id: int,
+    data: memoryview,
+    body: int,
+    end: int,
 ) -> None:
     transactional_id, acks, timeout_ms, topics = wire.decode(version, data, body, end)
     services = connection.services
     services.metrics.batches_in += 1
-    # One batch for one partition is what most producers send, so it gets a road without an object per request.
+    # One batch for one partition is what most producers send, so it has a path without an object per request.
     if len(topics) == 1 and len(topics[0][2]) == 1 and transactional_id is None and (acks in (1, -1)):
         partition = _find_lone(services, topics[0])
         records = topics[0][2][0][1]
@@ -286,16 +292,16 @@ def handle(
             try:
                 appended = partition.append(records, acks)
             except HeadraceError:
-                pass  # the long road words the error
+                pass  # the general path words the error
             else:
                 partitions = services.partitions
                 partitions.touch(partition)
                 lone = connection.lone_produces
                 if not lone:
                     partitions.at_turn_end(partial(_finish_lone, connection))
-                lone.append((slot, version, correlation_id, acks, timeout_ms, topics[0], partition, appended))
+                lone.append((response, version, correlation_id, acks, timeout_ms, topics[0], partition, appended))
                 return
-    pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
+    pending = PendingProduce(connection, response, version, correlation_id, acks, timeout_ms)
     if acks not in (1, -1, 0):
         pending.refuse_all(topics, ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
     elif transactional_id is not None:
@@ -327,15 +333,15 @@ def _finish_lone(connection: Connection, failures: Failures) -> None:
     produces, connection.lone_produces = connection.lone_produces, []
     encode = wire.encode_response
     filled_bytes = 0
-    for slot, version, correlation_id, acks, timeout_ms, topic, partition, appended in produces:
+    for response, version, correlation_id, acks, timeout_ms, topic, partition, appended in produces:
         name, topic_id, ((index, _),) = topic
         if failures or not partition.reached(appended[1], acks):
-            pending = PendingProduce(connection, slot, version, correlation_id, acks, timeout_ms)
+            pending = PendingProduce(connection, response, version, correlation_id, acks, timeout_ms)
             pending.add_staged(name, topic_id, index, partition, appended)
             pending.written(failures)
             continue
         row = (index, 0, appended[0], appended[2], partition.start_offset, None, ())
         answer = encode(version, correlation_id, [(name, topic_id, [row])])
-        slot.parts = (answer,)
+        response.parts = (answer,)
         filled_bytes += len(answer)
     connection.fill_many(filled_bytes)

@@ -1,4 +1,4 @@
-"""SyncGroup, versions 0 to 5. 3: static members; 4: compact encoding; 5: protocol type and name.
+"""SyncGroup, versions 0 to 5. 3: static members; 4: flexible; 5: protocol type and name.
 
 The answer waits for the leader's assignment, and that for its record in the log.
 """
