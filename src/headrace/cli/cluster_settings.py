@@ -14,7 +14,7 @@ from headrace.cli.output import show_json, show_table
 from headrace.client import DEFAULT_REGISTRIES
 
 if TYPE_CHECKING:
-    from headrace.client.admin.registry import Registries
+    from headrace.cli.registries import Registries
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ def with_registries(command: F) -> F:
     )
     @functools.wraps(command)
     def connecting(*args: Any, registry: str, **kwargs: Any) -> Any:
-        from headrace.client.admin.registry import Registries
+        from headrace.cli.registries import Registries
 
         return command(*args, registries=Registries(registry), **kwargs)
 
