@@ -34,7 +34,7 @@ from run import say
 
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import list_offsets
 from headrace.client.fetch_requests import LATEST
 from headrace.records import builder, consumer_records, router
 

@@ -116,7 +116,7 @@ def check(bootstrap: str, count: int) -> None:
     with connect(bootstrap) as cluster:
         number = 0
         while number < count:
-            found = fetch.read(cluster, TOPIC, 0, number, count - number)
+            found = fetch.read_batches(cluster, TOPIC, 0, number, count - number)
             for _, batch in found.batches:
                 for record in kernel.records(batch):
                     assert (record.offset, record.value) == (number, b"%d" % number), record

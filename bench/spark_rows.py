@@ -37,7 +37,7 @@ import headrace
 from headrace import arrow
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import list_offsets
 from headrace.client.admin.produce import Produced, produce
 from headrace.client.fetch_requests import LATEST
 from headrace.client.producer.request import Outgoing

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.client.admin.fetch import read
     from headrace.client.consumer.consumer import Consumer
     from headrace.client.consumer.progress import NotHeld
-    from headrace.client.consumer.read import read
     from headrace.client.consumer.retries import LATER
     from headrace.client.errors import (
         BrokerUnreachable,
@@ -76,7 +76,7 @@ _HOMES = {
     "Refusal": "client.errors",
     "Report": "records.builder",
     "UnknownTopic": "client.errors",
-    "read": "client.consumer.read",
+    "read": "client.admin.fetch",
 }
 _NAMES_AT_HOME = {"Record": "ReceivedRecord"}
 

@@ -14,8 +14,8 @@ import headrace.arrow
 from arrow.topics import NOW_MS, consumed, make_topic, send
 from brokers import Broker
 from headrace.client.admin import operations
-from headrace.client.admin.bulk import TopicReplaced
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import TopicReplaced
 from headrace.client.errors import NoBroker, UnknownTopic
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import DEFAULT_COLUMNS

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import Position, fetch
+from headrace.client.admin.fetch import Position, fetch, list_offsets
 from headrace.client.fetch_requests import LATEST, FetchLimits
 from headrace.records import kernel
 from headrace.records.record import Record
@@ -12,7 +11,7 @@ from headrace.records.record import Record
 
 def read_partition(cluster: Cluster, topic: str, partition: int) -> list[Record]:
     """All records, compacted or not."""
-    end = offsets.list_offsets(cluster, topic, {partition: LATEST})[partition].offset
+    end = list_offsets(cluster, topic, {partition: LATEST})[partition].offset
     found: list[Record] = []
     at = 0
     while at < end:

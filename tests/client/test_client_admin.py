@@ -8,9 +8,9 @@ import pytest
 
 from brokers import Broker
 from client.conftest import MakeTopic
-from headrace.client.admin import groups, offsets, operations
+from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import read
+from headrace.client.admin.fetch import list_offsets, read_batches
 from headrace.client.admin.produce import produce
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.errors import Refusal, UnknownTopic
@@ -75,9 +75,9 @@ def test_records_before_an_offset_are_deleted(cluster: Cluster, topic: MakeTopic
     name = topic()
     produce(cluster, [Outgoing(name, 0, kernel.build([(1, None, b"x", [])])) for _ in range(10)])
     assert operations.delete_records(cluster, name, {0: 4}) == {0: 4}
-    assert offsets.list_offsets(cluster, name, {0: EARLIEST})[0].offset == 4
+    assert list_offsets(cluster, name, {0: EARLIEST})[0].offset == 4
     with pytest.raises(Refusal, match="start at `beginning`"):
-        read(cluster, name, 0, 3, 1)
+        read_batches(cluster, name, 0, 3, 1)
     assert operations.delete_records(cluster, name, {0: -1}) == {0: 10}
 
 

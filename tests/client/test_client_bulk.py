@@ -9,11 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.client.admin import bulk, operations
-from headrace.client.admin.bulk import Span, TopicReplaced, record_sets
+from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import Fetched, Position, fetch
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import Fetched, Position, Span, TopicReplaced, fetch, list_offsets, record_sets
 from headrace.client.admin.produce import Produced, produce
 from headrace.client.errors import UnknownTopic
 from headrace.client.fetch_requests import LATEST, FetchLimits
@@ -193,7 +191,7 @@ def test_an_answer_behind_the_span_is_no_gap(
             return [Fetched(positions[0], memoryview(b""), 500, 0)]
         return fetch(asked, positions, limits)
 
-    monkeypatch.setattr(bulk, "fetch", lagging)
+    monkeypatch.setattr("headrace.client.admin.fetch.fetch", lagging)
     span = Span(name, 0, 800, 1_000)
     assert offsets(record_sets(cluster, span), span) == list(range(800, 1_000))
 

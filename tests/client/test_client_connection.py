@@ -19,7 +19,7 @@ from certificates import self_signed
 from client.conftest import MakeTopic
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster, Request
-from headrace.client.admin.fetch import Position, fetch, read
+from headrace.client.admin.fetch import Position, fetch, read_batches
 from headrace.client.admin.produce import produce
 from headrace.client.connection.connections import parse_address, parse_bootstrap
 from headrace.client.errors import BrokerUnreachable, NoBroker, Refusal, describe_code, is_retriable
@@ -197,7 +197,7 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
         operations.create_topic(cluster, "sealed")
         batch = kernel.build([(1, None, b"x" * 100_000, [])])
         produce(cluster, [Outgoing("sealed", 0, batch)] * 3)
-        assert read(cluster, "sealed", 0, 0, 10).next_offset == 3
+        assert read_batches(cluster, "sealed", 0, 0, 10).next_offset == 3
     with pytest.raises(NoBroker, match="no TLS with"):
         Cluster(broker.bootstrap, tls=ssl.create_default_context()).topology()
     with pytest.raises(NoBroker):

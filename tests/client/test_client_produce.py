@@ -15,9 +15,8 @@ import pytest
 
 from brokers import Broker
 from client.conftest import MakeTopic
-from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import Position, fetch, read
+from headrace.client.admin.fetch import Position, fetch, list_offsets, offsets_at, read_batches
 from headrace.client.admin.produce import Produced, init_producer_id, produce
 from headrace.client.errors import Refusal, UnknownTopic
 from headrace.client.fetch_requests import EARLIEST, LATEST, MAX_TIMESTAMP, FetchLimits
@@ -43,7 +42,7 @@ def values_of(
 
 
 def records_of(cluster: Cluster, topic: str, partition: int = 0, offset: int = 0, count: int = 1000) -> list[Record]:
-    found = read(cluster, topic, partition, offset, count)
+    found = read_batches(cluster, topic, partition, offset, count)
     every = [record for _, batch in found.batches for record in kernel.records(batch)]
     return [record for record in every if found.first_offset <= record.offset < found.next_offset]
 
@@ -144,9 +143,9 @@ def test_records_are_read_by_topic_partition_offset_and_count(cluster: Cluster, 
     assert values_of(cluster, name, offset=20, count=10) == [b"%d" % n for n in range(20, 30)]
     assert values_of(cluster, name, offset=48, count=100) == [b"48", b"49"]
     assert values_of(cluster, name, offset=50, count=1) == []
-    assert len(read(cluster, name, 0, 20, 10).batches) == 1
+    assert len(read_batches(cluster, name, 0, 20, 10).batches) == 1
     with pytest.raises(Refusal, match="offset out of range"):
-        read(cluster, name, 0, 51, 1)
+        read_batches(cluster, name, 0, 51, 1)
 
 
 @proves("G18")
@@ -155,7 +154,7 @@ def test_a_count_larger_than_one_answer_takes_several(cluster: Cluster, topic: M
     batches = [kernel.build(records(*(b"%d" % n for n in range(first, first + 10)))) for first in range(0, 200, 10)]
     produce(cluster, [Outgoing(name, 0, batch) for batch in batches])
     small = FetchLimits(max_wait_ms=0, min_bytes=0, max_bytes=300, partition_max_bytes=300)
-    found = read(cluster, name, 0, 5, 150, small)
+    found = read_batches(cluster, name, 0, 5, 150, small)
     assert (found.first_offset, found.next_offset, found.high_watermark) == (5, 155, 200)
     assert [header.base_offset for header, _ in found.batches] == list(range(0, 160, 10))
 
@@ -177,13 +176,13 @@ def test_offsets_by_place_and_by_time(cluster: Cluster, topic: MakeTopic) -> Non
         Outgoing(name, 0, kernel.build(records(b"x", timestamp_ms=first_ms + n * 100))) for n in (0, 1, 5, 3, 4)
     ]
     produce(cluster, outgoing)
-    latest = offsets.list_offsets(cluster, name, {0: LATEST, 1: LATEST})
+    latest = list_offsets(cluster, name, {0: LATEST, 1: LATEST})
     assert {n: found.offset for n, found in latest.items()} == {0: 5, 1: 0}
-    assert offsets.list_offsets(cluster, name, {0: EARLIEST})[0].offset == 0
-    greatest = offsets.list_offsets(cluster, name, {0: MAX_TIMESTAMP})[0]
+    assert list_offsets(cluster, name, {0: EARLIEST})[0].offset == 0
+    greatest = list_offsets(cluster, name, {0: MAX_TIMESTAMP})[0]
     assert (greatest.offset, greatest.timestamp_ms) == (2, first_ms + 500)
-    assert offsets.list_offsets(cluster, name, {0: first_ms + 50})[0].offset == 1
-    assert offsets.offsets_at(cluster, name, [0, 1], first_ms + 501) == {0: 5, 1: 0}
+    assert list_offsets(cluster, name, {0: first_ms + 50})[0].offset == 1
+    assert offsets_at(cluster, name, [0, 1], first_ms + 501) == {0: 5, 1: 0}
 
 
 @proves("G6")

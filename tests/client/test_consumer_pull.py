@@ -12,11 +12,11 @@ from confluent_kafka import Producer as ConfluentProducer
 from brokers import Broker, wait_for
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import read
 from headrace.client.admin.produce import Produced, produce
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.consumer.fetcher import Reset
 from headrace.client.consumer.options import ConsumerOptions
-from headrace.client.consumer.read import read
 from headrace.client.errors import EngineClosed, NoBroker, Refusal, UnknownTopic
 from headrace.client.producer.request import Outgoing
 from headrace.errors import (

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Producer
 
-from headrace.client.admin import fetch, offsets
 from headrace.client.admin.cluster import Cluster, Retry
+from headrace.client.admin.fetch import Fetched, Position, fetch, list_offsets
 from headrace.client.fetch_requests import LATEST, FetchLimits
 from headrace.errors import CorruptBatch, HeadraceError
 from headrace.records import batch, kernel
@@ -257,7 +257,7 @@ class WatermarkWatcher:
 
     def _ask(self, cluster: Cluster, partition: int) -> None:
         try:
-            found = offsets.list_offsets(cluster, self._topic, {partition: LATEST})[partition].offset
+            found = list_offsets(cluster, self._topic, {partition: LATEST})[partition].offset
             epoch = cluster.partition(self._topic, partition).leader_epoch
         except HeadraceError:
             return
@@ -293,15 +293,15 @@ class RawReader:
         with connect(self._bootstrap) as cluster:
             while not self._stopping.is_set():
                 try:
-                    position = fetch.Position(*self._place, self.next_offset)
-                    (found,) = fetch.fetch(cluster, [position], limits)
+                    position = Position(*self._place, self.next_offset)
+                    (found,) = fetch(cluster, [position], limits)
                     self._take(found)
                 except HeadraceError as error:
                     if isinstance(error, CorruptBatch) or not error.mapping.retriable:
                         self._failures.add(f"reading {self._place} at {self.next_offset}: {error}")
                         return
 
-    def _take(self, found: fetch.Fetched) -> None:
+    def _take(self, found: Fetched) -> None:
         for header, data in found.whole_batches():
             batch.check(data)
             if header.base_offset > self.next_offset:
@@ -319,9 +319,9 @@ def read_all(bootstrap: str, topic: str, partition: int) -> array[int]:
     """The codes of a partition from offset 0 to its end; offsets have no gaps."""
     codes = array("q")
     with connect(bootstrap) as cluster:
-        end = offsets.list_offsets(cluster, topic, {partition: LATEST})[partition].offset
+        end = list_offsets(cluster, topic, {partition: LATEST})[partition].offset
         while len(codes) < end:
-            (found,) = fetch.fetch(cluster, [fetch.Position(topic, partition, len(codes))])
+            (found,) = fetch(cluster, [Position(topic, partition, len(codes))])
             for _, data in found.whole_batches():
                 for record in kernel.records(data):
                     if record.offset >= len(codes):

@@ -11,9 +11,8 @@ import pytest
 
 from brokers import Broker
 from headrace.client.admin import operations, query
-from headrace.client.admin.bulk import Span, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import Span, list_offsets, record_sets
 from headrace.client.admin.produce import Produced, produce
 from headrace.client.fetch_requests import LATEST
 from headrace.client.producer.request import Outgoing

@@ -20,7 +20,7 @@ from headrace.arrow.archive import Archive, Wanted, Work
 from headrace.arrow.key_index import BLOCK_OFFSETS, KeyIndex, key_hash
 from headrace.cli.main import main
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import list_offsets
 from headrace.client.fetch_requests import EARLIEST
 from headrace.pipelines import archive, compact, index
 from headrace.pipelines.index import Generation

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.admin.bulk import Span, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets, offsets_at
+from headrace.client.admin.fetch import Span, list_offsets, offsets_at, record_sets
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import BATCH_ROWS, DEFAULT_COLUMNS, TYPES, Decoder, schema

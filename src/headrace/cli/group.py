@@ -10,8 +10,9 @@ import click
 from headrace.cli.options import json_option, with_cluster
 from headrace.cli.output import show_json, show_table
 from headrace.cli.times import EXPECTED, parse_time_ms
-from headrace.client.admin import groups, offsets
+from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import list_offsets, offsets_at
 from headrace.client.errors import Refusal
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import ErrorCode, OperatorError
@@ -98,7 +99,7 @@ def _ends(cluster: Cluster, partitions: set[tuple[str, int]]) -> dict[tuple[str,
     ends: dict[tuple[str, int], int] = {}
     for name, topic in topics.items():
         wanted = [n for t, n in partitions if t == name and n < len(topic.partitions)]
-        found = offsets.list_offsets(cluster, name, dict.fromkeys(wanted, LATEST))
+        found = list_offsets(cluster, name, dict.fromkeys(wanted, LATEST))
         ends.update(((name, n), found[n].offset) for n in wanted)
     return ends
 
@@ -159,19 +160,19 @@ def _refuse_members(cluster: Cluster, name: str) -> None:
 def _goals(cluster: Cluster, topic: str, partitions: list[int], target: str) -> dict[int, int]:
     """The offset to go to in each partition, never outside its log."""
     if target == "earliest":
-        found = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+        found = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
         return {n: found[n].offset for n in partitions}
-    ends = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, LATEST))
+    ends = list_offsets(cluster, topic, dict.fromkeys(partitions, LATEST))
     if target == "latest":
         return {n: ends[n].offset for n in partitions}
     if target.isdigit():
-        starts = offsets.list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+        starts = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
         return {n: min(max(int(target), starts[n].offset), ends[n].offset) for n in partitions}
     try:
         time_ms = parse_time_ms(target, int(time.time() * 1000))
     except ValueError as error:
         raise click.BadParameter(f"{error}, nor earliest, latest or an offset", param_hint="--to") from None
-    return offsets.offsets_at(cluster, topic, partitions, time_ms)
+    return offsets_at(cluster, topic, partitions, time_ms)
 
 
 @group.command()

@@ -10,9 +10,8 @@ from typing import Final, Self
 
 import click
 
-from headrace.client.admin import offsets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import Fetched, Position, fetch
+from headrace.client.admin.fetch import Fetched, Position, fetch, list_offsets, offsets_at
 from headrace.client.consumer.coordinator import passes
 from headrace.client.consumer.group_protocol import RANGE, Place
 from headrace.client.consumer.membership import Membership
@@ -52,7 +51,7 @@ class Start:
         if self.offset is not None:
             return dict.fromkeys(partitions, self.offset)
         assert self.time_ms is not None
-        return offsets.offsets_at(cluster, topic, partitions, self.time_ms)
+        return offsets_at(cluster, topic, partitions, self.time_ms)
 
 
 class Reader:
@@ -102,7 +101,7 @@ class Reader:
         return fetch(self._cluster, positions, self._limits)
 
     def _find_ends(self) -> dict[int, int]:
-        found = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(self._next, LATEST))
+        found = list_offsets(self._cluster, self._topic, dict.fromkeys(self._next, LATEST))
         return {n: timed.offset for n, timed in found.items()}
 
 
@@ -211,7 +210,7 @@ class GroupReader(Reader):
         except Refusal as refusal:
             if refusal.kafka_code != ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
-            starts = offsets.list_offsets(self._cluster, self._topic, dict.fromkeys(partitions, EARLIEST))
+            starts = list_offsets(self._cluster, self._topic, dict.fromkeys(partitions, EARLIEST))
             for n in partitions:
                 if self._next[n] < starts[n].offset or self._next[n] > self._ends[n]:
                     click.echo(

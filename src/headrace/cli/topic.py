@@ -8,8 +8,9 @@ import click
 
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
-from headrace.client.admin import offsets, operations
+from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import list_offsets
 from headrace.client.connection.metadata import Topic
 from headrace.client.fetch_requests import EARLIEST, LATEST
 
@@ -110,8 +111,8 @@ def _is_lossy(configs: list[operations.Config]) -> bool:
 
 def _partition_rows(cluster: Cluster, found: Topic) -> list[dict[str, Any]]:
     led = [partition.index for partition in found.partitions if partition.leader_id >= 0]
-    starts = offsets.list_offsets(cluster, found.name, dict.fromkeys(led, EARLIEST))
-    ends = offsets.list_offsets(cluster, found.name, dict.fromkeys(led, LATEST))
+    starts = list_offsets(cluster, found.name, dict.fromkeys(led, EARLIEST))
+    ends = list_offsets(cluster, found.name, dict.fromkeys(led, LATEST))
     return [
         {
             "partition": partition.index,

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import list_offsets
 from headrace.client.admin.groups import fetch_offsets
-from headrace.client.admin.offsets import list_offsets
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import CorruptBatch, OperatorError
 from headrace.pipelines import archive_state, delta

@@ -29,9 +29,8 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from headrace.client.admin.bulk import Span, record_sets
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import Span, list_offsets, record_sets
 from headrace.client.connection.metadata import Topic
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange, OperatorError

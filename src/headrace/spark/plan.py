@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.sql.datasource import InputPartition
 
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.offsets import list_offsets
+from headrace.client.admin.fetch import list_offsets
 from headrace.client.admin.operations import describe_log_folders
 from headrace.client.errors import UnknownTopic
 from headrace.client.fetch_requests import EARLIEST, LATEST

@@ -8,8 +8,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace.client.admin.bulk import Span, TopicReplaced, check_topic, record_sets
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.fetch import Span, TopicReplaced, check_topic, record_sets
 from headrace.client.errors import UnknownTopic
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import CorruptBatch, ErrorCode, HeadraceError, InvalidRecord

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.admin import fetch, offsets
 from headrace.client.admin.cluster import Cluster, Request
+from headrace.client.admin.fetch import Position, fetch, list_offsets, offsets_at, read_batches
 from headrace.client.connection.broker_connection import Link
 from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
@@ -106,7 +106,7 @@ def _by_id(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
     for partition, offset in dict.fromkeys(wanted.ids):
         cluster.partition(wanted.topic, partition)
         try:
-            found = fetch.read(cluster, wanted.topic, partition, offset, 1)
+            found = read_batches(cluster, wanted.topic, partition, offset, 1)
         except Refusal as refusal:
             if refusal.kafka_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 continue
@@ -120,12 +120,12 @@ def _by_id(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
 def _by_time(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
     topic = wanted.topic
     numbers = [partition.index for partition in cluster.topic(topic).partitions]
-    starts = offsets.offsets_at(cluster, topic, numbers, EARLIEST if wanted.from_ms is None else wanted.from_ms)
-    ends = offsets.list_offsets(cluster, topic, dict.fromkeys(numbers, LATEST))
+    starts = offsets_at(cluster, topic, numbers, EARLIEST if wanted.from_ms is None else wanted.from_ms)
+    ends = list_offsets(cluster, topic, dict.fromkeys(numbers, LATEST))
     for partition in numbers:
         at, end = starts[partition], ends[partition].offset
         while at < end:
-            (fetched,) = fetch.fetch(cluster, [fetch.Position(topic, partition, at)])
+            (fetched,) = fetch(cluster, [Position(topic, partition, at)])
             before = at
             for header, batch in fetched.whole_batches():
                 records = [] if header.is_control else kernel.records(batch)
