@@ -17,18 +17,20 @@ _REMEDIES: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (
         "there is no such topic or partition; `headrace topic list` shows what there is"
     ),
-    2: "a record batch is damaged on the broker's disk; `headrace log verify DIR` there says which",
-    10: "the batch is above the topic's max.message.bytes; send smaller records or raise it",
+    ErrorCode.CORRUPT_MESSAGE: (
+        "a record batch is damaged on the broker's disk; `headrace log verify DIR` there says which"
+    ),
+    ErrorCode.MESSAGE_TOO_LARGE: "the batch is above the topic's max.message.bytes; send smaller records or raise it",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "a topic name has 1 to 249 letters, digits, dots, underscores or dashes",
     ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas asks for",
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's other members use no assignor that this client has (range)",
-    36: "a topic of that name is there already",
-    38: "more replicas were asked for than there are brokers",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "a topic of that name is there already",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "more replicas were asked for than there are brokers",
     ErrorCode.KAFKA_STORAGE_ERROR: "the broker could not write or read its disk; its log says why",
     ErrorCode.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
     ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group; `headrace group list` shows what there is",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "a member of the group reads that topic; stop its consumers first",
-    41: "the request went to a broker that is not the controller",
+    ErrorCode.NOT_CONTROLLER: "the request went to a broker that is not the controller",
 }
 
 

@@ -26,9 +26,6 @@ ACKS_ALL: Final = -1
 ANSWER_MARGIN_MS: Final = 10_000
 BATCHES_PER_ROUND: Final = 500
 
-_OUT_OF_ORDER: Final = 45
-_DUPLICATE: Final = 46
-
 
 @dataclass(frozen=True, slots=True)
 class Produced:
@@ -174,7 +171,7 @@ def _retry_later(
     """Keep a batch for the next try if that makes sense, and with it those of its partition that come after it."""
     if isinstance(result, Produced):
         return
-    follows_a_failure = target in held and result.kafka_code == _OUT_OF_ORDER
+    follows_a_failure = target in held and result.kafka_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     if result.mapping.retriable or follows_a_failure:
         held.add(target)
         again.append(nth)
@@ -192,7 +189,7 @@ def _result(partition: Message | None, target: tuple[str, int]) -> Produced | He
     about = f"produce to {target[0]}-{target[1]}"
     if partition is None:
         return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, about, "the broker's answer leaves this partition out")
-    if partition.error_code == _DUPLICATE:
+    if partition.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
         return Produced(-1, -1)
     if partition.error_code != ErrorCode.NONE:
         return Refusal(partition.error_code, about, partition.error_message)

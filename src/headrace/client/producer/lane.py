@@ -41,13 +41,7 @@ LAST_EPOCH: Final = 32_766
 PROVEN_FOR_S: Final = 60.0
 BACKOFF_MAX_S: Final = 0.5
 
-OUT_OF_ORDER: Final = 45
-DUPLICATE: Final = 46
-INVALID_EPOCH: Final = 47
-UNKNOWN_PRODUCER: Final = 59
-PRODUCER_FENCED: Final = 90
-SIZES: Final = (10, 18)
-"""MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE."""
+SIZES: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 
 class Outcome(Enum):
@@ -81,14 +75,19 @@ class Outcome(Enum):
 
 
 _NOT_WRITTEN: Final = frozenset(
-    {2, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.UNKNOWN_TOPIC_ID}
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
 )
 _OF_SEQUENCES: Final = {
-    DUPLICATE: Outcome.KNOWN,
-    OUT_OF_ORDER: Outcome.GAP,
-    UNKNOWN_PRODUCER: Outcome.GAP,
-    INVALID_EPOCH: Outcome.FENCED,
-    PRODUCER_FENCED: Outcome.FENCED,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: Outcome.KNOWN,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: Outcome.GAP,
+    ErrorCode.UNKNOWN_PRODUCER_ID: Outcome.GAP,
+    ErrorCode.INVALID_PRODUCER_EPOCH: Outcome.FENCED,
+    ErrorCode.PRODUCER_FENCED: Outcome.FENCED,
 }
 
 
