@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.cluster.participant import Participant
+from headrace.partitions.leader_core import IsrChange, LeaderCore
 from headrace.simulator.cluster import simulate
 from headrace.simulator.faults import DECAY, FLIP_BYTE, KINDS
 from headrace.simulator.scenario import draw
@@ -33,6 +35,8 @@ MOVED = (14, 46, 838)
 DECAYING = (19, 129, 9505, 34563, 52089)
 """Runs in which bytes flip while brokers run; in 9505 above the checkpoints of two machines, in 34563 when one broker
 alone has what was written last, in 52089 below a start that an operator raises then."""
+SLOW_ROUNDS = (27, 57)
+"""Runs in which a follower leaves the in-sync set because its rounds are slow, where they have a limit."""
 SEEDS_TWICE = (3, 5, 8)
 LONG_SEEDS = "1-20000"
 
@@ -101,6 +105,23 @@ def test_no_fault_of_single_coordination_nodes_breaks_a_rule(seed: int) -> None:
     scenario = draw(seed)
     assert scenario.quorum
     outcome = simulate(scenario)
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
+@proves("G10")
+@pytest.mark.parametrize("seed", SLOW_ROUNDS)
+def test_no_limit_of_rounds_breaks_a_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, reasons = LeaderCore.judge_isr, []
+
+    def judged(*given: Any) -> IsrChange | None:
+        change = judge(*given)
+        reasons.append(change.reason if change is not None else "")
+        return change
+
+    monkeypatch.setattr(LeaderCore, "judge_isr", judged)
+    scenario = draw(seed)
+    outcome = simulate(replace(scenario, settings=scenario.settings | {"replica.round.max.ms": 20}))
+    assert any("too often" in reason for reason in reasons)
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 
