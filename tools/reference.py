@@ -1,8 +1,9 @@
 """Writes the references in docs/, all or those named; with --check only says whether they are current.
 
-    reference.py [--check] [API.md CLI.md SETTINGS.md]
+    reference.py [--check] [API.md CLI.md PROTOCOL.md SETTINGS.md]
 
-The Python API comes from its docstrings, the command line from its help, settings from their declarations.
+The Python API comes from its docstrings, the command line from its help, the APIs of Kafka and the settings from their
+tables.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import api_reference
 import cli_reference
+import protocol_reference
 import settings_reference
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 REFERENCES = {
     "API.md": api_reference.reference,
     "CLI.md": cli_reference.reference,
+    "PROTOCOL.md": protocol_reference.reference,
     "SETTINGS.md": settings_reference.reference,
 }
 

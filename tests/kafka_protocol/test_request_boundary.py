@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from headrace.kafka.connection import Connection, PendingResponse, Request, frame_handler
 from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
@@ -106,6 +109,14 @@ def test_a_later_answer_that_fails_closes_the_connection_and_is_counted() -> Non
     Request(connection, PendingResponse("Metadata", 0.0), apis.METADATA, 8, 1, "c", Message()).reply_later(breaks())
     assert channel.closed
     assert services.metrics.protocol_errors == 1
+
+
+@pytest.mark.parametrize("api", apis.ALL_APIS.values(), ids=lambda api: api.name)
+def test_the_module_of_a_handler_is_headed_by_the_versions_that_are_served(api: apis.Api) -> None:
+    frames = {key: handler.handle for key, handler in FRAME_HANDLERS.items()}
+    headed = inspect.getdoc(inspect.getmodule(HANDLERS.get(api.key) or frames[api.key])) or ""
+    one, many = f"version {api.max_version}", f"versions {api.min_version} to {api.max_version}"
+    assert f"{api.name}, {one if api.min_version == api.max_version else many}" in headed
 
 
 def test_every_api_of_the_table_has_one_handler() -> None:
