@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from headrace.client.admin.cluster import Cluster, Request
-from headrace.client.consumer.group_protocol import PROTOCOL_TYPE, Assignment, decode_assignment
+from headrace.client.consumer.coordinator import Identity, offset_commit_request, offset_fetch_request
+from headrace.client.consumer.group_protocol import PROTOCOL_TYPE, Assignment, Place, by_topic, decode_assignment
 from headrace.client.errors import Refusal, check
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
-T = TypeVar("T")
-
-Committed = dict[tuple[str, int], int]
+Committed = dict[Place, int]
 """(topic, partition) to the offset of the next record to read."""
 
 
@@ -102,23 +100,19 @@ def delete_group(cluster: Cluster, group_id: str) -> None:
     cluster.retry(ask)
 
 
-def fetch_offsets(cluster: Cluster, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> Committed:
+def fetch_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Place] | None = None) -> Committed:
     """What a group has committed, everywhere or for the partitions named; those without a commit are left out."""
     return {place: commit.offset for place, commit in fetch_commits(cluster, group_id, partitions).items()}
 
 
-def fetch_commits(
-    cluster: Cluster, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
-) -> dict[tuple[str, int], Commit]:
+def fetch_commits(cluster: Cluster, group_id: str, partitions: Iterable[Place] | None = None) -> dict[Place, Commit]:
     """As `fetch_offsets`, with their metadata."""
-    topics = None if partitions is None else _by_topic(partitions)
-    asked = None if topics is None else [Message(name=t, partition_indexes=numbers) for t, numbers in topics.items()]
+    request = offset_fetch_request(group_id, partitions)
 
-    def ask() -> dict[tuple[str, int], Commit]:
-        request = Message(groups=[Message(group_id=group_id, topics=asked)], require_stable=True)
+    def ask() -> dict[Place, Commit]:
         (group,) = cluster.call(cluster.coordinator(group_id), apis.OFFSET_FETCH, request).groups
         check(group.error_code, f"offsets of group {group_id!r}")
-        committed: dict[tuple[str, int], Commit] = {}
+        committed: dict[Place, Commit] = {}
         for topic in group.topics:
             for partition in topic.partitions:
                 check(partition.error_code, f"offset of group {group_id!r} in {topic.name}-{partition.partition_index}")
@@ -130,28 +124,9 @@ def fetch_commits(
     return cluster.retry(ask)
 
 
-def commit_offsets(
-    cluster: Cluster,
-    group_id: str,
-    offsets: Mapping[tuple[str, int], int],
-    *,
-    generation: int = -1,
-    member_id: str = "",
-    instance_id: str | None = None,
-    metadata: str = "",
-) -> None:
-    """Commit as a member of a generation, or from outside into a group without members."""
-    topics = _by_topic(
-        (topic, Message(partition_index=number, committed_offset=offset, committed_metadata=metadata))
-        for (topic, number), offset in offsets.items()
-    )
-    request = Message(
-        group_id=group_id,
-        generation_id_or_member_epoch=generation,
-        member_id=member_id,
-        group_instance_id=instance_id,
-        topics=[Message(name=topic, partitions=positions) for topic, positions in topics.items()],
-    )
+def commit_offsets(cluster: Cluster, group_id: str, offsets: Mapping[Place, int], *, metadata: str = "") -> None:
+    """Commit from outside into a group without members."""
+    request = offset_commit_request(group_id, Identity(), offsets, metadata)
 
     def ask() -> None:
         for topic in cluster.call(cluster.coordinator(group_id), apis.OFFSET_COMMIT, request).topics:
@@ -161,9 +136,12 @@ def commit_offsets(
     cluster.retry(ask)
 
 
-def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
-    topics = _by_topic((topic, Message(partition_index=number)) for topic, number in partitions)
-    request = Message(group_id=group_id, topics=[Message(name=t, partitions=numbers) for t, numbers in topics.items()])
+def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Place]) -> None:
+    topics = [
+        Message(name=topic, partitions=[Message(partition_index=number) for number in numbers])
+        for topic, numbers in by_topic(partitions).items()
+    ]
+    request = Message(group_id=group_id, topics=topics)
 
     def ask() -> None:
         answer = cluster.call(cluster.coordinator(group_id), apis.OFFSET_DELETE, request)
@@ -176,10 +154,3 @@ def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[tuple[s
                 )
 
     cluster.retry(ask)
-
-
-def _by_topic(items: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
-    topics: dict[str, list[T]] = {}
-    for topic, item in items:
-        topics.setdefault(topic, []).append(item)
-    return topics

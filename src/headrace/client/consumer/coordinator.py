@@ -2,7 +2,7 @@
 
 Each member has a connection of its own to it. A join is answered only when all members have joined; whatever stood
 behind it on the same connection would wait as long, and two members of one process would wait for each other.
-JoinGroup, SyncGroup, Heartbeat and LeaveGroup are made here from who asks (`Identity`).
+JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetFetch and OffsetCommit are made here from who asks (`Identity`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
 from headrace.client.connection.reactor import Backoff, Timer
 from headrace.client.consumer.assignors import Assignor
-from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, encode_subscription
+from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, by_topic, encode_subscription
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
@@ -216,3 +216,31 @@ def heartbeat_request(group: str, who: Identity) -> Message:
 
 def leave_request(group: str, member_id: str, reason: str) -> Message:
     return Message(group_id=group, members=[Message(member_id=member_id, reason=reason)])
+
+
+def offset_fetch_request(group: str, places: Iterable[Place] | None) -> Message:
+    """What is committed of these partitions, or of all; not while a transaction may still change it."""
+    topics = None
+    if places is not None:
+        topics = [Message(name=topic, partition_indexes=list(numbers)) for topic, numbers in by_topic(places).items()]
+    return Message(groups=[Message(group_id=group, topics=topics)], require_stable=True)
+
+
+def offset_commit_request(group: str, who: Identity, offsets: Mapping[Place, int], metadata: str = "") -> Message:
+    topics = [
+        Message(
+            name=topic,
+            partitions=[
+                Message(partition_index=number, committed_offset=offsets[topic, number], committed_metadata=metadata)
+                for number in numbers
+            ],
+        )
+        for topic, numbers in by_topic(offsets).items()
+    ]
+    return Message(
+        group_id=group,
+        generation_id_or_member_epoch=who.generation,
+        member_id=who.member_id,
+        group_instance_id=who.instance_id,
+        topics=topics,
+    )

@@ -26,8 +26,8 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from headrace.client.connection.reactor import Reactor
-from headrace.client.consumer.coordinator import Coordinator, Identity
-from headrace.client.consumer.group_protocol import Place, by_topic
+from headrace.client.consumer.coordinator import Coordinator, Identity, offset_commit_request, offset_fetch_request
+from headrace.client.consumer.group_protocol import Place
 from headrace.errors import ErrorCode, HeadraceError, OperatorError
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.wire import api as apis
@@ -206,12 +206,11 @@ class GroupProgress:
         """What was asked to be saved last of each partition, and as whom."""
 
     def load(self, places: Iterable[Place], on_loaded: Loaded) -> None:
-        group = self._coordinator.group
-        topics = [Message(name=topic, partition_indexes=list(numbers)) for topic, numbers in by_topic(places).items()]
-        if not topics:
+        wanted = list(places)
+        if not wanted:
             on_loaded({})
             return
-        request = Message(groups=[Message(group_id=group, topics=topics)], require_stable=True)
+        request = offset_fetch_request(self._coordinator.group, wanted)
 
         def loaded(answer: Message | HeadraceError) -> None:
             on_loaded(answer if isinstance(answer, HeadraceError) else _offsets(answer))
@@ -228,33 +227,13 @@ class GroupProgress:
 
         def request() -> Message:
             newest = {place: self._newest[place] for place in offsets}
-            return self._commit(
-                who, {place: offset if by == who else offsets[place] for place, (by, offset) in newest.items()}
-            )
+            mine = {place: offset if by == who else offsets[place] for place, (by, offset) in newest.items()}
+            return offset_commit_request(self._coordinator.group, who, mine)
 
         def done(answer: Message | HeadraceError) -> None:
             on_done(answer if isinstance(answer, HeadraceError) else None)
 
         self._coordinator.persist(apis.OFFSET_COMMIT, request, _commit_code, done, within_s=within_s)
-
-    def _commit(self, who: Identity, offsets: Mapping[Place, int]) -> Message:
-        topics = [
-            Message(
-                name=topic,
-                partitions=[
-                    Message(partition_index=number, committed_offset=offsets[topic, number], committed_metadata="")
-                    for number in numbers
-                ],
-            )
-            for topic, numbers in by_topic(offsets).items()
-        ]
-        return Message(
-            group_id=self._coordinator.group,
-            generation_id_or_member_epoch=who.generation,
-            member_id=who.member_id,
-            group_instance_id=who.instance_id,
-            topics=topics,
-        )
 
 
 def _fetch_code(answer: Message) -> int:
