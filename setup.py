@@ -29,7 +29,7 @@ KERNELS = ("kernel", "key_hashes", "builder", "router", "consumer_records", "arr
 SUPPORT = "headrace.records.cython_support"
 RECORDS = Path("src/headrace/records")
 # What they share: numbers and inlined functions of C, beside the same in Python.
-SHARED = ("batch", "varints", "partitioner")
+SHARED = ("batch", "memory", "varints", "partitioner")
 
 
 def extensions() -> list[Extension]:

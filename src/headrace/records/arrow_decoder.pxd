@@ -4,22 +4,15 @@ from headrace.records.batch cimport (
     HEADER_BYTES, LENGTH_END, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, MAGIC, CODEC_MASK, APPEND_TIME, CONTROL,
     LEAST_RECORD_BYTES, MAX_UNPACKED_BYTES, MOST,
 )
+from headrace.records.memory cimport copy, ints, longs, number, octets
 from headrace.records.varints cimport skip, skip_headers, varint
-from libc.string cimport memcpy
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 
 cdef long long LEAST_MS
 cdef long long MOST_MS
 cdef long long SEQUENCE_MASK
 
 cpdef bytearray fresh(Py_ssize_t size)
-cdef unsigned char* octets(bytearray buffer) noexcept
-cdef int* ints(bytearray buffer) noexcept
-cdef long long* longs(bytearray buffer) noexcept
-cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_ssize_t start, Py_ssize_t size) noexcept
-
-@cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
-cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
 
 cdef bint is_ascii(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) noexcept
 

@@ -41,6 +41,7 @@ if not cython.compiled:  # else they are constants and inlined functions, as the
         MAX_UNPACKED_BYTES,
         MOST,
     )
+    from headrace.records.memory import copy, ints, longs, number, octets
     from headrace.records.varints import skip, skip_headers, varint
 
 compiled: Final = not __file__.endswith((".py", ".pyc"))
@@ -70,42 +71,6 @@ def fresh(size: int) -> bytearray:
     if cython.compiled:
         return PyByteArray_FromStringAndSize(cython.NULL, size)  # type: ignore[name-defined,no-any-return] # noqa: F821
     return bytearray(size)
-
-
-def octets(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("unsigned char*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return buffer
-
-
-def ints(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("int*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return memoryview(buffer).cast("i")
-
-
-def longs(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("long long*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return memoryview(buffer).cast("q")
-
-
-def copy(out: Any, at: int, data: Any, start: int, size: int) -> None:
-    if cython.compiled:
-        memcpy(out + at, data + start, size)  # type: ignore[name-defined] # noqa: F821
-    else:
-        out[at : at + size] = data[start : start + size]
-
-
-def number(data: Any, pos: int, size: int) -> int:
-    """A signed big-endian number of 2, 4 or 8 bytes."""
-    if cython.compiled:
-        raw = 0
-        for at in range(pos, pos + size):
-            raw = raw << 8 | data[at]
-        bits = 64 - 8 * size
-        return cython.cast("long long", raw << bits) >> bits  # type: ignore[no-any-return]
-    return int.from_bytes(data[pos : pos + size], "big", signed=True)
 
 
 def is_ascii(data: Any, pos: int, length: int) -> bool:

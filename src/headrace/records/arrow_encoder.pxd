@@ -1,21 +1,16 @@
 # C types for arrow_encoder.py.
 cimport cython
+from headrace.records.arrow_decoder cimport fresh
 from headrace.records.batch cimport MOST
+from headrace.records.memory cimport copy, ints, longs, octets
 from headrace.records.partitioner cimport murmur2
 from headrace.records.varints cimport put_varint, varint_size
 from libc.string cimport memcpy
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 
 cdef Py_ssize_t MOST_SECTION_BYTES
 cdef unsigned long long SEED
 cdef unsigned long long FACTOR
 cdef unsigned long long WORD
-
-cdef bytearray fresh(Py_ssize_t size)
-cdef unsigned char* octets(bytearray buffer) noexcept
-cdef int* ints(bytearray buffer) noexcept
-cdef long long* longs(bytearray buffer) noexcept
-cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_ssize_t start, Py_ssize_t size) noexcept
 
 @cython.final
 cdef class Cells:

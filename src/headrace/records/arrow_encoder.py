@@ -23,7 +23,9 @@ except ImportError:
     from headrace.records import cython_stub as cython
 
 if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
+    from headrace.records.arrow_decoder import fresh
     from headrace.records.batch import MOST
+    from headrace.records.memory import copy, ints, longs, octets
     from headrace.records.partitioner import murmur2
     from headrace.records.varints import put_varint, varint_size
 
@@ -34,38 +36,6 @@ LEAST_ROOM_BYTES: Final = 4096
 SEED: Final = 0x9E3779B97F4A7C15
 FACTOR: Final = 0xD6E8FEB86659FD93
 WORD: Final = 0xFFFFFFFFFFFFFFFF
-
-
-def fresh(size: int) -> bytearray:
-    """A buffer whose bytes are still to be written."""
-    if cython.compiled:
-        return PyByteArray_FromStringAndSize(cython.NULL, size)  # type: ignore[name-defined,no-any-return] # noqa: F821
-    return bytearray(size)
-
-
-def octets(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("unsigned char*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return buffer
-
-
-def ints(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("int*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return memoryview(buffer).cast("i")
-
-
-def longs(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("long long*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return memoryview(buffer).cast("q")
-
-
-def copy(out: Any, at: int, data: Any, start: int, size: int) -> None:
-    if cython.compiled:
-        memcpy(out + at, data + start, size)  # type: ignore[name-defined] # noqa: F821
-    else:
-        out[at : at + size] = data[start : start + size]
 
 
 class Cells:

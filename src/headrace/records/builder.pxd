@@ -1,12 +1,9 @@
 # C types for builder.py.
 cimport cython
 from headrace.records.batch cimport HEADER_BYTES, LENGTH_END, CRC_AT, ATTRIBUTES_AT, MAGIC, MOST_BATCH_BYTES, MOST
+from headrace.records.memory cimport copy, octets
 from headrace.records.varints cimport put_varint, varint_size
-from libc.string cimport memcpy
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
-
-cdef unsigned char* octets(bytearray buffer) noexcept
-cdef void copy(unsigned char* out, Py_ssize_t at, const unsigned char* data, Py_ssize_t size) noexcept
+from cpython.bytearray cimport PyByteArray_Resize
 
 cdef void put_number(unsigned char* out, Py_ssize_t pos, Py_ssize_t size, long long value) noexcept
 

@@ -51,6 +51,7 @@ except ImportError:
 
 if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
     from headrace.records.batch import ATTRIBUTES_AT, CRC_AT, HEADER_BYTES, LENGTH_END, MAGIC, MOST, MOST_BATCH_BYTES
+    from headrace.records.memory import copy, octets
     from headrace.records.varints import put_varint, varint_size
 
 compiled: Final = not __file__.endswith((".py", ".pyc"))
@@ -77,19 +78,6 @@ class Owner(Protocol):
     def awaited(self, delivery: Delivery) -> Awaitable[Report]: ...
 
 
-def octets(buffer: bytearray) -> Any:
-    if cython.compiled:
-        return cython.cast("unsigned char*", PyByteArray_AS_STRING(buffer))  # type: ignore[name-defined] # noqa: F821
-    return buffer
-
-
-def copy(out: Any, at: int, data: Any, size: int) -> None:
-    if cython.compiled:
-        memcpy(out + at, data, size)  # type: ignore[name-defined] # noqa: F821
-    else:
-        out[at : at + size] = data
-
-
 def put_number(out: Any, pos: int, size: int, value: int) -> None:
     """Big-endian, in `size` bytes."""
     while size > 0:
@@ -101,7 +89,7 @@ def put_number(out: Any, pos: int, size: int, value: int) -> None:
 def put_bytes(out: Any, pos: int, length: int, content: bytes | None) -> int:
     pos = put_varint(out, pos, length)
     if length > 0:
-        copy(out, pos, content, length)
+        copy(out, pos, content, 0, length)
         pos += length
     return pos
 
@@ -343,7 +331,7 @@ class OpenBatch:
         if tail is None:
             out[pos] = 0
         else:
-            copy(out, pos, tail, tail_length)
+            copy(out, pos, tail, 0, tail_length)
         self.record_bytes += end - self.size
         self.size = end
         self.max_ms = max(self.max_ms, timestamp_ms)

@@ -4,11 +4,9 @@ from headrace.records.batch cimport (
     HEADER_BYTES, LENGTH_END, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, MAGIC, CODEC_MASK, APPEND_TIME, CONTROL,
     LEAST_RECORD_BYTES, MAX_UNPACKED_BYTES, MOST,
 )
+from headrace.records.memory cimport number
 from headrace.records.varints cimport skip, skip_headers, varint
 from cpython.bytes cimport PyBytes_FromStringAndSize
-
-@cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
-cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
 
 cdef object piece(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length)
 

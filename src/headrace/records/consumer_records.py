@@ -57,20 +57,10 @@ if not cython.compiled:  # else they are constants and inlined functions, as the
         MAX_UNPACKED_BYTES,
         MOST,
     )
+    from headrace.records.memory import number
     from headrace.records.varints import skip, skip_headers, varint
 
 compiled: Final = not __file__.endswith((".py", ".pyc"))
-
-
-def number(data: Any, pos: int, size: int) -> int:
-    """A signed big-endian number of 2, 4 or 8 bytes."""
-    if cython.compiled:
-        raw = 0
-        for at in range(pos, pos + size):
-            raw = raw << 8 | data[at]
-        bits = 64 - 8 * size
-        return cython.cast("long long", raw << bits) >> bits  # type: ignore[no-any-return]
-    return int.from_bytes(data[pos : pos + size], "big", signed=True)
 
 
 def piece(data: Any, pos: int, length: int) -> bytes | None:

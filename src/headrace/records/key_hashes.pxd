@@ -1,6 +1,7 @@
 # C types for key_hashes.py.
 cimport cython
 from headrace.records.batch cimport HEADER_BYTES, LENGTH_END, MAGIC_AT, MAGIC, CODEC_MASK, APPEND_TIME, CONTROL, MOST
+from headrace.records.memory cimport number
 from headrace.records.varints cimport varint
 
 cdef Py_ssize_t FIELDS
@@ -11,9 +12,6 @@ cdef long long LEAST_SECONDS
 cdef unsigned long long BASIS
 cdef unsigned long long PRIME
 cdef unsigned long long MIX
-
-@cython.locals(raw="unsigned long long", at=cython.Py_ssize_t, bits=cython.int)
-cdef long long number(const unsigned char* data, Py_ssize_t pos, Py_ssize_t size) noexcept
 
 @cython.locals(found="unsigned long long", at=cython.Py_ssize_t)
 cdef unsigned long long hash_of(const unsigned char* data, Py_ssize_t pos, Py_ssize_t length) noexcept

@@ -30,6 +30,7 @@ except ImportError:
 
 if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
     from headrace.records.batch import APPEND_TIME, CODEC_MASK, CONTROL, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, MOST
+    from headrace.records.memory import number
     from headrace.records.varints import varint
 
 compiled: Final = not __file__.endswith((".py", ".pyc"))
@@ -48,17 +49,6 @@ WHOLE: Final = 0
 ROOM: Final = 1
 RANGE: Final = 2
 """Why `KeyTable.add` stopped: all whole batches are in; the next needs more entries, or offsets, than there is room."""
-
-
-def number(data: Any, pos: int, size: int) -> int:
-    """A signed big-endian number of 2, 4 or 8 bytes."""
-    if cython.compiled:
-        raw = 0
-        for at in range(pos, pos + size):
-            raw = raw << 8 | data[at]
-        bits = 64 - 8 * size
-        return cython.cast("long long", raw << bits) >> bits  # type: ignore[no-any-return]
-    return int.from_bytes(data[pos : pos + size], "big", signed=True)
 
 
 def hash_of(data: Any, pos: int, length: int) -> int:
