@@ -167,6 +167,14 @@ def test_append_time_stands_for_every_record(kernel: ModuleType) -> None:
     assert batch.check(kernel.filter_batch(data, [1, 0])).max_timestamp_ms == NOW_MS + 99
 
 
+def test_a_built_batch_comes_with_the_header_that_it_has(kernel: ModuleType) -> None:
+    new: list[NewRecord] = [(7, b"k", b"v", ()), (5, None, b"w" * 300, (("h", b"x"),))]
+    for attributes in (0, Codec.LZ4 | batch.TRANSACTIONAL):
+        built, header = kernel.build_with_header(new, attributes, 40, 3, (9, 1, 12))
+        assert header == batch.check(built)
+    assert kernel.build_with_header(new)[0] == kernel.build(new)
+
+
 def test_a_batch_inside_a_larger_view_is_read(kernel: ModuleType) -> None:
     data = kernel.build([(NOW_MS, b"k", b"v", [])])
     assert len(kernel.records(memoryview(bytes(data) + b"more"))) == 1

@@ -10,7 +10,6 @@ from headrace.errors import ErrorCode, HeadraceError
 from headrace.groups.records import Record
 from headrace.partitions.partitions import Partitions
 from headrace.records import kernel
-from headrace.records.batch import read_header
 
 ALL_IN_SYNC: Final = -1
 TIMEOUT_MS: Final = 5000
@@ -48,12 +47,12 @@ class GroupLog:
             done(ErrorCode.NOT_COORDINATOR)
             return
         now_ms = self._partitions.clock.wall_ms()
-        batch = kernel.build([(now_ms, key, value, ()) for key, value in records])
+        batch, header = kernel.build_with_header([(now_ms, key, value, ()) for key, value in records])
 
         def answered(error: HeadraceError | None, _base_offset: int) -> None:
             done(ErrorCode.NONE if error is None else error.kafka_code)
 
-        self._partitions.submit(partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=read_header(batch))
+        self._partitions.submit(partition, batch, ALL_IN_SYNC, TIMEOUT_MS, answered, own=header)
         self._partitions.clock.call_soon(self._partitions.end_turn)
 
 

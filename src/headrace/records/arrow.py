@@ -258,7 +258,7 @@ class Builder:
             base_sequence=base_sequence,
             record_count=self.taken,
         )
-        return kernel.assemble(header, section)
+        return kernel.assemble(header, section)[0]
 
 
 def build(

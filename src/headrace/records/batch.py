@@ -51,7 +51,7 @@ NO_PRODUCER: Final = -1
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _LENGTH = struct.Struct(">i")
-_CRC = struct.Struct(">I")
+CRC: Final = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _TIMESTAMP = struct.Struct(">q")
 _OFFSET = struct.Struct(">q")
@@ -197,7 +197,7 @@ def stamp_append_time(view: bytearray | memoryview, now_ms: int) -> None:
 
 def sign(view: bytearray | memoryview) -> None:
     """Write the CRC of a view that holds exactly one batch."""
-    _CRC.pack_into(view, CRC_AT, crc32c(memoryview(view)[ATTRIBUTES_AT:]))
+    CRC.pack_into(view, CRC_AT, crc32c(memoryview(view)[ATTRIBUTES_AT:]))
 
 
 def _short(view: View, pos: int) -> CorruptBatch | InvalidRecord:

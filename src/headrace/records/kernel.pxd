@@ -1,6 +1,8 @@
 # C types for kernel.py, so that the compiled one keeps its numbers out of Python objects.
 cimport cython
-from headrace.records.batch cimport LEAST_RECORD_BYTES, MOST_BATCH_BYTES, MOST
+from headrace.records.batch cimport (
+    ATTRIBUTES_AT, CODEC_MASK, CRC_AT, HEADER_BYTES, LEAST_RECORD_BYTES, LENGTH_END, MOST_BATCH_BYTES, MOST,
+)
 from headrace.records.varints cimport skip, skip_headers, varint
 
 

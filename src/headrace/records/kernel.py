@@ -17,9 +17,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from crc32c import crc32c
+
 from headrace.errors import BatchTooLarge, InvalidRecord
 from headrace.records import batch, codecs
-from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, View
+from headrace.records.batch import CRC, HEADER, BatchHeader, View
 from headrace.records.record import Columns, Header, NewRecord, Payload, Record
 
 try:
@@ -28,7 +30,16 @@ except ImportError:
     from headrace.records import cython_stub as cython
 
 if not cython.compiled:  # else they are constants and inlined functions, as the .pxd says
-    from headrace.records.batch import LEAST_RECORD_BYTES, MOST, MOST_BATCH_BYTES
+    from headrace.records.batch import (
+        ATTRIBUTES_AT,
+        CODEC_MASK,
+        CRC_AT,
+        HEADER_BYTES,
+        LEAST_RECORD_BYTES,
+        LENGTH_END,
+        MOST,
+        MOST_BATCH_BYTES,
+    )
     from headrace.records.varints import skip, skip_headers, varint
 
 compiled: Final = not __file__.endswith((".py", ".pyc"))
@@ -211,7 +222,7 @@ def thin(header: BatchHeader, found: Columns, kept: Sequence[int]) -> bytearray:
     starts, payload = found.record_starts, memoryview(found.payload)
     max_ms = header.max_timestamp_ms if header.append_time else max(found.timestamps_ms[nth] for nth in kept)
     section = b"".join([payload[starts[nth] : starts[nth + 1]] for nth in kept])
-    return assemble(header._replace(max_timestamp_ms=max_ms, record_count=len(kept)), section)
+    return assemble(header._replace(max_timestamp_ms=max_ms, record_count=len(kept)), section)[0]
 
 
 def put_varint(out: bytearray, value: int) -> None:
@@ -274,35 +285,39 @@ def build(
     attributes: int = 0,
 ) -> bytearray:
     """One signed batch of at least one record; `attributes` may add bits such as `batch.TRANSACTIONAL` to the codec."""
+    producer = producer_id, producer_epoch, base_sequence
+    return build_with_header(new, attributes | codec, base_offset, leader_epoch, producer)[0]
+
+
+def build_with_header(
+    new: Sequence[NewRecord],
+    attributes: int = 0,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    producer: tuple[int, int, int] = (batch.NO_PRODUCER, -1, -1),
+) -> tuple[bytearray, BatchHeader]:
+    """The same, and the header that it has."""
     if not new:
         raise InvalidRecord("a batch needs at least one record")
-    base_ms = new[0][0]
+    base_ms, max_ms = new[0][0], max([record[0] for record in new])
+    last_delta = len(new) - 1
     header = BatchHeader(
-        base_offset=base_offset,
-        size_bytes=0,
-        leader_epoch=leader_epoch,
-        magic=batch.MAGIC,
-        crc=0,
-        attributes=attributes | codec,
-        last_offset_delta=len(new) - 1,
-        base_timestamp_ms=base_ms,
-        max_timestamp_ms=max([record[0] for record in new]),
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        record_count=len(new),
+        base_offset, 0, leader_epoch, batch.MAGIC, 0, attributes, last_delta, base_ms, max_ms, *producer, len(new)
     )
     return assemble(header, encode(new, base_ms))
 
 
-def assemble(header: BatchHeader, section: View) -> bytearray:
-    """Header and compressed section joined, with the length and the CRC that they have."""
-    packed = codecs.compress(header.codec, section) if header.codec else section
+def assemble(header: BatchHeader, section: View) -> tuple[bytearray, BatchHeader]:
+    """Header and compressed section joined, with the length and the CRC that they have; and the header that has them
+    too."""
+    codec = header.attributes & CODEC_MASK
+    packed = codecs.compress(codec, section) if codec else section
     size_bytes = HEADER_BYTES + len(packed)
     if size_bytes > MOST_BATCH_BYTES:
         raise BatchTooLarge(f"a batch of {size_bytes} bytes: the format ends at {MOST_BATCH_BYTES}")
     out = bytearray(HEADER_BYTES)
     HEADER.pack_into(out, 0, header.base_offset, size_bytes - LENGTH_END, *header[2:])
     out += packed
-    batch.sign(out)
-    return out
+    crc = crc32c(memoryview(out)[ATTRIBUTES_AT:])
+    CRC.pack_into(out, CRC_AT, crc)
+    return out, BatchHeader(header.base_offset, size_bytes, *header[2:4], crc, *header[5:])
