@@ -29,7 +29,7 @@ class BareSocket:
     def __init__(self, address: Address) -> None:
         self._socket = socket.create_connection((address.host, address.port), 30)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pacing.no_pacing_at_home(self._socket)
+        pacing.unpace_loopback(self._socket)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
     def send(self, frame: bytes) -> None:

@@ -32,7 +32,11 @@ def test_an_assignment_is_read_back(given_partitions: dict[str, list[int]]) -> N
     st.none() | st.binary(max_size=5),
 )
 def test_what_a_member_holds_is_read_back(
-    topics: set[str], owned: frozenset[group_protocol.Place], generation: int, rack: str, user_data: bytes | None
+    topics: set[str],
+    owned: frozenset[group_protocol.TopicPartition],
+    generation: int,
+    rack: str,
+    user_data: bytes | None,
 ) -> None:
     blob = group_protocol.encode_subscription(
         topics, owned=owned, generation=generation, rack=rack, user_data=user_data

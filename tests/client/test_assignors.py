@@ -24,7 +24,7 @@ from headrace.client.consumer.assignors import (
     assign_sticky,
     assignor_named,
 )
-from headrace.client.consumer.group_protocol import NO_GENERATION, Place
+from headrace.client.consumer.group_protocol import NO_GENERATION, TopicPartition
 from headrace.errors import SettingError
 from proving import proves
 
@@ -47,7 +47,7 @@ def numbers(shares: Shares) -> dict[str, list[int]]:
     return {member: sorted(number for _, number in places) for member, places in shares.items()}
 
 
-def owners(shares: Shares) -> dict[Place, str]:
+def owners(shares: Shares) -> dict[TopicPartition, str]:
     return {place: member for member, places in shares.items() for place in places}
 
 

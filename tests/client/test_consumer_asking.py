@@ -13,7 +13,7 @@ from client.test_consumer_answers import Scripted
 from headrace.client.connection.connections import shared
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.consumer.coordinator import Coordinator, Identity, heartbeat_request
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.fetch_requests import EARLIEST
 from headrace.errors import HeadraceError
@@ -21,7 +21,7 @@ from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
 
-PLACE: Place = ("t", 0)
+PLACE: TopicPartition = ("t", 0)
 
 
 class CountedListing(OffsetLookup):
@@ -57,7 +57,7 @@ def test_offsets_are_asked_for_once_at_a_time_while_the_leader_is_unknown(
     led_by_a_stranger: tuple[Scripted, Consumer],
 ) -> None:
     scripted, consumer = led_by_a_stranger
-    found: dict[Place, int | HeadraceError] = {}
+    found: dict[TopicPartition, int | HeadraceError] = {}
     with consumer._driver.reactor.lock:
         lookup = CountedListing(consumer._network, {PLACE: EARLIEST}, found.__setitem__, found.__setitem__)
     wait_for("it to be asked for again", lambda: lookup.asks >= 5)
@@ -69,13 +69,13 @@ def test_offsets_are_asked_for_once_at_a_time_while_the_leader_is_unknown(
 def test_offsets_that_nobody_wants_any_more_are_not_asked_for(led_by_a_stranger: tuple[Scripted, Consumer]) -> None:
     _, consumer = led_by_a_stranger
     with consumer._driver.reactor.lock:
-        turn = consumer._core.cursor(PLACE).turn
+        turn = consumer._core.cursor(PLACE).version
         lookup = CountedListing(
             consumer._network,
             {PLACE: EARLIEST},
             lambda *_: None,
             lambda *_: None,
-            lambda place: consumer._core.cursor(place).turn == turn,
+            lambda place: consumer._core.cursor(place).version == turn,
         )
     wait_for("it to be asked for again", lambda: lookup.asks >= 2)
     consumer.seek(*PLACE, 5)

@@ -38,7 +38,7 @@ def cursor(partition: int = 0, offset: int = 0) -> Cursor:
 
 
 def completed(of: Cursor, first: int, end: int) -> CompletedFetch:
-    return CompletedFetch(of, of.turn, memoryview(bytes(10)), first, end)
+    return CompletedFetch(of, of.version, memoryview(bytes(10)), first, end)
 
 
 class TestExtent:

@@ -20,7 +20,7 @@ from headrace import aio
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.consumer.core import AssignmentSource, ConsumerCore
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.progress import NotHeld, Offsets, Saved
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
@@ -67,7 +67,7 @@ class Blocking:
         wait_for("records", came, pause_s=0.0)
         return [record.offset for record in found]
 
-    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         self._run(self.consumer.commit(offsets))
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -135,7 +135,7 @@ class LateAnswers:
     def __getattr__(self, name: str) -> object:
         return getattr(self._source, name)
 
-    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None:
         self.asked.append((dict(offsets), on_done))
 
 

@@ -13,7 +13,7 @@ from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.connections import Network, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.membership import Membership, State
 from headrace.client.consumer.progress import NotHeld, Offsets, Saved
 from headrace.client.errors import Refusal
@@ -28,7 +28,7 @@ class Observer:
     """One member, and all that it was told. It answers a revocation with `reached` of what goes."""
 
     def __init__(self, network: Network, group: str, *topics: str, assignor: str = "average", **how: object) -> None:
-        self.events: list[tuple[str, frozenset[Place]]] = []
+        self.events: list[tuple[str, frozenset[TopicPartition]]] = []
         self.positions: Offsets = {}
         self.reached: Offsets = {}
         self.unsaved: Offsets = {}
@@ -47,11 +47,11 @@ class Observer:
         )
         self.membership.start()
 
-    def _assigned(self, places: frozenset[Place], positions: Offsets) -> None:
+    def _assigned(self, places: frozenset[TopicPartition], positions: Offsets) -> None:
         self.events.append(("assigned", places))
         self.positions.update(positions)
 
-    def _revoked(self, places: frozenset[Place]) -> Offsets:
+    def _revoked(self, places: frozenset[TopicPartition]) -> Offsets:
         self.events.append(("revoked", places))
         return {place: offset for place, offset in self.reached.items() if place in places}
 
@@ -144,7 +144,7 @@ def test_one_who_leaves_in_the_middle_of_a_join_is_gone_at_once_and_saves_what_i
     target = topic(partitions=6)
     first = join(group, target, assignor=assignor)
     wait(share(first))
-    first.membership.away()
+    first.membership.on_poll_end()
     second = join(group, target, assignor=assignor, beat_interval_ms=60_000)
     joining = second if assignor == "average" else first
     wait(lambda: joining.membership.state is State.JOINING and bool(joining.membership.member_id))
@@ -154,7 +154,7 @@ def test_one_who_leaves_in_the_middle_of_a_join_is_gone_at_once_and_saves_what_i
     wait(lambda: bool(left))
     assert (left, joining.errors) == ([None], [])
     other = first if joining is second else second
-    other.membership.touch()
+    other.membership.on_poll()
     wait(share(other))
     assert other.positions == ({(target, number): 7 for number in range(6)} if joining is first else {})
 
@@ -206,13 +206,13 @@ def test_what_the_application_works_on_is_not_given_up_before_it_comes_back(
     target = topic(partitions=6)
     first = join(group, target)
     wait(share(first))
-    first.membership.away()
+    first.membership.on_poll_end()
     second = join(group, target)
     wait(lambda: first.membership._rejoining)
     assert second.membership.state is State.JOINING
     assert len(first.numbers) == 6
     first.reached = {(target, number): 7 for number in range(6)}
-    first.membership.touch()
+    first.membership.on_poll()
     wait(share(first, second))
     assert set(second.positions.values()) == {7}
 
@@ -224,11 +224,11 @@ def test_one_who_stays_away_too_long_leaves_and_joins_again_when_back(
     first = join(group, target, rebalance_timeout_ms=1000)
     second = join(group, target)
     wait(share(first, second))
-    first.membership.away()
+    first.membership.on_poll_end()
     wait(share(second))
     assert first.told("lost")
     assert first.membership.state is State.OUT
-    first.membership.touch()
+    first.membership.on_poll()
     wait(share(first, second))
 
 

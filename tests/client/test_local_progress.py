@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import LocalProgress, Offsets, ProgressUnusable
 from headrace.errors import HeadraceError
 from headrace.ports.disk import Disk, write_atomically
@@ -43,7 +43,7 @@ def save(reactor: ThreadReactor, progress: LocalProgress, offsets: Offsets) -> H
     return answers[0]
 
 
-def load(progress: LocalProgress, *places: Place) -> Offsets:
+def load(progress: LocalProgress, *places: TopicPartition) -> Offsets:
     found: list[Offsets | HeadraceError] = []
     progress.load(places, found.append)
     assert isinstance(found[0], dict)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client.consumer import retries
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.retries import DELAYS_MS, RetryRules, retried_record
 from headrace.client.consumer.workload import SPAN_MAX, Job, Share, Workload
 from headrace.errors import SettingError
@@ -19,7 +19,7 @@ from proving import proves
 A, B = ("t", 0), ("t", 1)
 
 
-def jobs(load: Workload, place: Place, *offsets: int, not_before: float = 0.0) -> list[Job]:
+def jobs(load: Workload, place: TopicPartition, *offsets: int, not_before: float = 0.0) -> list[Job]:
     progress = load.progress_of(place)
     return [Job(ReceivedRecord(*place, offset, 0), place, offset, progress, not_before) for offset in offsets]
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from headrace.system.pacing import no_pacing_at_home
+from headrace.system.pacing import unpace_loopback
 
 
 def rule(sock: socket.socket) -> bytes:
@@ -30,7 +30,7 @@ def test_only_a_connection_with_the_same_host_at_both_ends_is_freed(host: str, e
         near.bind(("127.0.0.1", 0))
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
         near.connect(server.getsockname())
-        no_pacing_at_home(near)
+        unpace_loopback(near)
         assert rule(near) == expected
 
 
@@ -40,7 +40,7 @@ def test_another_rule_of_the_machine_is_left_alone() -> None:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         near.connect(server.getsockname())
         before = rule(near)
-        no_pacing_at_home(near)
+        unpace_loopback(near)
         assert rule(near) == before
 
 
@@ -48,6 +48,6 @@ def test_a_connection_that_is_gone_or_no_tcp_is_left_alone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         near.close()
-        no_pacing_at_home(near)
+        unpace_loopback(near)
     with contextlib.closing(socket.socket()) as never:
-        no_pacing_at_home(never)
+        unpace_loopback(never)

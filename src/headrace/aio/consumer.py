@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from headrace.aio.tasks import Listener, connect, end_with_program, opened
 from headrace.client.connection import exits
 from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.consumer.options import ConsumerOptions, config_of
 from headrace.client.consumer.progress import Saved
@@ -158,7 +158,7 @@ class Consumer:
     # Positions
 
     @property
-    def assignment(self) -> list[Place]:
+    def assignment(self) -> list[TopicPartition]:
         """Topic and partition of all that is read now."""
         with self._driver.lock:
             return self._core.assignment
@@ -177,37 +177,37 @@ class Consumer:
             self._core.seek(place, offset)
         self._driver.drive()
 
-    async def seek_to_time(self, timestamp_ms: int, places: Iterable[Place] | None = None) -> None:
+    async def seek_to_time(self, timestamp_ms: int, places: Iterable[TopicPartition] | None = None) -> None:
         """Go on at the first record that is not before a time; at the end, as it is now, where there is none."""
         await self._seek_moment(timestamp_ms, places)
 
-    async def seek_to_start(self, places: Iterable[Place] | None = None) -> None:
+    async def seek_to_start(self, places: Iterable[TopicPartition] | None = None) -> None:
         """Go on at the first record of these partitions, or of all."""
         await self._seek_moment(EARLIEST, places)
 
-    async def seek_to_end(self, places: Iterable[Place] | None = None) -> None:
+    async def seek_to_end(self, places: Iterable[TopicPartition] | None = None) -> None:
         """Go on at the end of these partitions, or of all, as it is now."""
         await self._seek_moment(LATEST, places)
 
-    async def pause(self, places: Iterable[Place] | None = None) -> None:
+    async def pause(self, places: Iterable[TopicPartition] | None = None) -> None:
         """Hand out nothing of these partitions, or of all, until `resume`; they stay assigned."""
         wanted = await self._chosen(places)
         with self._driver.lock:
             self._core.pause(wanted)
 
-    async def resume(self, places: Iterable[Place] | None = None) -> None:
+    async def resume(self, places: Iterable[TopicPartition] | None = None) -> None:
         """Hand out records of these partitions, or of all, again."""
         wanted = await self._chosen(places)
         with self._driver.lock:
             self._core.resume(wanted)
         self._driver.drive()
 
-    async def lag(self) -> dict[Place, int]:
+    async def lag(self) -> dict[TopicPartition, int]:
         """How many offsets there are between what was handed out and the end of each partition now."""
-        ends: dict[Place, int | HeadraceError] = {}
+        ends: dict[TopicPartition, int | HeadraceError] = {}
         wanted = await self._chosen(None)
 
-        def found(place: Place, end: int | HeadraceError) -> None:
+        def found(place: TopicPartition, end: int | HeadraceError) -> None:
             ends[place] = end
             self._driver.changed()
 
@@ -218,7 +218,7 @@ class Consumer:
         finally:
             with self._driver.lock:
                 lookup.cancel()
-        lags: dict[Place, int] = {}
+        lags: dict[TopicPartition, int] = {}
         for place in wanted:
             end = ends[place]
             if isinstance(end, HeadraceError):
@@ -228,7 +228,7 @@ class Consumer:
 
     # Progress
 
-    async def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Save what was handed out, or the offsets given (of the next records to read); returns when it is safe.
 
         What is committed here is not taken back by the interval: until a `seek` it saves nothing less. Raises NotHeld
@@ -349,7 +349,7 @@ class Consumer:
         if not await self._driver.wait(done, self._driver.now() + timeout_ms / 1000):
             raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
 
-    async def _assigned(self, topic: str, partition: int) -> Place:
+    async def _assigned(self, topic: str, partition: int) -> TopicPartition:
         """A place that is assigned, or will be within the timeout."""
         place = topic, partition
         with self._driver.lock:
@@ -362,7 +362,7 @@ class Consumer:
                 self._core.raise_error()
         return place
 
-    async def _chosen(self, places: Iterable[Place] | None) -> list[Place]:
+    async def _chosen(self, places: Iterable[TopicPartition] | None) -> list[TopicPartition]:
         if places is not None:
             return [await self._assigned(*place) for place in places]
         with self._driver.lock:
@@ -372,7 +372,7 @@ class Consumer:
             self._core.raise_error()
             return self._core.assignment
 
-    async def _seek_moment(self, moment: int, places: Iterable[Place] | None) -> None:
+    async def _seek_moment(self, moment: int, places: Iterable[TopicPartition] | None) -> None:
         wanted = await self._chosen(places)
         with self._driver.lock:
             self._core.seek_moment(wanted, moment)

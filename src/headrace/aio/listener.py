@@ -22,7 +22,7 @@ from typing import Final, Self
 from headrace.aio.producer import Producer
 from headrace.aio.tasks import POLL_WAIT_S, Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets
 from headrace.client.consumer.retries import LARGEST_BYTES, OutgoingRecord, failure_policy, make_topics, retry_options
 from headrace.client.consumer.workload import Job, Share, Workload, share_of
@@ -42,11 +42,11 @@ class Source:
 
     def __init__(self, driver: Driver, core: ConsumerCore) -> None:
         self.core = core
-        self.held: frozenset[Place] = frozenset()
+        self.held: frozenset[TopicPartition] = frozenset()
         """Partitions of which nothing is taken now."""
         self.share = Share(1, 1)
         """What of each is taken in before it is held."""
-        self.failures: dict[Place, HeadraceError] = {}
+        self.failures: dict[TopicPartition, HeadraceError] = {}
         self._driver = driver
 
     async def take(
@@ -82,7 +82,7 @@ class Source:
             self.core.step_aside()
         await self._driver.turn()
 
-    def hold(self, is_held: Callable[[Place], bool]) -> None:
+    def hold(self, is_held: Callable[[TopicPartition], bool]) -> None:
         """Pause those partitions, and no others."""
         with self._driver.lock:
             self.held = self.core.hold(is_held)
@@ -166,7 +166,7 @@ class Listening:
         return ended
 
     @property
-    def failures(self) -> dict[Place, HeadraceError]:
+    def failures(self) -> dict[TopicPartition, HeadraceError]:
         """Partitions that are assigned and cannot be read on, with the reason, which the log has too."""
         return {place: failure for source in self._sources for place, failure in source.failures.items()}
 
@@ -203,7 +203,7 @@ class Listening:
         with self._changed:
             return self._load.positions()
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[TopicPartition]) -> None:
         with self._changed:
             self._load.drop(places)
             self._changed.notify_all()
@@ -245,7 +245,7 @@ class Listening:
 
     async def _poll(self, source: Source) -> None:
         while not self._stopping:
-            if source.core.wants_touch:
+            if source.core.rebalance_waits:
                 await self._step_aside(source)
             else:
                 core = source.core
@@ -255,7 +255,7 @@ class Listening:
                 source.hold(partial(self._is_held, source))
                 await self._take(source)
 
-    def _is_held(self, source: Source, place: Place) -> bool:
+    def _is_held(self, source: Source, place: TopicPartition) -> bool:
         if place in source.held:
             return not self._load.has_room(place, source.share)
         return self._load.is_full(place, source.share)
@@ -272,7 +272,7 @@ class Listening:
 
         def enough() -> bool:
             has_room = any(self._load.has_room(place, source.share) for place in source.held)
-            return self._stopping or source.core.wants_touch or has_room
+            return self._stopping or source.core.rebalance_waits or has_room
 
         await source.take(CHUNK_RECORDS, POLL_WAIT_S, put, enough)
 

@@ -13,7 +13,7 @@ import click
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Fetched, Position, fetch, list_offsets, offsets_at
 from headrace.client.consumer.coordinator import passes
-from headrace.client.consumer.group_protocol import RANGE, Place
+from headrace.client.consumer.group_protocol import RANGE, TopicPartition
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.progress import NotHeld
 from headrace.client.errors import Refusal
@@ -115,7 +115,7 @@ class GroupReader(Reader):
     def __init__(self, cluster: Cluster, topic: str, group_id: str, start: Start | None, limits: FetchLimits) -> None:
         super().__init__(cluster, topic, [], start, limits)
         self._group_id = group_id
-        self._done: dict[Place, int] = {}
+        self._done: dict[TopicPartition, int] = {}
         """What is not committed yet."""
         self._commit_due = 0.0
         self._assigned: dict[int, int | None] | None = None
@@ -147,12 +147,12 @@ class GroupReader(Reader):
         self._cluster.wait(lambda: bool(left), self._cluster.timeout_ms)
 
     def _look_around(self) -> None:
-        self._membership.touch()
+        self._membership.on_poll()
         if time.monotonic() >= self._commit_due:
             self._commit()
         while (assigned := self._assigned) is None:
             self._wait(lambda: self._assigned is not None)
-        self._membership.away()
+        self._membership.on_poll_end()
         if assigned is self._current:
             return
         self._current = assigned
@@ -184,15 +184,15 @@ class GroupReader(Reader):
         for place in offsets:
             self._done.pop(place, None)
 
-    def _on_assigned(self, places: Iterable[Place], offsets: Mapping[Place, int]) -> None:
+    def _on_assigned(self, places: Iterable[TopicPartition], offsets: Mapping[TopicPartition, int]) -> None:
         self._assigned = {place[1]: offsets.get(place) for place in sorted(places)}
 
-    def _on_revoked(self, places: Iterable[Place]) -> dict[Place, int]:
+    def _on_revoked(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         offsets = dict(self._done)
         self._on_lost(places)
         return offsets
 
-    def _on_lost(self, _: Iterable[Place]) -> None:
+    def _on_lost(self, _: Iterable[TopicPartition]) -> None:
         self._assigned = None
         self._done.clear()
 

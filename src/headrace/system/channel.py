@@ -22,7 +22,7 @@ from typing import Final
 
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Address, Part, Session
-from headrace.system.pacing import no_pacing_at_home
+from headrace.system.pacing import unpace_loopback
 from headrace.system.receive_buffers import LEAN_READ_BYTES, ReceiveBuffers
 
 FIRST_OWN_BYTES: Final = 1 << 20
@@ -50,7 +50,7 @@ class SocketChannel:
     ) -> None:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            no_pacing_at_home(sock)
+            unpace_loopback(sock)
         peer, local = sock.getpeername(), sock.getsockname()
         self.peer, self.local = Address(peer[0], peer[1]), Address(local[0], local[1])
         self.want_bytes = 0

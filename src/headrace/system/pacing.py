@@ -16,7 +16,7 @@ _UNPACED: Final = b"reno"
 _NAME_BYTES: Final = 16
 
 
-def no_pacing_at_home(sock: socket.socket) -> None:
+def unpace_loopback(sock: socket.socket) -> None:
     """For a TCP connection that is open; one that is lost meanwhile, or refuses, is left as it is."""
     with contextlib.suppress(OSError):
         if sock.getpeername()[0] != sock.getsockname()[0]:

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.consumer.coordinator import Identity, offset_commit_request, offset_fetch_request
-from headrace.client.consumer.group_protocol import PROTOCOL_TYPE, Assignment, Place, by_topic, decode_assignment
+from headrace.client.consumer.group_protocol import (
+    PROTOCOL_TYPE,
+    Assignment,
+    TopicPartition,
+    by_topic,
+    decode_assignment,
+)
 from headrace.client.errors import Refusal, check
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
-Committed = dict[Place, int]
+Committed = dict[TopicPartition, int]
 """(topic, partition) to the offset of the next record to read."""
 
 
@@ -100,19 +106,21 @@ def delete_group(cluster: Cluster, group_id: str) -> None:
     cluster.retry(ask)
 
 
-def fetch_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Place] | None = None) -> Committed:
+def fetch_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition] | None = None) -> Committed:
     """What a group has committed, everywhere or for the partitions named; those without a commit are left out."""
     return {place: commit.offset for place, commit in fetch_commits(cluster, group_id, partitions).items()}
 
 
-def fetch_commits(cluster: Cluster, group_id: str, partitions: Iterable[Place] | None = None) -> dict[Place, Commit]:
+def fetch_commits(
+    cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition] | None = None
+) -> dict[TopicPartition, Commit]:
     """As `fetch_offsets`, with their metadata."""
     request = offset_fetch_request(group_id, partitions)
 
-    def ask() -> dict[Place, Commit]:
+    def ask() -> dict[TopicPartition, Commit]:
         (group,) = cluster.call(cluster.coordinator(group_id), apis.OFFSET_FETCH, request).groups
         check(group.error_code, f"offsets of group {group_id!r}")
-        committed: dict[Place, Commit] = {}
+        committed: dict[TopicPartition, Commit] = {}
         for topic in group.topics:
             for partition in topic.partitions:
                 check(partition.error_code, f"offset of group {group_id!r} in {topic.name}-{partition.partition_index}")
@@ -124,7 +132,9 @@ def fetch_commits(cluster: Cluster, group_id: str, partitions: Iterable[Place] |
     return cluster.retry(ask)
 
 
-def commit_offsets(cluster: Cluster, group_id: str, offsets: Mapping[Place, int], *, metadata: str = "") -> None:
+def commit_offsets(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int], *, metadata: str = ""
+) -> None:
     """Commit from outside into a group without members."""
     request = offset_commit_request(group_id, Identity(), offsets, metadata)
 
@@ -136,7 +146,7 @@ def commit_offsets(cluster: Cluster, group_id: str, offsets: Mapping[Place, int]
     cluster.retry(ask)
 
 
-def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Place]) -> None:
+def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> None:
     topics = [
         Message(name=topic, partitions=[Message(partition_index=number) for number in numbers])
         for topic, numbers in by_topic(partitions).items()

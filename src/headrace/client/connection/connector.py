@@ -18,7 +18,7 @@ from headrace.client.connection.reactor import Reactor
 from headrace.client.errors import BrokerUnreachable
 from headrace.errors import HeadraceError
 from headrace.ports.network import Address
-from headrace.system.pacing import no_pacing_at_home
+from headrace.system.pacing import unpace_loopback
 
 Found = list[tuple[Any, ...]]  # as getaddrinfo gives them
 
@@ -168,7 +168,7 @@ class Opening:
         self._over = True
         self._socket = None
         self._reactor.unwatch(sock)
-        no_pacing_at_home(sock)
+        unpace_loopback(sock)
         self._on_open(sock)
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from headrace.client.consumer.group_protocol import NO_GENERATION, RANGE, Place, assign_ranges, places_of
+from headrace.client.consumer.group_protocol import NO_GENERATION, RANGE, TopicPartition, assign_ranges, places_of
 from headrace.errors import SettingError
 from headrace.placement.ring import POINTS, point
 
 Rooms = Mapping[str, Sequence[str]]
 """Topic to the rack of each partition's leader, in order of partitions; "" where that is not known."""
-Shares = dict[str, list[Place]]
+Shares = dict[str, list[TopicPartition]]
 """Member id to what it is to read; every member is in it."""
 
 
@@ -29,7 +29,7 @@ class Participant:
 
     member_id: str
     topics: frozenset[str]
-    owned: frozenset[Place] = frozenset()
+    owned: frozenset[TopicPartition] = frozenset()
     generation: int = NO_GENERATION
     rack: str = ""
     instance_id: str | None = None
@@ -53,7 +53,7 @@ def no_shares(members: Iterable[Participant]) -> Shares:
     return {member.member_id: [] for member in members}
 
 
-def share_in_runs(places: Sequence[Place], members: Sequence[Participant], shares: Shares) -> None:
+def share_in_runs(places: Sequence[TopicPartition], members: Sequence[Participant], shares: Shares) -> None:
     """Add runs as equal as can be; those who have least get what is left over."""
     size, extra = divmod(len(places), len(members))
     least = sorted(members, key=lambda member: len(shares[member.member_id]))
@@ -65,7 +65,7 @@ def share_in_runs(places: Sequence[Place], members: Sequence[Participant], share
         first = end
 
 
-def share_by_load(places: Iterable[Place], members: Sequence[Participant], shares: Shares) -> None:
+def share_by_load(places: Iterable[TopicPartition], members: Sequence[Participant], shares: Shares) -> None:
     """Add one at a time to whoever has least."""
     for place in places:
         least = min(members, key=lambda member: len(shares[member.member_id]))
@@ -99,7 +99,7 @@ def assign_room_first(members: Sequence[Participant], topics: Rooms) -> Shares:
     in no room: it gets of what is left over alone.
     """
     shares = no_shares(members)
-    left_over: list[Place] = []
+    left_over: list[TopicPartition] = []
     for topic, rooms in sorted(topics.items()):
         readers = subscribers(members, topic)
         for room in sorted(set(rooms)):
@@ -177,12 +177,12 @@ def assign_sticky(members: Sequence[Participant], topics: Rooms) -> Shares:
     }
 
 
-def plan(members: Sequence[Participant], topics: Rooms, holders: Mapping[Place, str | None]) -> Shares:
+def plan(members: Sequence[Participant], topics: Rooms, holders: Mapping[TopicPartition, str | None]) -> Shares:
     """Where everything should end up, whoever holds it now."""
     by_id = {member.member_id: member for member in members}
     readers = {topic: subscribers(members, topic) for topic in topics}
     shares = no_shares(members)
-    free: list[Place] = []
+    free: list[TopicPartition] = []
     for topic, rooms in sorted(topics.items()):
         for number in range(len(rooms)):
             holder = by_id.get(holders.get((topic, number)) or "")
@@ -198,13 +198,13 @@ def plan(members: Sequence[Participant], topics: Rooms, holders: Mapping[Place, 
     return shares
 
 
-def _holders(members: Sequence[Participant]) -> dict[Place, str | None]:
+def _holders(members: Sequence[Participant]) -> dict[TopicPartition, str | None]:
     """Who holds what by their own word; None where two have an equal claim."""
-    claims: dict[Place, list[Participant]] = {}
+    claims: dict[TopicPartition, list[Participant]] = {}
     for member in members:
         for place in member.owned:
             claims.setdefault(place, []).append(member)
-    holders: dict[Place, str | None] = {}
+    holders: dict[TopicPartition, str | None] = {}
     for place, claimants in claims.items():
         latest = max(member.generation for member in claimants)
         last = [member.member_id for member in claimants if member.generation == latest]
@@ -212,7 +212,7 @@ def _holders(members: Sequence[Participant]) -> dict[Place, str | None]:
     return holders
 
 
-def _move_one(members: Sequence[Participant], shares: Shares, holders: Mapping[Place, str | None]) -> bool:
+def _move_one(members: Sequence[Participant], shares: Shares, holders: Mapping[TopicPartition, str | None]) -> bool:
     """Move a partition from one who has most to one who has at least two less; False when nothing can get more even.
 
     Each move makes the sum of squares of the loads smaller, so there is an end to them.

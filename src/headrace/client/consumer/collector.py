@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.client.consumer.cursor import CompletedFetch, Cursor
 from headrace.client.consumer.fetcher import Fetcher
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.priority import UNBOUNDED, PriorityOrder
 from headrace.client.consumer.progress import Offsets
@@ -48,7 +48,7 @@ class Collector:
         self._rows: Iterator[pa.RecordBatch] | None = None
         self._damage: tuple[int, HeadraceError] | None = None
         """Where the rows end before the set does, and why."""
-        self._decoders: dict[Place, Decoder] = {}
+        self._decoders: dict[TopicPartition, Decoder] = {}
         self._pool = BufferPool(POOL_BYTES)
         header = options.priority_header
         self._order = PriorityOrder(header, options.buffer_bytes) if header else None
@@ -196,7 +196,7 @@ class Collector:
             completed.records, topic, partition, completed.first_offset, completed.next_offset, self._check_crc
         )
 
-    def _decoder(self, place: Place, columns: tuple[str, ...], batch_rows: int) -> Decoder:
+    def _decoder(self, place: TopicPartition, columns: tuple[str, ...], batch_rows: int) -> Decoder:
         from headrace.records.arrow import Decoder
 
         decoder = self._decoders.get(place)
@@ -313,7 +313,7 @@ class Collector:
             self._order.bring_back()
             self._free()
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[TopicPartition]) -> None:
         """After a seek or a revoke: what is open or unread of these is not handed out any more."""
         gone = set(places)
         if self._completed is not None and not self._completed.counts:

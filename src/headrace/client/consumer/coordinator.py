@@ -18,7 +18,13 @@ from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import Network
 from headrace.client.connection.reactor import Backoff, Timer
 from headrace.client.consumer.assignors import Assignor
-from headrace.client.consumer.group_protocol import NO_GENERATION, PROTOCOL_TYPE, Place, by_topic, encode_subscription
+from headrace.client.consumer.group_protocol import (
+    NO_GENERATION,
+    PROTOCOL_TYPE,
+    TopicPartition,
+    by_topic,
+    encode_subscription,
+)
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
@@ -178,7 +184,7 @@ def join_request(
     who: Identity,
     topics: Iterable[str],
     assignor: Assignor,
-    held: Iterable[Place],
+    held: Iterable[TopicPartition],
     rack: str,
     timeouts: Timeouts,
 ) -> Message:
@@ -218,7 +224,7 @@ def leave_request(group: str, member_id: str, reason: str) -> Message:
     return Message(group_id=group, members=[Message(member_id=member_id, reason=reason)])
 
 
-def offset_fetch_request(group: str, places: Iterable[Place] | None) -> Message:
+def offset_fetch_request(group: str, places: Iterable[TopicPartition] | None) -> Message:
     """What is committed of these partitions, or of all; not while a transaction may still change it."""
     topics = None
     if places is not None:
@@ -226,7 +232,9 @@ def offset_fetch_request(group: str, places: Iterable[Place] | None) -> Message:
     return Message(groups=[Message(group_id=group, topics=topics)], require_stable=True)
 
 
-def offset_commit_request(group: str, who: Identity, offsets: Mapping[Place, int], metadata: str = "") -> Message:
+def offset_commit_request(
+    group: str, who: Identity, offsets: Mapping[TopicPartition, int], metadata: str = ""
+) -> Message:
     topics = [
         Message(
             name=topic,

@@ -22,7 +22,7 @@ from headrace.client.consumer.collector import Collector
 from headrace.client.consumer.coordinator import passes
 from headrace.client.consumer.cursor import Cursor
 from headrace.client.consumer.fetcher import Fetcher, Reset
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.manual_assignment import ManualAssignment
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.options import ConsumerConfig
@@ -37,11 +37,11 @@ class AssignmentSource(Protocol):
     """Who says which partitions are read, and keeps the progress."""
 
     @property
-    def wants_touch(self) -> bool: ...
+    def rebalance_waits(self) -> bool: ...
     def start(self) -> None: ...
-    def touch(self) -> None: ...
-    def away(self) -> None: ...
-    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None: ...
+    def on_poll(self) -> None: ...
+    def on_poll_end(self) -> None: ...
+    def commit(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None: ...
     def leave(self, on_done: Saved) -> None: ...
 
 
@@ -52,7 +52,7 @@ class ProgressTracker(Protocol):
         """The first offset of each partition that is not done."""
         ...
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[TopicPartition]) -> None:
         """These are given up or lost."""
         ...
 
@@ -138,13 +138,13 @@ class ConsumerCore:
         """A call begins: what earlier ones gave is done with."""
         self.collector.finish_last()
         if self._tracker is None:
-            self._source.touch()
+            self._source.on_poll()
         else:
-            self._tracker.when_idle(self._source.touch)
+            self._tracker.when_idle(self._source.on_poll)
 
     def end(self) -> None:
         """The call is over, and the caller works on what it gave."""
-        self._source.away()
+        self._source.on_poll_end()
 
     def track_by(self, tracker: ProgressTracker) -> None:
         """From now on what is done with is what the tracker says. It gets values as they are on the wire: those that
@@ -157,11 +157,11 @@ class ConsumerCore:
         self.collector.leave_values()
 
     @property
-    def wants_touch(self) -> bool:
+    def rebalance_waits(self) -> bool:
         """Whether a rebalance waits for the caller to be done with what it has."""
-        return self._source.wants_touch
+        return self._source.rebalance_waits
 
-    def hold(self, is_held: Callable[[Place], bool]) -> frozenset[Place]:
+    def hold(self, is_held: Callable[[TopicPartition], bool]) -> frozenset[TopicPartition]:
         """Pause those partitions, and no others; which they are."""
         cursors = self._fetcher.cursors
         held = frozenset(place for place in cursors if is_held(place))
@@ -171,8 +171,8 @@ class ConsumerCore:
 
     def step_aside(self) -> None:
         """Let the rebalance have its way, whatever the tracker works on."""
-        self._source.touch()
-        self._source.away()
+        self._source.on_poll()
+        self._source.on_poll_end()
 
     def raise_failure(self) -> None:
         """What keeps records from coming, if anything does: for a call that has none to give."""
@@ -199,7 +199,7 @@ class ConsumerCore:
                 raise
             log.warning("listening goes on and waits: %s", error)
 
-    def failures(self, logged: Mapping[Place, HeadraceError]) -> dict[Place, HeadraceError]:
+    def failures(self, logged: Mapping[TopicPartition, HeadraceError]) -> dict[TopicPartition, HeadraceError]:
         """The partitions that cannot be read on, and why; those that were not `logged` yet are now."""
         cursors = self._fetcher.cursors.items()
         failing = {place: cursor.failure for place, cursor in cursors if cursor.failure is not None}
@@ -211,24 +211,24 @@ class ConsumerCore:
     # What is read
 
     @property
-    def assigned(self) -> KeysView[Place]:
+    def assigned(self) -> KeysView[TopicPartition]:
         return self._fetcher.cursors.keys()
 
     @property
-    def assignment(self) -> list[Place]:
+    def assignment(self) -> list[TopicPartition]:
         return sorted(self._fetcher.cursors)
 
-    def cursor(self, place: Place) -> Cursor:
+    def cursor(self, place: TopicPartition) -> Cursor:
         cursor = self._fetcher.cursors.get(place)
         if cursor is None:
             raise InvalidRequest(f"{place[0]}-{place[1]} is not assigned to this consumer now")
         return cursor
 
-    def position(self, place: Place) -> int:
+    def position(self, place: TopicPartition) -> int:
         """The next record to be handed out; -1 while it is being found."""
         return self._position(self.cursor(place), self.collector.first_unread())
 
-    def is_placed(self, places: Iterable[Place]) -> bool:
+    def is_placed(self, places: Iterable[TopicPartition]) -> bool:
         """Whether the positions of these are known; of those that were revoked meanwhile nobody waits for one."""
         cursors = [cursor for place in places if (cursor := self._fetcher.cursors.get(place)) is not None]
         return all(cursor.position >= 0 or cursor.failure is not None for cursor in cursors)
@@ -236,20 +236,20 @@ class ConsumerCore:
     def _position(self, cursor: Cursor, first_unread: Offsets) -> int:
         return min(cursor.position, first_unread.get(cursor.place, cursor.position))
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, place: TopicPartition, offset: int) -> None:
         check_offset(place, offset)
         self.cursor(place)
         self._fetcher.seek(place, offset)
         self.collector.drop([place])
 
-    def seek_moment(self, places: Iterable[Place], moment: int) -> None:
+    def seek_moment(self, places: Iterable[TopicPartition], moment: int) -> None:
         wanted = list(places)
         for place in wanted:
             self.cursor(place)
         self._fetcher.seek_moments(dict.fromkeys(wanted, moment))
         self.collector.drop(wanted)
 
-    def pause(self, places: Iterable[Place]) -> None:
+    def pause(self, places: Iterable[TopicPartition]) -> None:
         wanted = list(places)
         for place in wanted:
             self.cursor(place)
@@ -257,7 +257,7 @@ class ConsumerCore:
         self.collector.pause()
         self._fetcher.make_room()
 
-    def resume(self, places: Iterable[Place]) -> None:
+    def resume(self, places: Iterable[TopicPartition]) -> None:
         wanted = list(places)
         for place in wanted:
             self.cursor(place)
@@ -310,7 +310,7 @@ class ConsumerCore:
         refusal = (final or NotHeld(gone)) if gone else None
         self._save(offsets, lambda error: on_done(error or refusal))
 
-    def _reached(self, place: Place, offsets: Offsets) -> int:
+    def _reached(self, place: TopicPartition, offsets: Offsets) -> int:
         """How far the log has a partition once `offsets` are saved, as far as this consumer knows."""
         cursor = self._fetcher.cursors.get(place)
         return -1 if cursor is None else offsets.get(place, cursor.saved)
@@ -370,7 +370,7 @@ class ConsumerCore:
 
     # Notifications
 
-    def _on_assigned(self, places: Iterable[Place], positions: Mapping[Place, int]) -> None:
+    def _on_assigned(self, places: Iterable[TopicPartition], positions: Mapping[TopicPartition, int]) -> None:
         wanted = list(places)
         metadata = self.network.metadata
         for topic in {topic for topic, _ in wanted} - self._counts.keys():
@@ -385,7 +385,7 @@ class ConsumerCore:
         self._fetcher.assign(late, EARLIEST)
         self._on_ready()
 
-    def _on_revoked(self, places: Iterable[Place]) -> Offsets:
+    def _on_revoked(self, places: Iterable[TopicPartition]) -> Offsets:
         wanted = list(places)
         offsets: Offsets = {}
         if self.options.commit_interval_ms and self.options.group:
@@ -394,7 +394,7 @@ class ConsumerCore:
         self._release(wanted, offsets)
         return offsets
 
-    def _on_lost(self, places: Iterable[Place]) -> None:
+    def _on_lost(self, places: Iterable[TopicPartition]) -> None:
         self._release(list(places), {})
 
     def _on_unsaved(self, offsets: Offsets) -> None:
@@ -402,7 +402,7 @@ class ConsumerCore:
         for place, offset in offsets.items():
             self._unsaved[place] = max(offset, self._unsaved.get(place, -1))
 
-    def _release(self, wanted: list[Place], saving: Offsets) -> None:
+    def _release(self, wanted: list[TopicPartition], saving: Offsets) -> None:
         if self._tracker is None and isinstance(self._source, Membership):
             cursors, handed_out = self._fetcher.cursors, self.handed_out()
             self._on_unsaved(
@@ -437,6 +437,6 @@ class ConsumerCore:
             self._reactor.tell(lambda: on_reset(reset))
 
 
-def check_offset(place: Place, offset: int) -> None:
+def check_offset(place: TopicPartition, offset: int) -> None:
     if offset < 0:
         raise InvalidRequest(f"offset {offset} of {place[0]}-{place[1]} is below 0")

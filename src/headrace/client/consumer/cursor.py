@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.connection.reactor import Backoff
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.errors import HeadraceError
 
 REPLICA_KEPT_S: Final = 300.0
@@ -32,7 +32,7 @@ class InFlight:
 
 
 class Cursor:
-    """State of one partition. `turn` changes with every seek: what was fetched in an earlier one no longer counts."""
+    """State of one partition. `version` rises with every seek: what was fetched for an earlier one no longer counts."""
 
     __slots__ = (
         "__weakref__",
@@ -58,7 +58,7 @@ class Cursor:
         "stuck",
         "topic",
         "topic_id",
-        "turn",
+        "version",
         "wanted",
     )
 
@@ -81,7 +81,7 @@ class Cursor:
         """From which offset, and why, `wanted` was set other than by the caller; `on_reset` hears of it then."""
         self.stuck = False
         """The log does not have `offset`: nothing is asked for until what was fetched before it is handed out."""
-        self.turn = 0
+        self.version = 0
         self.in_flight: InFlight | None = None
         self.paused = False
         self.epoch = -1
@@ -97,7 +97,7 @@ class Cursor:
         self.most_bytes = most_bytes
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TopicPartition:
         return self.topic, self.partition
 
     def __repr__(self) -> str:
@@ -105,24 +105,24 @@ class Cursor:
 
     def seek(self, offset: int) -> None:
         """Go on at an offset; what was asked for or buffered before no longer counts."""
-        self._turn()
+        self._invalidate()
         self.offset = self.position = self.done = self.begun = offset
         self.committed = self.saved = -1
 
     def read_again(self, offset: int) -> None:
         """What is before `position` from this offset on was not given out after all; progress stays."""
-        self._turn()
+        self._invalidate()
         self.offset = self.position = offset
 
     def seek_moment(self, moment: int, reset: tuple[int, str] | None = None) -> None:
         """Go on at the offset of a moment, once it is found."""
-        self._turn()
+        self._invalidate()
         self.offset = self.position = self.done = self.begun = -1
         self.committed = self.saved = -1
         self.wanted, self.reset = moment, reset
 
-    def _turn(self) -> None:
-        self.turn += 1
+    def _invalidate(self) -> None:
+        self.version += 1
         self.in_flight = None
         self.wanted = self.reset = None
         self.failure = None
@@ -138,7 +138,7 @@ class Cursor:
 
     def leave(self) -> None:
         """Nothing that was asked for or fetched counts any more."""
-        self.turn += 1
+        self.version += 1
         self.in_flight = None
 
     def succeed(self) -> None:
@@ -199,14 +199,14 @@ class CompletedFetch:
     """Whole batches of one partition as they came, from `first_offset` on; records before it do not count."""
 
     cursor: Cursor
-    turn: int
+    version: int
     records: memoryview
     first_offset: int
     next_offset: int
 
     @property
     def counts(self) -> bool:
-        return self.cursor.turn == self.turn
+        return self.cursor.version == self.version
 
 
 class FetchBuffer:

@@ -22,7 +22,7 @@ from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Metadata
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.cursor import CompletedFetch, Cursor, FetchBuffer, InFlight, fetchable, next_time
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.errors import Refusal
 from headrace.client.fetch_requests import EARLIEST, FetchLimits, extent, fetch_refusal, fetch_request, larger
@@ -75,7 +75,7 @@ class Fetcher:
         on_ready: Callable[[], None],
         on_reset: Callable[[Reset], None],
     ) -> None:
-        self.cursors: dict[Place, Cursor] = {}
+        self.cursors: dict[TopicPartition, Cursor] = {}
         self._network = network
         self._reactor = network.reactor
         self._metadata = network.metadata
@@ -110,9 +110,9 @@ class Fetcher:
 
     # What is read
 
-    def assign(self, positions: Mapping[Place, int | None], moment: int | None = None) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int | None], moment: int | None = None) -> None:
         """Read these as well, from the offset given, else from the moment given, else by the start rule."""
-        unknown: dict[Place, int] = {}
+        unknown: dict[TopicPartition, int] = {}
         for place, offset in positions.items():
             cursor = self.cursors[place] = Cursor(*place, self._limits.partition_max_bytes)
             found = self._metadata.topic(place[0])
@@ -127,7 +127,7 @@ class Fetcher:
         self.seek_moments(unknown)
         self.send_fetches()
 
-    def release(self, places: Iterable[Place]) -> None:
+    def release(self, places: Iterable[TopicPartition]) -> None:
         """No longer read these; what is buffered of them goes."""
         for place in places:
             cursor = self.cursors.pop(place, None)
@@ -135,40 +135,40 @@ class Fetcher:
                 cursor.leave()
         self._buffer.drop_stale()
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, place: TopicPartition, offset: int) -> None:
         self.cursors[place].seek(offset)
         self._buffer.drop_stale()
         self.send_fetches()
 
-    def read_again(self, place: Place, offset: int) -> None:
+    def read_again(self, place: TopicPartition, offset: int) -> None:
         """What was taken from this offset on and not given out is taken again; progress stays."""
         self.cursors[place].read_again(offset)
         self._buffer.drop_stale()
         self.send_fetches()
 
-    def seek_moments(self, moments: Mapping[Place, int], reset: tuple[int, str] | None = None) -> None:
+    def seek_moments(self, moments: Mapping[TopicPartition, int], reset: tuple[int, str] | None = None) -> None:
         """Go on at the offsets of moments, as soon as they are found."""
         if not moments:
             return
-        turns: dict[Place, tuple[Cursor, int]] = {}
+        versions: dict[TopicPartition, tuple[Cursor, int]] = {}
         for place, moment in moments.items():
             cursor = self.cursors[place]
             cursor.seek_moment(moment, reset)
-            turns[place] = cursor, cursor.turn
+            versions[place] = cursor, cursor.version
         self._buffer.drop_stale()
         OffsetLookup(
             self._network,
             moments,
-            lambda place, offset: self._on_found(*turns[place], offset),
-            lambda place, error: self._on_not_found(*turns[place], error),
-            lambda place: not self._closed and turns[place][0].turn == turns[place][1],
+            lambda place, offset: self._on_found(*versions[place], offset),
+            lambda place, error: self._on_not_found(*versions[place], error),
+            lambda place: not self._closed and versions[place][0].version == versions[place][1],
         )
 
-    def pause(self, places: Iterable[Place]) -> None:
+    def pause(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
             self.cursors[place].paused = True
 
-    def resume(self, places: Iterable[Place]) -> None:
+    def resume(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
             self.cursors[place].paused = False
         self.send_fetches()
@@ -303,7 +303,7 @@ class Fetcher:
     def _on_fetched(
         self,
         broker_id: int,
-        asked: dict[Place, tuple[Cursor, InFlight]],
+        asked: dict[TopicPartition, tuple[Cursor, InFlight]],
         names: dict[bytes, str],
         answer: Message | HeadraceError,
     ) -> None:
@@ -380,7 +380,7 @@ class Fetcher:
             return
         if reached.whole_bytes < len(records):
             records = records[: reached.whole_bytes]
-        self._buffer.add(CompletedFetch(cursor, cursor.turn, records, cursor.offset, reached.next_offset))
+        self._buffer.add(CompletedFetch(cursor, cursor.version, records, cursor.offset, reached.next_offset))
         cursor.offset, cursor.epoch = reached.next_offset, reached.leader_epoch
         # To the end of the line: a broker fills its answer from the first partition on.
         self.cursors[cursor.place] = self.cursors.pop(cursor.place)
@@ -435,8 +435,8 @@ class Fetcher:
             why = "a new leader's log ends before what was read"
             self._on_reset(Reset(cursor.topic, cursor.partition, before, cursor.offset, why))
 
-    def _on_found(self, cursor: Cursor, turn: int, offset: int) -> None:
-        if cursor.turn != turn or self._closed:
+    def _on_found(self, cursor: Cursor, version: int, offset: int) -> None:
+        if cursor.version != version or self._closed:
             return
         reset = cursor.reset
         cursor.seek(offset)
@@ -445,8 +445,8 @@ class Fetcher:
         self.send_fetches()
         self._on_ready()
 
-    def _on_not_found(self, cursor: Cursor, turn: int, error: HeadraceError) -> None:
-        if cursor.turn == turn and not self._closed:
+    def _on_not_found(self, cursor: Cursor, version: int, error: HeadraceError) -> None:
+        if cursor.version == version and not self._closed:
             self.fail(cursor, error)
 
     def _on_metadata(self, *_: object) -> None:

@@ -26,14 +26,14 @@ _SUBSCRIPTION_VERSION: Final = 3
 _NULL_NAME: Final = struct.pack(">h", -1)
 
 Assignment = dict[str, tuple[int, ...]]
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """A topic and a partition of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
     topics: tuple[str, ...]
-    owned: frozenset[Place] = frozenset()
+    owned: frozenset[TopicPartition] = frozenset()
     """What the member held when it joined; members that rebalance step by step keep reading it meanwhile."""
     generation: int = NO_GENERATION
     rack: str = ""
@@ -43,7 +43,7 @@ class Subscription:
 def encode_subscription(
     topics: Iterable[str],
     *,
-    owned: Iterable[Place] = (),
+    owned: Iterable[TopicPartition] = (),
     generation: int = NO_GENERATION,
     rack: str = "",
     user_data: bytes | None = None,
@@ -86,7 +86,7 @@ def decode_assignment(blob: bytes) -> Assignment:
     return reader.places()
 
 
-def by_topic(places: Iterable[Place]) -> Assignment:
+def by_topic(places: Iterable[TopicPartition]) -> Assignment:
     """The same places as an assignment has them."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(places):
@@ -94,7 +94,7 @@ def by_topic(places: Iterable[Place]) -> Assignment:
     return {topic: tuple(partitions) for topic, partitions in topics.items()}
 
 
-def places_of(assignment: Mapping[str, Sequence[int]]) -> list[Place]:
+def places_of(assignment: Mapping[str, Sequence[int]]) -> list[TopicPartition]:
     return [(topic, partition) for topic, partitions in assignment.items() for partition in partitions]
 
 

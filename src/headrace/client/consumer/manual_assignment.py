@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.client.connection.connections import Network
 from headrace.client.connection.metadata import Topic
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets, Progress, Saved
 from headrace.client.errors import UnknownTopic
 from headrace.errors import HeadraceError, SettingError
@@ -26,11 +26,11 @@ class ManualAssignment:
         self,
         network: Network,
         topics: Iterable[str],
-        chosen: Iterable[Place],
+        chosen: Iterable[TopicPartition],
         progress: Progress | None,
         *,
-        on_assigned: Callable[[list[Place], Offsets], None],
-        on_revoked: Callable[[list[Place]], Mapping[Place, int]],
+        on_assigned: Callable[[list[TopicPartition], Offsets], None],
+        on_revoked: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
         on_missing: Callable[[HeadraceError], None],
     ) -> None:
         self._network = network
@@ -48,15 +48,15 @@ class ManualAssignment:
         for topic in self._topics:
             self._look_up(topic)
 
-    wants_touch: Final = False
+    rebalance_waits: Final = False
 
-    def touch(self) -> None:
+    def on_poll(self) -> None:
         """A call of the consumer; nobody waits for one here."""
 
-    def away(self) -> None:
-        """As `touch`."""
+    def on_poll_end(self) -> None:
+        """As `on_poll`."""
 
-    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None:
         if self._progress is None:
             on_done(SettingError(NO_PROGRESS))
         else:
@@ -68,7 +68,7 @@ class ManualAssignment:
         self._network.metadata.listeners.remove(self._on_metadata)
         self._give_up([(topic, partition) for topic, held in self._held.items() for partition in held], on_done)
 
-    def _give_up(self, places: list[Place], on_done: Saved) -> None:
+    def _give_up(self, places: list[TopicPartition], on_done: Saved) -> None:
         offsets = self._on_revoked(places)
         if self._progress is None or not offsets:
             on_done(None)
@@ -115,7 +115,7 @@ class ManualAssignment:
         elif added:
             self._on_assigned(added, {})
 
-    def _on_loaded(self, places: list[Place], found: Offsets | HeadraceError) -> None:
+    def _on_loaded(self, places: list[TopicPartition], found: Offsets | HeadraceError) -> None:
         if isinstance(found, HeadraceError):
             self._on_missing(found)
         elif not self._left:

@@ -5,16 +5,16 @@
 
 Eager assignors give up everything before they join again; cooperative ones keep reading, and give up what has moved
 once they know. Before anything is given up its progress is saved, while the coordinator still takes it. That waits
-until the application comes for more (`touch`), for then it is done with what it has: a clean rebalance repeats no
-record. Between `away` and the next `touch` the member keeps its place by heartbeats, for `rebalance_timeout_ms` at
-most; then it leaves the group, and joins again when the application comes back.
+until the application comes for more (`on_poll`), for then it is done with what it has: a clean rebalance repeats no
+record. Between `on_poll_end` and the next `on_poll` the member keeps its place by heartbeats, for
+`rebalance_timeout_ms` at most; then it leaves the group, and joins again when the application comes back.
 
 Partitions are `lost`, not given up, when the group has gone on without this member: others may be reading them, and
 nothing can be saved. The one that leads looks at the topics every `look_interval_ms` and asks for a rebalance when
 one has grown. A static member (`instance_id`) does not leave when it is closed: it has its partitions again if it is
 back within the session timeout.
 
-Every answer belongs to a turn; the next join, or leaving, begins a new one, and what comes late is dropped.
+Every answer belongs to an attempt; the next join, or leaving, begins a new one, and what comes late is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headrace.client.consumer.coordinator import (
 )
 from headrace.client.consumer.group_protocol import (
     NO_GENERATION,
-    Place,
+    TopicPartition,
     by_topic,
     decode_assignment,
     encode_assignment,
@@ -59,11 +59,11 @@ LEAVE_WITHIN_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 10.0
 MISSING_LOOK_S: Final = 1.0
 
-Assigned = Callable[[frozenset[Place], Offsets], None]
+Assigned = Callable[[frozenset[TopicPartition], Offsets], None]
 """These partitions are new, with the progress of those that have any."""
-Revoked = Callable[[frozenset[Place]], Mapping[Place, int]]
+Revoked = Callable[[frozenset[TopicPartition]], Mapping[TopicPartition, int]]
 """These go; answer what is to be saved of them."""
-Lost = Callable[[frozenset[Place]], None]
+Lost = Callable[[frozenset[TopicPartition]], None]
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Membership:
         self.member_id = ""
         self.generation = NO_GENERATION
         self.protocol = ""
-        self.held: frozenset[Place] = frozenset()
+        self.held: frozenset[TopicPartition] = frozenset()
         """What the application was given and did not lose."""
         self._network = network
         self._reactor = network.reactor
@@ -124,13 +124,13 @@ class Membership:
         self._look_interval_s = look_interval_ms / 1000
         self._coordinator = Coordinator(network, group, on_error)
         self._progress = GroupProgress(self._coordinator, self._identity)
-        self._turn = 0
+        self._attempt = 0
         self._rejoining = False
         self._backoff = Backoff()
-        self._present = True
-        self._away_since = 0.0
-        self._at_touch: Callable[[], None] | None = None
-        self._parked: list[tuple[dict[Place, int], Saved]] = []
+        self._polling = True
+        self._busy_since = 0.0
+        self._at_poll: Callable[[], None] | None = None
+        self._parked: list[tuple[dict[TopicPartition, int], Saved]] = []
         self._rooms: dict[str, list[str]] = {}
         self._leaver: Saved | None = None
         self._failure: HeadraceError | None = None
@@ -140,25 +140,25 @@ class Membership:
             self._join()
 
     @property
-    def wants_touch(self) -> bool:
+    def rebalance_waits(self) -> bool:
         """Whether something waits for the application to be done."""
-        return self._at_touch is not None
+        return self._at_poll is not None
 
-    def touch(self) -> None:
+    def on_poll(self) -> None:
         """The application comes for more: it is done with what it was handed."""
         with self._reactor.lock:
-            self._present = True
-            if self._at_touch is not None:
-                waiting, self._at_touch = self._at_touch, None
+            self._polling = True
+            if self._at_poll is not None:
+                waiting, self._at_poll = self._at_poll, None
                 waiting()
 
-    def away(self) -> None:
+    def on_poll_end(self) -> None:
         """The application works on what it was handed."""
         with self._reactor.lock:
-            self._present = False
-            self._away_since = self._reactor.now()
+            self._polling = False
+            self._busy_since = self._reactor.now()
 
-    def commit(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None:
         """Save progress of partitions that are held; of any other the answer is NotHeld. In a rebalance it waits for
         the end of that.
         """
@@ -210,21 +210,21 @@ class Membership:
         return Identity(self.member_id, self.generation, self._instance_id)
 
     def _begin(self, state: State) -> None:
-        """A new turn: answers to what was asked before no longer count."""
-        self._turn += 1
+        """A new attempt: answers to what was asked before no longer count."""
+        self._attempt += 1
         self.state = state
         self._rejoining = False
-        self._at_touch = None
+        self._at_poll = None
 
     def _after(self, pause_s: float, fn: Callable[[], None]) -> None:
-        turn = self._turn
-        self._coordinator.later(pause_s, lambda: fn() if turn == self._turn else None)
+        attempt = self._attempt
+        self._coordinator.later(pause_s, lambda: fn() if attempt == self._attempt else None)
 
     def _ask(self, api_key: int, body: Message, on_answer: OnAnswer, timeout_s: float) -> None:
-        turn = self._turn
+        attempt = self._attempt
 
         def answered(answer: Message | HeadraceError) -> None:
-            if turn == self._turn:
+            if attempt == self._attempt:
                 on_answer(answer)
 
         # What waits for others may take minutes. A first join, which has no member id, is answered at once.
@@ -260,10 +260,10 @@ class Membership:
 
     def _lead(self, members: list[Participant], *, skip: bool) -> None:
         topics = frozenset().union(*(member.topics for member in members))
-        turn = self._turn
+        attempt = self._attempt
 
         def seen(rooms: dict[str, list[str]] | HeadraceError) -> None:
-            if turn != self._turn:
+            if attempt != self._attempt:
                 return
             if isinstance(rooms, HeadraceError):
                 self._refused(rooms)
@@ -296,12 +296,12 @@ class Membership:
         self._beat_later()
         self._load(places)
 
-    def _load(self, places: frozenset[Place]) -> None:
+    def _load(self, places: frozenset[TopicPartition]) -> None:
         """Find where to begin with what is new, hand it out, then give up what has moved."""
-        added, turn = places - self.held, self._turn
+        added, attempt = places - self.held, self._attempt
 
         def loaded(offsets: Offsets | HeadraceError) -> None:
-            if turn != self._turn:
+            if attempt != self._attempt:
                 return
             if isinstance(offsets, HeadraceError):
                 self._refused(offsets)
@@ -311,7 +311,7 @@ class Membership:
             self._send_parked()
             gone = self.held - places
             if gone:
-                self._when_present(lambda: self._give_up(gone))
+                self._when_polling(lambda: self._give_up(gone))
 
         self._progress.load(added, loaded)
 
@@ -324,25 +324,25 @@ class Membership:
         if self._assignor.step_by_step or not self.held:
             self._join()
         else:
-            self._when_present(lambda: self._give_up(self.held))
+            self._when_polling(lambda: self._give_up(self.held))
 
-    def _when_present(self, fn: Callable[[], None]) -> None:
-        if self._present:
+    def _when_polling(self, fn: Callable[[], None]) -> None:
+        if self._polling:
             fn()
         else:
-            self._at_touch = fn
+            self._at_poll = fn
 
-    def _give_up(self, places: frozenset[Place]) -> None:
+    def _give_up(self, places: frozenset[TopicPartition]) -> None:
         self._rejoining = True
         self.held -= places
         offsets = self._on_revoked(places)
-        turn = self._turn
+        attempt = self._attempt
 
         def saved(error: HeadraceError | None) -> None:
             if error is not None:
                 log.warning("group %r: progress of partitions that go was not saved: %s", self.group, error)
                 self._on_unsaved(dict(offsets))
-            if turn == self._turn:
+            if attempt == self._attempt:
                 self._join()
 
         self._progress.save(offsets, saved, within_s=self._session_s)
@@ -407,7 +407,7 @@ class Membership:
         self._after(self._beat_s, self._beat)
 
     def _beat(self) -> None:
-        if not self._present and self._reactor.now() - self._away_since > self._rebalance_s:
+        if not self._polling and self._reactor.now() - self._busy_since > self._rebalance_s:
             self._step_out()
             return
         request = heartbeat_request(self.group, self._identity())
@@ -432,14 +432,14 @@ class Membership:
         )  # fmt: skip
         self._begin(State.OUT)
         self._lose()
-        self._at_touch = self._join
+        self._at_poll = self._join
         self._say_goodbye(lambda: None)
 
     def _look_later(self, topics: frozenset[str]) -> None:
-        turn = self._turn
+        attempt = self._attempt
 
         def seen(rooms: dict[str, list[str]] | HeadraceError) -> None:
-            if turn != self._turn:
+            if attempt != self._attempt:
                 return
             if not isinstance(rooms, HeadraceError) and has_grown(self.protocol, self._rooms, rooms):
                 self._rejoin()
@@ -449,7 +449,7 @@ class Membership:
         pause_s = look_again_s(topics, self._rooms, self._look_interval_s)
         self._after(pause_s, lambda: look(self._network, topics, seen))
 
-    def _commit(self, offsets: dict[Place, int], on_done: Saved) -> None:
+    def _commit(self, offsets: dict[TopicPartition, int], on_done: Saved) -> None:
         def saved(error: HeadraceError | None) -> None:
             if error is None or error.kafka_code != ErrorCode.REBALANCE_IN_PROGRESS:
                 on_done(error)

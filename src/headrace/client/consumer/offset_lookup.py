@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.client.connection.connections import CONTROL, Network
 from headrace.client.connection.reactor import Backoff
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.errors import Refusal, is_retriable
 from headrace.client.fetch_requests import LATEST, offsets_request
 from headrace.errors import ErrorCode, HeadraceError
@@ -29,10 +29,10 @@ class OffsetLookup:
     def __init__(
         self,
         network: Network,
-        moments: Mapping[Place, int],
-        on_found: Callable[[Place, int], None],
-        on_failed: Callable[[Place, HeadraceError], None],
-        wanted: Callable[[Place], bool] = lambda _: True,
+        moments: Mapping[TopicPartition, int],
+        on_found: Callable[[TopicPartition, int], None],
+        on_failed: Callable[[TopicPartition, HeadraceError], None],
+        wanted: Callable[[TopicPartition], bool] = lambda _: True,
     ) -> None:
         self._network = network
         self._wanted = dict(moments)
@@ -50,7 +50,7 @@ class OffsetLookup:
         self._wanted = {place: moment for place, moment in self._wanted.items() if self._is_wanted(place)}
         if not self._wanted:
             return
-        by_leader: dict[int, list[Place]] = {}
+        by_leader: dict[int, list[TopicPartition]] = {}
         for place in self._wanted:
             leader = self._network.metadata.leader(*place)
             if leader is None:
@@ -79,7 +79,7 @@ class OffsetLookup:
         if not self._under_way:
             self._later()
 
-    def _on_answer(self, places: list[Place], answer: Message | HeadraceError) -> None:
+    def _on_answer(self, places: list[TopicPartition], answer: Message | HeadraceError) -> None:
         self._under_way -= 1
         if isinstance(answer, HeadraceError):
             if not answer.mapping.retriable:
@@ -94,7 +94,7 @@ class OffsetLookup:
         if not self._under_way:
             self._later()
 
-    def _read(self, place: Place, partition: Message) -> None:
+    def _read(self, place: TopicPartition, partition: Message) -> None:
         if place not in self._wanted:
             return
         code, offset = partition.error_code, partition.offset
@@ -109,7 +109,7 @@ class OffsetLookup:
             del self._wanted[place]
             self._on_found(place, max(offset, 0))
 
-    def _fail(self, place: Place, error: HeadraceError) -> None:
+    def _fail(self, place: TopicPartition, error: HeadraceError) -> None:
         if self._wanted.pop(place, None) is not None:
             self._on_failed(place, error)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.consumer.fetcher import Reset
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import SettingError
 
@@ -23,7 +23,7 @@ class ConsumerOptions(TypedDict, total=False):
     """See `ConsumerConfig` for their meaning."""
 
     bootstrap: str | Iterable[str]
-    partitions: Iterable[Place]
+    partitions: Iterable[TopicPartition]
     group: str | None
     mode: Literal["cluster", "broadcast"]
     assignor: Literal["average", "room-first", "consistent-hash", "range", "cooperative"]
@@ -53,7 +53,7 @@ class ConsumerOptions(TypedDict, total=False):
 class ConsumerConfig:
     topics: tuple[str, ...]
     bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP
-    partitions: tuple[Place, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
     """Read just these, without a group, instead of whole topics."""
     group: str | None = None
     """Progress is kept under this name; without it, none is."""

@@ -62,11 +62,11 @@ UNBOUNDED: Final = 1 << 62
 class _Waiting:
     """The records of one set that were not handed out yet."""
 
-    __slots__ = ("cursor", "held_bytes", "left", "progress", "size_bytes", "turn")
+    __slots__ = ("cursor", "held_bytes", "left", "progress", "size_bytes", "version")
 
     def __init__(self, completed: CompletedFetch, progress: Contiguous, left: int, size_bytes: int) -> None:
         self.cursor = completed.cursor
-        self.turn = completed.turn
+        self.version = completed.version
         self.held_bytes = len(completed.records)
         """What the set was when it came; its records are copies, so its memory is not kept."""
         self.progress = progress
@@ -76,7 +76,7 @@ class _Waiting:
 
     @property
     def counts(self) -> bool:
-        return self.cursor.turn == self.turn
+        return self.cursor.version == self.version
 
 
 class PriorityOrder:
@@ -203,10 +203,10 @@ class PriorityOrder:
         return moved
 
     def _progress_of(self, completed: CompletedFetch) -> Contiguous:
-        turn, progress = self._progress.get(completed.cursor, (-1, None))
-        if progress is None or turn != completed.turn:
+        version, progress = self._progress.get(completed.cursor, (-1, None))
+        if progress is None or version != completed.version:
             progress = Contiguous(completed.first_offset)
-            self._progress[completed.cursor] = completed.turn, progress
+            self._progress[completed.cursor] = completed.version, progress
         return progress
 
 

@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from headrace.client.connection.reactor import Reactor
 from headrace.client.consumer.coordinator import Coordinator, Identity, offset_commit_request, offset_fetch_request
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.errors import ErrorCode, HeadraceError, OperatorError
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.wire import api as apis
@@ -36,18 +36,18 @@ from headrace.wire.message import Message
 FORMAT: Final = 1
 WITHIN_S: Final = 30.0
 
-Offsets = dict[Place, int]
+Offsets = dict[TopicPartition, int]
 """The next record to read in each partition."""
 Loaded = Callable[[Offsets | HeadraceError], None]
 Saved = Callable[[HeadraceError | None], None]
 
 
 class Progress(Protocol):
-    def load(self, places: Iterable[Place], on_loaded: Loaded) -> None:
+    def load(self, places: Iterable[TopicPartition], on_loaded: Loaded) -> None:
         """What was saved of these partitions; those that nothing was saved of are left out."""
         ...
 
-    def save(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+    def save(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None:
         """Answered when it is where it outlives this process."""
         ...
 
@@ -91,10 +91,10 @@ class LocalProgress:
             self.close()
             raise
 
-    def load(self, places: Iterable[Place], on_loaded: Loaded) -> None:
+    def load(self, places: Iterable[TopicPartition], on_loaded: Loaded) -> None:
         on_loaded({place: self._offsets[place] for place in places if place in self._offsets})
 
-    def save(self, offsets: Mapping[Place, int], on_done: Saved) -> None:
+    def save(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None:
         self._offsets.update(offsets)
         self._waiting.append(on_done)
         if not self._writing:
@@ -190,7 +190,7 @@ def _number(value: Any) -> int:
 class NotHeld(HeadraceError):
     """Progress of partitions that the group has not given to this member, or not any more."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[TopicPartition]) -> None:
         names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(places))
         super().__init__(
             f"progress of {names} was not saved: the group has not given it to this member, or to another since; "
@@ -202,10 +202,10 @@ class GroupProgress:
     def __init__(self, coordinator: Coordinator, identity: Callable[[], Identity]) -> None:
         self._coordinator = coordinator
         self._identity = identity
-        self._newest: dict[Place, tuple[Identity, int]] = {}
+        self._newest: dict[TopicPartition, tuple[Identity, int]] = {}
         """What was asked to be saved last of each partition, and as whom."""
 
-    def load(self, places: Iterable[Place], on_loaded: Loaded) -> None:
+    def load(self, places: Iterable[TopicPartition], on_loaded: Loaded) -> None:
         wanted = list(places)
         if not wanted:
             on_loaded({})
@@ -217,7 +217,7 @@ class GroupProgress:
 
         self._coordinator.persist(apis.OFFSET_FETCH, lambda: request, _fetch_code, loaded, within_s=WITHIN_S)
 
-    def save(self, offsets: Mapping[Place, int], on_done: Saved, *, within_s: float = WITHIN_S) -> None:
+    def save(self, offsets: Mapping[TopicPartition, int], on_done: Saved, *, within_s: float = WITHIN_S) -> None:
         if not offsets:
             on_done(None)
             return

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from headrace.client.consumer.group_protocol import Place
+from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets
 from headrace.client.consumer.retries import OutgoingRecord, retried_record
 from headrace.records.consumer_records import ReceivedRecord
@@ -82,7 +82,7 @@ class PartitionProgress:
 class Job:
     record: ReceivedRecord
     """As the listener gets it."""
-    place: Place
+    place: TopicPartition
     offset: int
     """Where it was read: of a record that is tried again, in the retry topic."""
     progress: PartitionProgress
@@ -102,8 +102,8 @@ class Workload:
         self.running = 0
         self.holds = 0
         """Nothing begins while somebody holds it."""
-        self._progress: dict[Place, PartitionProgress] = {}
-        self._queues: dict[Place, deque[Job]] = {}
+        self._progress: dict[TopicPartition, PartitionProgress] = {}
+        self._queues: dict[TopicPartition, deque[Job]] = {}
         self._ready: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Job]] = []
         self._order = itertools.count()
@@ -113,7 +113,7 @@ class Workload:
         """Records that were taken in and are not done."""
         return sum(progress.pending for progress in self._progress.values())
 
-    def is_full(self, place: Place, share: Share) -> bool:
+    def is_full(self, place: TopicPartition, share: Share) -> bool:
         """Whether no more of a partition should be taken in: it has enough to do, or one record that is not done keeps
         too many others from being saved.
         """
@@ -124,7 +124,7 @@ class Workload:
             or progress.unsaved >= SPAN_MAX
         )
 
-    def has_room(self, place: Place, share: Share) -> bool:
+    def has_room(self, place: TopicPartition, share: Share) -> bool:
         """Whether one that was full should be taken in again: when half of what it may have is done, not one by one."""
         progress = self._progress.get(place)
         return progress is None or (
@@ -133,7 +133,7 @@ class Workload:
             and progress.unsaved < SPAN_MAX
         )
 
-    def progress_of(self, place: Place) -> PartitionProgress:
+    def progress_of(self, place: TopicPartition) -> PartitionProgress:
         progress = self._progress.get(place)
         return progress if progress is not None else self._progress.setdefault(place, PartitionProgress())
 
@@ -206,7 +206,7 @@ class Workload:
         """Whether its partition is still the one that it was read from; if not, somebody else does it."""
         return self._progress.get(job.place) is job.progress
 
-    def drop(self, places: Iterable[Place]) -> None:
+    def drop(self, places: Iterable[TopicPartition]) -> None:
         """These partitions are gone: what of them has not begun does not."""
         for place in places:
             self._progress.pop(place, None)
