@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -127,20 +127,50 @@ def test_code_that_interrupts_a_send_does_not_take_its_place(
                 signal.raise_signal(signal.SIGUSR1)
             return found if written else send_alone(link, *arguments)
 
-        producer.send(name, b"first", partition=0)
-        before = signal.signal(signal.SIGUSR1, handle)
+        before, sent = signal.signal(signal.SIGUSR1, handle), list[bytes]()
         monkeypatch.setattr(Link, "send_alone", interrupted)
         try:
-            assert producer.send(name, b"outer", partition=0).offset == 1
+            while not said:  # one that finds a timer due takes the other way
+                assert producer.send(name, b"%d" % len(sent), partition=0).offset == len(sent)
+                sent.append(b"%d" % len(sent))
         finally:
             signal.signal(signal.SIGUSR1, before)
     if waiting:
         assert isinstance(said[0], CalledWithin)
     else:
         assert isinstance(said[0], Delivery)
-        assert said[0].result().offset == 2
+        assert said[0].result().offset == len(sent)
     found = [record.value for record in read_partition(cluster, name, 0)]
-    assert found == [b"first", b"outer", *([] if waiting else [b"inner"])]
+    assert found == [*sent, *([] if waiting else [b"inner"])]
+
+
+def test_what_interrupted_a_send_leaves_after_it_when_the_background_thread_lets_it_leave(
+    tap: WireTap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the answer is awaited. With the stamp of the record before it, it would be taken for a repeat, and lost."""
+    topic, inner, before = "direct-left-behind", list[Delivery](), list[int]()
+    send_alone, give_up = Link.send_alone, thread_reactor.ReactorLock.give_up
+
+    def interrupted(link: Link, *arguments: Any) -> Any:
+        before.append(len(tap.of(apis.PRODUCE)))
+        if not inner:
+            inner.append(made.send_async(topic, b"inner"))
+        return send_alone(link, *arguments)
+
+    def sleep_long(lock: thread_reactor.ReactorLock, rouse: Callable[[], object], word: Any = None) -> None:
+        give_up(lock, rouse, word)
+        if word is not None:
+            on_the_wire(tap, before[-1] + 2)
+
+    with Producer(tap.address, interval_ms=0) as made:
+        made.send(topic, b"first")
+        monkeypatch.setattr(Link, "send_alone", interrupted)
+        monkeypatch.setattr(thread_reactor.ReactorLock, "give_up", sleep_long)
+        while not inner:  # one that finds a timer due takes the other way
+            outer = made.send(topic, b"outer")
+        monkeypatch.undo()
+    assert inner[0].result(20).offset == outer.offset + 1
+    assert values(tap, topic)[-2:] == [b"outer", b"inner"]
 
 
 @proves("J10")

@@ -201,9 +201,8 @@ class ReactorLock(RLock):  # type: ignore[misc]
                 _shield.raise_up()
         self.acquire()
         if self.word is not None:
-            word, self.word = self.word, None
             try:
-                word()
+                self.hear()
             except BaseException:
                 self.__exit__()
                 raise
@@ -215,6 +214,12 @@ class ReactorLock(RLock):  # type: ignore[misc]
             _shield.depth -= 1
             if _shield.noted and not _shield.depth:
                 _shield.take_down()
+
+    def hear(self) -> None:
+        """Run the word that was left, if one was."""
+        word, self.word = self.word, None
+        if word is not None:
+            word()
 
     def leave(self) -> None:
         """As `__exit__`, and gives the handlers their places back."""
@@ -592,7 +597,7 @@ class ThreadReactor:
         alone.register(self._rear_bell, select.POLLIN)
         visits, park_s = -1, AWAY_S
         while True:
-            # Whatever was left to do, its bringer has taken the lock in the usual way: there is no word to be run.
+            # To look in is not to take the lock: a word is for who does something.
             self.lock.acquire()
             try:
                 self._rear_polls = False
@@ -606,6 +611,8 @@ class ThreadReactor:
                     self._work(self._epoll.poll(0, EVENTS_MAX))
                     until = self._timers.next_at
                 elif self._soon:
+                    # Left before the word was, by code that interrupted who sleeps now.
+                    self._run(self.lock.hear)
                     self._work(())
                 if away:
                     self._rear_polls = True
