@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.arrow.archive import Archive, Wanted, Work
+from headrace.arrow.archive import Archive, Work
+from headrace.client.admin.query import RecordQuery
 from headrace.pipelines import compact, index
 from headrace.pipelines.summary import Progress
 from headrace.records.arrow import HEADERS_TYPE, TIMESTAMP_TYPE
@@ -74,7 +75,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, answer
 
 
-def look_up(folder: Path, wanted: Wanted) -> list[Any]:
+def look_up(folder: Path, wanted: RecordQuery) -> list[Any]:
     return list(Archive(folder).find(wanted, True, Work()))
 
 
@@ -89,7 +90,7 @@ def by_key(folder: Path, count: int, lookups: int, scans: int) -> dict[str, Any]
     looked, scanned = [], []
     for nth in range(lookups):
         key = b"key-%d" % draw.randrange(int(count * KEYS_PER_RECORD))
-        seconds, found = timed(lambda key=key: look_up(folder, Wanted(TOPIC, key)))  # type: ignore[misc]
+        seconds, found = timed(lambda key=key: look_up(folder, RecordQuery(TOPIC, key)))  # type: ignore[misc]
         looked.append(seconds)
         if nth % (lookups // scans) == 0:
             seconds, rows = timed(lambda key=key: scan(folder, key))  # type: ignore[misc]
@@ -109,7 +110,7 @@ def by_offset(folder: Path, count: int, lookups: int) -> dict[str, Any]:
     seconds = [
         timed(
             lambda: look_up(
-                folder, Wanted(TOPIC, ids=((draw.randrange(PARTITIONS), draw.randrange(count // PARTITIONS)),))
+                folder, RecordQuery(TOPIC, ids=((draw.randrange(PARTITIONS), draw.randrange(count // PARTITIONS)),))
             )
         )[0]
         for _ in range(lookups)

@@ -148,7 +148,7 @@ def ask(
     for _ in range(queries):
         number = draw.randrange(options.keys)
         began = time.perf_counter()
-        found = list(query.find(cluster, query.Wanted(KEYED, key(number))))
+        found = list(query.find(cluster, query.RecordQuery(KEYED, key(number))))
         took.append(time.perf_counter() - began)
         expected = rounds * pool.keys[number]
         assert len(found) == expected if exact else len(found) >= expected, (number, len(found), expected)

@@ -42,11 +42,11 @@ def test_records_are_found_by_key_id_and_time(run: Run, broker: Broker, topic: M
     assert by_time.stdout.split() == ["v99", "v98", "v97", "v96"]
     assert "KEY_INDEX_BEHIND" in run("topic", "describe", name).stdout
     with Cluster(broker.bootstrap) as cluster:
-        asked = query.Wanted(name, b"k5", ids=((found[0]["partition"], found[0]["offset"]),))
+        asked = query.RecordQuery(name, b"k5", ids=((found[0]["partition"], found[0]["offset"]),))
         assert list(query.find(cluster, asked)) == []
-        newest = list(query.find(cluster, query.Wanted(name, b"k4"), limit=3))
+        newest = list(query.find(cluster, query.RecordQuery(name, b"k4"), limit=3))
         assert [record.value for _, record in newest] == [b"v94", b"v84", b"v74"]
-        earlier = list(query.find(cluster, query.Wanted(name, to_ms=1_750_000_003_000), newest_first=False))
+        earlier = list(query.find(cluster, query.RecordQuery(name, to_ms=1_750_000_003_000), newest_first=False))
         assert sorted(record.value or b"" for _, record in earlier) == [b"v0", b"v1", b"v2"]
 
 
@@ -79,7 +79,7 @@ def test_kill_and_lost_files_cost_a_query_nothing(fresh_broker: Start) -> None:
         with Cluster(broker.bootstrap) as cluster:
             count = produce(cluster, "orders", count)
             for key in range(10):
-                found = query.find(cluster, query.Wanted("orders", b"k%d" % key), newest_first=False)
+                found = query.find(cluster, query.RecordQuery("orders", b"k%d" % key), newest_first=False)
                 assert [record.value for _, record in found] == [b"v%d" % n for n in range(key, count, 10)]
             (position,) = query.index_positions(cluster, cluster.topic("orders"))
             assert position.behind == 0

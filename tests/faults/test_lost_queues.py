@@ -60,7 +60,7 @@ def answers(cluster: Cluster, topics: list[str], seed: int) -> list[tuple[str, b
     found = []
     for _ in range(QUERIES):
         topic, key = draw.choice(topics), b"key %d" % draw.randrange(KEYS)
-        rows = query.find(cluster, query.Wanted(topic, key), newest_first=False)
+        rows = query.find(cluster, query.RecordQuery(topic, key), newest_first=False)
         found.append((topic, key, [record.value for _, record in rows]))
     return found
 

@@ -16,11 +16,12 @@ from deltalake import DeltaTable
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
 from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients.topics import create_topic
-from headrace.arrow.archive import Archive, Wanted, Work
+from headrace.arrow.archive import Archive, Work
 from headrace.arrow.key_index import BLOCK_OFFSETS, KeyIndex, key_hash
 from headrace.cli.main import main
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import list_offsets
+from headrace.client.admin.query import RecordQuery
 from headrace.client.fetch_requests import EARLIEST
 from headrace.pipelines import archive, compact, index
 from headrace.pipelines.index import Generation
@@ -43,7 +44,7 @@ def build(spark: SparkSession) -> Build:
     return run
 
 
-def found(archive: Path, wanted: Wanted, work: Work | None = None) -> list[Row]:
+def found(archive: Path, wanted: RecordQuery, work: Work | None = None) -> list[Row]:
     rows = Archive(archive).find(wanted, False, work or Work())
     return [Row(wanted.topic, n, r.offset, r.timestamp_ms, r.key, r.value, tuple(r.headers)) for n, r in rows]
 
@@ -68,7 +69,7 @@ def check_keys(archive: Path, seed: int, unindexed: bool) -> None:
                 and (to_ms is None or row.timestamp_ms < to_ms)
             ]
             work = Work()
-            assert found(archive, Wanted(topic, key, (), from_ms, to_ms), work) == expected
+            assert found(archive, RecordQuery(topic, key, (), from_ms, to_ms), work) == expected
             assert (work.files_not_indexed > 0) == (unindexed and topic != "unknown")
 
 
@@ -113,8 +114,8 @@ def test_key_of_many_records_takes_few_rows(tmp_path: Path, build: Build) -> Non
     count = BLOCK_OFFSETS + 1000
     append(tmp_path, [Row("t", 0, n, MIDNIGHT_MS + n, b"rare" if n == 70 else b"hot", b"") for n in range(count)])
     assert build(tmp_path)["index_rows"] == 3
-    assert len(found(tmp_path, Wanted("t", b"hot"))) == count - 1
-    assert [row.offset for row in found(tmp_path, Wanted("t", b"rare"))] == [70]
+    assert len(found(tmp_path, RecordQuery("t", b"hot"))) == count - 1
+    assert [row.offset for row in found(tmp_path, RecordQuery("t", b"rare"))] == [70]
 
 
 def test_index_of_another_table_counts_as_none(tmp_path: Path, build: Build) -> None:
@@ -124,9 +125,9 @@ def test_index_of_another_table_counts_as_none(tmp_path: Path, build: Build) -> 
     build(one)
     (one / "keys").rename(other / "keys")
     assert KeyIndex(other, DeltaTable(str(other / "records"))).version is None
-    assert [row.value for row in found(other, Wanted("t", b"b"))] == [b"2"]
+    assert [row.value for row in found(other, RecordQuery("t", b"b"))] == [b"2"]
     assert build(other)["index_rows"] == 1
-    assert found(other, Wanted("t", b"a")) == []
+    assert found(other, RecordQuery("t", b"a")) == []
 
 
 def test_new_rows_absorb_generations_that_are_not_much_larger() -> None:
@@ -159,7 +160,7 @@ def test_finds_what_the_broker_has_deleted(
     everything = rows_of(tmp_path)
     assert [row.offset for row in everything] == list(range(sent))
     work = Work()
-    assert found(tmp_path, Wanted(topic, b"key 7"), work) == [row for row in everything if row.key == b"key 7"]
+    assert found(tmp_path, RecordQuery(topic, b"key 7"), work) == [row for row in everything if row.key == b"key 7"]
     assert work.files_not_indexed == 1
     assert main(["query", "--archive", str(tmp_path), "--topic", topic, "--key", "key 7", "--format", "%o"]) == 0
     assert "6" in capfd.readouterr().out.split()
@@ -179,11 +180,11 @@ def test_columns_and_dead_letters_are_no_hindrance(
         fill(broker.bootstrap, topic, sent, key="name")
         archive.run(spark, options)
     assert build(tmp_path)["records_indexed"] == 32
-    before = found(tmp_path, Wanted(topic, b"even"))
+    before = found(tmp_path, RecordQuery(topic, b"even"))
     assert [row.offset for row in before] == [n for n in range(40) if n % 2 == 0 and n % 5]
     assert compact.run(spark, compact.CompactOptions(tmp_path), Progress()).facts["files_merged"] == 2
     work = Work()
-    assert found(tmp_path, Wanted(topic, b"even"), work) == before
+    assert found(tmp_path, RecordQuery(topic, b"even"), work) == before
     assert work.files_not_indexed == 0
     kept = DeltaTable(str(tmp_path / "records")).to_pyarrow_table(columns=["offset", "n", "name"]).sort_by("offset")
     assert kept["n"].to_pylist() == kept["offset"].to_pylist() == [n for n in range(40) if n % 5]

@@ -26,6 +26,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from headrace.arrow.key_index import KeyIndex, Span
+from headrace.client.admin.query import RecordQuery
 from headrace.errors import OperatorError
 from headrace.records.record import Record
 
@@ -54,18 +55,6 @@ class File:
     bounds: Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is looked for: all that is given has to hold. `to_ms` itself is outside."""
-
-    topic: str
-    key: bytes | None = None
-    ids: tuple[tuple[int, int], ...] = ()
-    """Partition and offset of single records; empty for all."""
-    from_ms: int | None = None
-    to_ms: int | None = None
-
-
 @dataclass(slots=True)
 class Work:
     """What a search has looked at so far."""
@@ -87,7 +76,7 @@ class Archive:
     def files(self) -> list[File]:
         return list_files(self.table)
 
-    def find(self, wanted: Wanted, newest_first: bool, work: Work) -> Iterator[tuple[int, Record]]:
+    def find(self, wanted: RecordQuery, newest_first: bool, work: Work) -> Iterator[tuple[int, Record]]:
         """Partition and record; newest first, or by partition and offset."""
         groups = list(self._groups(wanted, newest_first, work))
         heapq.heapify(groups)
@@ -104,7 +93,7 @@ class Archive:
                 row = heapq.heappop(ready)[2]
                 yield row["partition"], _record(row)
 
-    def dead_letters(self, wanted: Wanted) -> list[tuple[int, int, str]]:
+    def dead_letters(self, wanted: RecordQuery) -> list[tuple[int, int, str]]:
         """Partition, offset and reason of records that match, but were put aside when they could not be decoded."""
         path = self.folder / "dead_letters"
         if not DeltaTable.is_deltatable(str(path)):
@@ -126,7 +115,7 @@ class Archive:
         except (OSError, ValueError, KeyError):
             return False
 
-    def _groups(self, wanted: Wanted, newest_first: bool, work: Work) -> Iterator[_Group]:
+    def _groups(self, wanted: RecordQuery, newest_first: bool, work: Work) -> Iterator[_Group]:
         """Row groups that may hold a match, each with the least place in the order that a row of it can have."""
         files = [file for file in self.files() if file.topic == wanted.topic]
         everywhere: set[str] = set()
@@ -153,7 +142,7 @@ class Archive:
                 group = opened.metadata.row_group(number)
                 yield number, Bounds(*(_statistics(group.column(leaves[name])) for name in BOUNDED))
 
-    def _matches(self, group: _Group, wanted: Wanted) -> list[dict[str, Any]]:
+    def _matches(self, group: _Group, wanted: RecordQuery) -> list[dict[str, Any]]:
         """Rows of one row group. Values are read only where something matches."""
         with self._open(group.path) as opened:
             narrow = [*BOUNDED, *(["key"] if wanted.key is not None else [])]
@@ -287,7 +276,7 @@ class _Places:
         return False
 
 
-def _may_hold(bounds: Bounds, places: _Places | None, wanted: Wanted) -> bool:
+def _may_hold(bounds: Bounds, places: _Places | None, wanted: RecordQuery) -> bool:
     if bounds.timestamp is not None:
         least_us, greatest_us = bounds.timestamp
         # Statistics of a table may be cut to milliseconds.
@@ -326,7 +315,7 @@ def _order(row: dict[str, Any], newest_first: bool) -> tuple[int, ...]:
     return row["partition"], row["offset"]
 
 
-def _mask(rows: Any, wanted: Wanted) -> Any:
+def _mask(rows: Any, wanted: RecordQuery) -> Any:
     chosen = [pc.is_valid(rows["offset"])]
     if wanted.key is not None:
         chosen.append(pc.equal(rows["key"], pa.scalar(wanted.key, rows.schema.field("key").type)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from headrace.cli.options import json_option, with_connect
+from headrace.cli.options import compression_option, json_option, with_connect
 from headrace.cli.output import format_bytes, show_json
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
@@ -62,13 +62,7 @@ class _Setup:
 )
 @click.option("--producers", type=click.IntRange(1, 64), default=1, show_default=True, help="Producers at a time.")
 @click.option("--partitions", type=click.IntRange(1), help="Create the topic with so many, if it is not there.")
-@click.option(
-    "--compression",
-    type=click.Choice([codec.name.lower() for codec in Codec]),
-    default="none",
-    show_default=True,
-    help="How batches are packed.",
-)
+@compression_option
 @click.option("--ledger", metavar="DIR", help="Note every acknowledged record there, for `pipeline audit`.")
 @click.option("--traces", metavar="DIR", help="Note when each batch went and came there, for `pipeline report`.")
 @click.option("--seed", type=click.IntRange(0), help="The same seed makes the same events; else no two runs do.")

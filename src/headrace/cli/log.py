@@ -23,7 +23,7 @@ from headrace.records import kernel
 from headrace.records.codecs import Codec
 from headrace.storage import folder
 from headrace.storage.log import TopicPartition
-from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem
+from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem, SegmentReport
 from headrace.storage.offline.verify import dump as dump_batches
 from headrace.storage.offline.verify import inspect_folder
 from headrace.storage.offline.verify import reports as verify_reports
@@ -97,12 +97,7 @@ def _show_verified(
         {
             "partition": str(report.topic_partition),
             "segment": os.path.basename(segment.path),
-            "first": segment.base_offset,
-            "next": segment.next_offset,
-            "batches": segment.batches,
-            "records": segment.records,
-            "bytes": segment.size_bytes,
-            "compacted": segment.compacted,
+            **_segment_row(segment),
         }
         for report in reports
         for segment in report.segments
@@ -128,18 +123,18 @@ def _partition_row(report: PartitionReport) -> dict[str, Any]:
         "topic_id": report.topic_id.hex() if report.topic_id else None,
         "start": report.start_offset,
         "end": report.end_offset,
-        "segments": [
-            {
-                "path": segment.path,
-                "first": segment.base_offset,
-                "next": segment.next_offset,
-                "batches": segment.batches,
-                "records": segment.records,
-                "bytes": segment.size_bytes,
-                "compacted": segment.compacted,
-            }
-            for segment in report.segments
-        ],
+        "segments": [{"path": segment.path, **_segment_row(segment)} for segment in report.segments],
+    }
+
+
+def _segment_row(segment: SegmentReport) -> dict[str, Any]:
+    return {
+        "first": segment.base_offset,
+        "next": segment.next_offset,
+        "batches": segment.batches,
+        "records": segment.records,
+        "bytes": segment.size_bytes,
+        "compacted": segment.compacted,
     }
 
 

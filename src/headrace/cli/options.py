@@ -35,14 +35,7 @@ def with_cluster(command: F) -> F:
 def with_connect(command: F) -> F:
     """Give the command `connect`, which makes clusters from --bootstrap and its kin: one for each thread."""
 
-    @click.option(
-        "--bootstrap",
-        envvar=BOOTSTRAP_VARIABLE,
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        metavar="HOST:PORT,...",
-        help="Any broker of the cluster.",
-    )
+    @bootstrap_option
     @click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS", help="How long to wait and retry.")
     @click.option("--tls-ca", metavar="FILE", help="Speak TLS, and trust the certificates in this PEM file.")
     @functools.wraps(command)
@@ -59,6 +52,31 @@ def with_connect(command: F) -> F:
         return command(*args, connect=connect, **kwargs)
 
     return connecting  # type: ignore[return-value]
+
+
+def bootstrap_option(command: F) -> F:
+    """--bootstrap, as `bootstrap`."""
+    return click.option(
+        "--bootstrap",
+        envvar=BOOTSTRAP_VARIABLE,
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        metavar="HOST:PORT,...",
+        help="Any broker of the cluster.",
+    )(command)
+
+
+def compression_option(command: F) -> F:
+    """--compression, as `compression`, the name of a codec in small letters."""
+    from headrace.records.codecs import Codec
+
+    return click.option(
+        "--compression",
+        type=click.Choice([codec.name.lower() for codec in Codec]),
+        default="none",
+        show_default=True,
+        help="How batches are packed.",
+    )(command)
 
 
 def json_option(command: F) -> F:

@@ -17,13 +17,12 @@ import click
 
 from headrace.cli import formats
 from headrace.cli.lines import read_lines
-from headrace.cli.options import json_option, pairs, with_cluster
+from headrace.cli.options import compression_option, json_option, pairs, with_cluster
 from headrace.cli.output import show_json
 from headrace.client.admin.cluster import Cluster
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError, OperatorError
 from headrace.records.builder import Delivery
-from headrace.records.codecs import Codec
 from headrace.records.record import Header, NewRecord
 
 ACKS: Final = {"0": 0, "1": 1, "-1": -1, "all": -1}
@@ -44,13 +43,7 @@ EXIT_INTERRUPTED: Final = 130
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record; repeat.")
 @click.option("--partition", type=click.IntRange(0), help="Send here; else by hash of the key, else spread.")
 @click.option("--acks", type=click.Choice(list(ACKS)), default="all", show_default=True, help="Who must have it.")
-@click.option(
-    "--compression",
-    type=click.Choice([codec.name.lower() for codec in Codec]),
-    default="none",
-    show_default=True,
-    help="How batches are packed.",
-)
+@compression_option
 @click.option("--ledger", "ledger_folder", metavar="DIR", help="Note every acknowledged record there, for an audit.")
 @click.option("--linger", default=50, show_default=True, metavar="MS", help="Send when input pauses for so long.")
 @json_option

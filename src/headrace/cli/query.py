@@ -22,7 +22,7 @@ from headrace.cli.formats import Format, make_format
 from headrace.cli.options import with_connect
 from headrace.cli.times import EXPECTED, parse_time_ms
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.query import Wanted, find
+from headrace.client.admin.query import RecordQuery, find
 from headrace.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def query(
         form = make_format("json" if as_json else format_name)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from None
-    wanted = Wanted(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
+    wanted = RecordQuery(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
     if folder is not None:
         _in_archive(folder, wanted, form, order == "newest", limit)
         return
@@ -90,21 +90,20 @@ def query(
     click.echo(f"{count} records, found in {(time.monotonic() - began) * 1000:.0f} ms", err=True)
 
 
-def _in_archive(folder: Path, asked: Wanted, form: Format, newest_first: bool, limit: int | None) -> None:
+def _in_archive(folder: Path, wanted: RecordQuery, form: Format, newest_first: bool, limit: int | None) -> None:
     try:
         from headrace.arrow import archive as archives
     except ImportError:
         raise OperatorError("pyarrow and deltalake are not installed: pip install 'headrace[spark]'") from None
     began = time.monotonic()
-    wanted = archives.Wanted(asked.topic, asked.key, asked.ids, asked.from_ms, asked.to_ms)
     work, count, nulls = archives.Work(), 0, 0
     archive = archives.Archive(folder)
     for partition, record in itertools.islice(archive.find(wanted, newest_first, work), limit):
-        sys.stdout.buffer.write(form(asked.topic, partition, record))
+        sys.stdout.buffer.write(form(wanted.topic, partition, record))
         count += 1
         nulls += record.value is None
     sys.stdout.buffer.flush()
-    click.echo(_told(count, asked, work, time.monotonic() - began), err=True)
+    click.echo(_told(count, wanted, work, time.monotonic() - began), err=True)
     if nulls and archive.drops_values():
         click.echo(
             f"headrace: {nulls} records have no value because the archive keeps none (--drop-value), not because none "
@@ -121,7 +120,7 @@ def _told_dead(dead: list[tuple[int, int, str]], folder: Path) -> str:
     return f"headrace: {len(dead)} dead letters match, in {folder / 'dead_letters'}: {', '.join(shown)}{more}"
 
 
-def _told(count: int, wanted: Wanted, work: Work, elapsed_s: float) -> str:
+def _told(count: int, wanted: RecordQuery, work: Work, elapsed_s: float) -> str:
     """`3 records, 2 row groups of 2 files read in 21 ms`, and what of it was not indexed."""
     line = f"{count} records, {work.row_groups} row groups of {work.files} files read in {elapsed_s * 1000:.0f} ms"
     if wanted.key is None or wanted.ids or not work.files_not_indexed:

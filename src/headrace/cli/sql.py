@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
-from headrace.cli.options import pairs
+from headrace.cli.options import bootstrap_option, pairs
 from headrace.cli.output import show_table
-from headrace.cli.pipelines.options import OWN_ERROR, bootstrap_option, cause_of, spark_options, spark_session
+from headrace.cli.pipelines.options import OWN_ERROR, cause_of, spark_options, spark_session
 from headrace.errors import OperatorError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.options import bootstrap_option
 from headrace.cli.pipelines.options import (
-    bootstrap_option,
     progress,
     readable_errors,
     show,

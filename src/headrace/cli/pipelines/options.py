@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.options import BOOTSTRAP_VARIABLE, json_option, pairs
+from headrace.cli.options import json_option, pairs
 from headrace.cli.output import show_json, show_table
-from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.errors import OperatorError
 from headrace.pipelines.summary import Progress, Summary
 
@@ -24,18 +23,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_FAILED = 1
 # How the last line of a traceback gives an error of ours.
 OWN_ERROR = re.compile(r"^headrace\.[\w.]+: ")
-
-
-def bootstrap_option(command: F) -> F:
-    """--bootstrap, as `bootstrap`."""
-    return click.option(
-        "--bootstrap",
-        envvar=BOOTSTRAP_VARIABLE,
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        metavar="HOST:PORT,...",
-        help="Any broker of the cluster.",
-    )(command)
 
 
 def spark_options(command: F) -> F:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.options import pairs
-from headrace.cli.pipelines.options import bootstrap_option, progress, show, spark_options, spark_session
+from headrace.cli.options import bootstrap_option, pairs
+from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
 from headrace.cli.sql import silence, sql_errors
 
 

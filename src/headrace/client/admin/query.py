@@ -35,7 +35,7 @@ Row = tuple[int, Record]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordQuery:
     """What is looked for: all that is given has to hold. `to_ms` itself is outside."""
 
     topic: str
@@ -66,7 +66,9 @@ class IndexPosition:
         return max(0, self.high_watermark - self.indexed_offset)
 
 
-def find(cluster: Cluster, wanted: Wanted, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Row]:
+def find(
+    cluster: Cluster, wanted: RecordQuery, *, newest_first: bool = True, limit: int | None = None
+) -> Iterator[Row]:
     """By time, newest first, or by partition and offset. With a limit on a search by key, the newest are those with
     the greatest offsets of their partitions."""
     if wanted.ids:
@@ -90,7 +92,7 @@ def find(cluster: Cluster, wanted: Wanted, *, newest_first: bool = True, limit: 
 def index_positions(cluster: Cluster, topic: Topic) -> list[IndexPosition]:
     """Of every partition that has a leader; a Refusal if the topic has no key index."""
     asked = {partition.index: (0, MOST) for partition in topic.partitions if partition.leader_id != NO_LEADER}
-    answers = _ask(cluster, Wanted(topic.name, b""), asked, True, 0)
+    answers = _ask(cluster, RecordQuery(topic.name, b""), asked, True, 0)
     return [IndexPosition(n, found.high_watermark, found.indexed_offset) for n, found in sorted(answers.items())]
 
 
@@ -102,7 +104,7 @@ def _by_offset(row: Row) -> tuple[int, int]:
     return row[0], row[1].offset
 
 
-def _by_id(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
+def _by_id(cluster: Cluster, wanted: RecordQuery) -> Iterator[Row]:
     for partition, offset in dict.fromkeys(wanted.ids):
         cluster.partition(wanted.topic, partition)
         try:
@@ -117,7 +119,7 @@ def _by_id(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
                     yield partition, record
 
 
-def _by_time(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
+def _by_time(cluster: Cluster, wanted: RecordQuery) -> Iterator[Row]:
     topic = wanted.topic
     numbers = [partition.index for partition in cluster.topic(topic).partitions]
     starts = offsets_at(cluster, topic, numbers, EARLIEST if wanted.from_ms is None else wanted.from_ms)
@@ -135,7 +137,7 @@ def _by_time(cluster: Cluster, wanted: Wanted) -> Iterator[Row]:
                 break
 
 
-def _by_key(cluster: Cluster, wanted: Wanted, newest_first: bool, limit: int | None) -> Iterator[Row]:
+def _by_key(cluster: Cluster, wanted: RecordQuery, newest_first: bool, limit: int | None) -> Iterator[Row]:
     """Page by page, all partitions at once or, in the order of offsets, one behind the other."""
     numbers = [partition.index for partition in cluster.topic(wanted.topic).partitions]
     if newest_first:
@@ -146,7 +148,7 @@ def _by_key(cluster: Cluster, wanted: Wanted, newest_first: bool, limit: int | N
 
 
 def _pages(
-    cluster: Cluster, wanted: Wanted, numbers: list[int], newest_first: bool, limit: int | None
+    cluster: Cluster, wanted: RecordQuery, numbers: list[int], newest_first: bool, limit: int | None
 ) -> Iterator[Row]:
     left = dict.fromkeys(numbers, MOST if limit is None else limit)
     asked = dict.fromkeys(numbers, (0, MOST))
@@ -163,7 +165,7 @@ def _pages(
 
 
 def _ask(
-    cluster: Cluster, wanted: Wanted, asked: dict[int, tuple[int, int]], newest_first: bool, page: int
+    cluster: Cluster, wanted: RecordQuery, asked: dict[int, tuple[int, int]], newest_first: bool, page: int
 ) -> dict[int, Message]:
     """One request to each leader; partition to answer."""
 
@@ -189,7 +191,7 @@ def _ask(
     return cluster.retry(ask)
 
 
-def _request(wanted: Wanted, partitions: list[Message], newest_first: bool, page: int) -> Message:
+def _request(wanted: RecordQuery, partitions: list[Message], newest_first: bool, page: int) -> Message:
     return Message(
         topic=wanted.topic,
         key=wanted.key,
