@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-START_DEADLINE_S: Final = 60.0
-STOP_DEADLINE_S: Final = 60.0
+START_DEADLINE_S: Final = 120.0
+STOP_DEADLINE_S: Final = 120.0
 STDERR_SHOWN_BYTES: Final = 8000
 # The kernel kills such a child when the test process goes away.
 DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL")
@@ -29,10 +29,14 @@ PROGRAM: Final = Path(sys.executable).parent / "headrace"
 LAYOUT_VARIABLE: Final = "HEADRACE_LOG_LAYOUT"
 QUICK: Final = {"group.initial.rebalance.delay.ms": 100}
 """What is set where a test does not say otherwise: an empty group waits 3 s for more members by default."""
+PATIENCE_S: Final = 120.0
+"""How long a test waits for what has to come; on a machine that does much else everything takes its time."""
 Found = TypeVar("Found")
 
 
-def wait_for(what: str, attempt: Callable[[], Found | None], deadline_s: float = 30.0, pause_s: float = 0.02) -> Found:
+def wait_for(
+    what: str, attempt: Callable[[], Found | None], deadline_s: float = PATIENCE_S, pause_s: float = 0.02
+) -> Found:
     """Ask until the answer is true, or fail saying what did not come."""
     end, pause = time.monotonic() + deadline_s, threading.Event()
     while True:

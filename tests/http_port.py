@@ -33,7 +33,7 @@ from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
 from headrace.virtual.disk import VirtualDisk
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 BROKER = 7
 Found = TypeVar("Found")
 

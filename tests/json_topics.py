@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def new_name(stem: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from brokers import DIES_WITH_PARENT, Broker
 from headrace.cli.main import main
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 Finished = subprocess.CompletedProcess[str]
 Run = Callable[..., Finished]
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]

@@ -62,9 +62,9 @@ def test_members_go_on_when_their_coordinator_is_killed(three_brokers: BrokerClu
             came(set())
             return sorted([*first.assignment, *second.assignment]) == [("orders", n) for n in range(PARTITIONS)]
 
-        wait_for("both to have partitions", lambda: shared() and first.assignment and second.assignment, 60)
+        wait_for("both to have partitions", lambda: shared() and first.assignment and second.assignment)
         before = write(bootstrap, "orders", 0, 60)
-        wait_for("the records before", lambda: came(before), 60)
+        wait_for("the records before", lambda: came(before))
         for consumer in (first, second):
             consumer.commit()
         address = admin.coordinator("g").address
@@ -72,7 +72,7 @@ def test_members_go_on_when_their_coordinator_is_killed(three_brokers: BrokerClu
         cluster.wait_in_sync({"orders": PARTITIONS, "__consumer_offsets": 1})
         dead.kill()
         after = write(bootstrap, "orders", 60, 60)
-        wait_for("the records after", lambda: came(after), 60)
+        wait_for("the records after", lambda: came(after))
         assert len(seen) == len(set(seen)) == 120
         for consumer in (first, second):
             consumer.commit()
@@ -94,7 +94,7 @@ def test_a_join_that_waits_at_a_coordinator_that_stops_answering_goes_on_at_the_
         address = admin.coordinator("g").address
     number = next(n for n, broker in enumerate(cluster.brokers) if broker.listen[0] == str(address))
     with Consumer("orders", bootstrap=cluster.bootstrap, group="g", client_id="a") as first:
-        wait_for("its records", lambda: first.poll(500), 60)
+        wait_for("its records", lambda: first.poll(500))
         with Consumer("orders", bootstrap=cluster.bootstrap, group="g", client_id="b") as second:
             with Cluster(cluster.bootstrap) as admin:
                 wait_for(

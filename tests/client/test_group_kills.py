@@ -101,7 +101,7 @@ def run_kills(cluster: BrokerCluster, topic: str, kills: int, seed: int) -> dict
 
     def seen_more(what: str) -> None:
         before = seen()
-        wait_for(what, lambda: seen() > before + SENT_BETWEEN_KILLS or member.failure, 60.0)
+        wait_for(what, lambda: seen() > before + SENT_BETWEEN_KILLS or member.failure)
         assert member.failure is None
 
     for nth in range(kills):
@@ -123,7 +123,7 @@ def run_kills(cluster: BrokerCluster, topic: str, kills: int, seed: int) -> dict
         assert delivery.exception() is None
         sent[key] = max(sent[key], number)
     producer.close()
-    wait_for("all to be seen", lambda: account.last == sent or member.failure, 60.0)
+    wait_for("all to be seen", lambda: account.last == sent or member.failure)
     member.finish()
     assert account.skipped == []
     with Cluster(cluster.bootstrap) as client:

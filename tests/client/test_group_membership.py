@@ -20,7 +20,7 @@ from headrace.client.errors import Refusal
 from headrace.errors import ErrorCode, HeadraceError
 from proving import proves
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 MakeTopic = Callable[..., str]
 
 

@@ -59,7 +59,7 @@ class Follower:
             raise
 
     def finish(self, count: int) -> None:
-        wait_for(f"the consumer to see {count} records", lambda: self.count >= count or self.failure, 60.0)
+        wait_for(f"the consumer to see {count} records", lambda: self.count >= count or self.failure)
         self._over.set()
         self._thread.join()
         assert self.failure is None
@@ -74,11 +74,11 @@ def run_kills(cluster: BrokerCluster, topic: str, kills: int, seed: int) -> dict
     load = NumberedLoad(producer, topic, seed)
     for _ in range(kills):
         before = load.acknowledged
-        wait_for("records before the kill", lambda: load.acknowledged > before + SENT_BETWEEN_KILLS, 60.0)  # noqa: B023
+        wait_for("records before the kill", lambda: load.acknowledged > before + SENT_BETWEEN_KILLS)  # noqa: B023
         victim = rng.choice(cluster.brokers)
         victim.kill()
         before = load.acknowledged
-        wait_for("records after the kill", lambda: load.acknowledged > before + SENT_BETWEEN_KILLS, 60.0)  # noqa: B023
+        wait_for("records after the kill", lambda: load.acknowledged > before + SENT_BETWEEN_KILLS)  # noqa: B023
         victim.start()
         cluster.wait_in_sync({topic: 4})
     load.finish(60.0)
@@ -164,7 +164,7 @@ def test_partitions_that_move_to_other_brokers_while_they_are_written(
             targets = {("moving", index): [led_by % 3 + 1] for index, led_by in enumerate(leaders(cluster, "moving"))}
             with Cluster(cluster.bootstrap) as client:
                 order_moves(client, targets)
-                wait_for("the moves to end", lambda: not moves_under_way(client), 60.0)
+                wait_for("the moves to end", lambda: not moves_under_way(client))
         load.finish(60.0)
         assert all(delivery.exception() is None for _, _, delivery in load.deliveries)
     with Cluster(cluster.bootstrap) as client:

@@ -47,7 +47,7 @@ def read_by_confluent(broker: Broker, topic: str, count: int) -> list[Any]:
         return len(found) >= count
 
     try:
-        wait_for(f"{count} records", all_there, 60.0)
+        wait_for(f"{count} records", all_there)
     finally:
         consumer.close()
     assert all(message.error() is None for message in found)

@@ -23,7 +23,7 @@ from headrace.client.connection import exits
 from headrace.client.connection.callbacks import Teller
 from proving import proves
 
-WITHIN_S = 60
+WITHIN_S = 120
 
 
 def run(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:

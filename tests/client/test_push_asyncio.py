@@ -24,7 +24,7 @@ from proving import proves
 MakeTopic = Callable[..., str]
 Run = Callable[[Coroutine[None, None, None]], None]
 PARTITIONS = 4
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture

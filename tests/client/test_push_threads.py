@@ -129,7 +129,7 @@ def test_a_partition_that_does_not_get_on_does_not_hold_up_the_others(
     write(broker, target, 8000)
     seen = Seen({b"0": 1 << 30})
     with Consumer(target, bootstrap=broker.bootstrap, group=group).listen(seen, threads=2, ordered=True, pause_ms=10):
-        wait_for("all other partitions", lambda: sum(record.partition != 0 for record in seen.records) == 6000, 60)
+        wait_for("all other partitions", lambda: sum(record.partition != 0 for record in seen.records) == 6000)
     assert {record.offset for record in seen.records if record.partition == 0} == {0}
 
 
@@ -430,7 +430,7 @@ def test_listeners_that_do_not_return_are_waited_for_together(
         wait_for("all to be called", lambda: len(seen.records) == 30)
         closing = threading.Thread(target=running.close)
         closing.start()
-        wait_for("the end", lambda: not closing.is_alive(), 30)
+        wait_for("the end", lambda: not closing.is_alive())
     finally:
         gate.set()
     closing.join()

@@ -19,7 +19,7 @@ from clients import with_kafkajs
 PROGRAM = Path(__file__).parent / "member.py"
 REBALANCED = re.compile(r"% Group \S+ rebalanced .*: (assigned|revoked): (.*)")
 NAMED_PARTITION = re.compile(r"\[(\d+)\]")
-JOIN_DEADLINE_S = 60.0
+JOIN_DEADLINE_S = 120.0
 
 
 class Member:

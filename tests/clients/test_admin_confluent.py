@@ -30,7 +30,7 @@ from clients.records import FIRST_TIMESTAMP_MS, Client, Record
 from clients.topics import MakeTopic
 from proving import proves
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 Offsets: Any = OffsetSpec
 
 

@@ -11,7 +11,7 @@ from brokers import Broker, wait_for
 from clients.topics import create_topic
 from proving import proves
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 KEYS, ROUNDS = 3, 20
 
 

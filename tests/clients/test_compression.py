@@ -18,7 +18,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Position, fetch
 from headrace.records.codecs import Codec
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 COUNT = 200
 READERS = ("confluent-kafka", "kafka-python", "aiokafka")
 SENT_AND_STORED = [("none", "zstd"), ("zstd", "gzip"), ("gzip", "snappy"), ("snappy", "lz4"), ("lz4", "uncompressed")]

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from clients.records import Record
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class AioKafka:

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from clients.records import Record
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def record_of(message: Any) -> Record:

@@ -9,7 +9,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from clients.records import Record
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class KafkaPython:

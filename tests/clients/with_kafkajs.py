@@ -16,7 +16,7 @@ from typing import Any
 from brokers import DIES_WITH_PARENT
 from clients.records import Record
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SCRIPT = Path(__file__).parent / "kafkajs" / "client.js"
 NODE_MODULES = Path(__file__).resolve().parents[2] / ".work" / "node" / "node_modules"
 

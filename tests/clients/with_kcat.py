@@ -7,7 +7,7 @@ import subprocess
 
 from clients.records import Record
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 KEY_END, RECORD_END = "\x01k\x01", "\x01r\x01"
 
 

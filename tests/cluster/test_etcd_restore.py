@@ -55,7 +55,7 @@ def test_brokers_on_a_restored_etcd_wait_for_an_operator_and_keep_everything(tmp
         without_etcd(cluster, put_back)
         cluster.brokers[1].start()
         with Cluster(cluster.bootstrap, retry=Retry(within_ms=60_000)) as client:
-            wait_for("both doubt", lambda: [each.broker_id for each in metadata_doubts(client)] == [1, 2], 60)
+            wait_for("both doubt", lambda: [each.broker_id for each in metadata_doubts(client)] == [1, 2])
         at = cluster.bootstrap
         shown = run_command("cluster", "accept-metadata", "--dry-run", "--json", bootstrap=at, exit_code=1).stdout
         rows = [row for doubt in json.loads(shown)["doubts"] for row in doubt["differences"]]

@@ -12,7 +12,7 @@ from headrace.coordination.etcd import EtcdCoordination
 from headrace.coordination.etcd_connection import EtcdAccess
 from headrace.system.clock import LoopClock
 
-DEADLINE_SECONDS: Final = 60.0
+DEADLINE_SECONDS: Final = 120.0
 LOOK_AGAIN_SECONDS: Final = 0.01
 
 

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from brokers import Broker
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 120.0
 QUEUE_RECORDS: Final = 2000
 BACKOFF_MS: Final = 20
 FETCH_WAIT_MS: Final = 10

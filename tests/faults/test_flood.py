@@ -29,7 +29,7 @@ SETTINGS = {
     "log.durability": "disk",
 }
 STALLED_AFTER_S = 2.0
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture

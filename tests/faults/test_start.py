@@ -18,7 +18,7 @@ from faults.load import values_of
 from proving import proves
 
 HEADRACE = str(Path(sys.executable).parent / "headrace")
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 def refused(*arguments: str) -> str:

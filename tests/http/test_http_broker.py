@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from brokers import Broker, wait_for
 from proving import proves
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 OUTSIDE = {"Content-Type": "application/json"}
 
 

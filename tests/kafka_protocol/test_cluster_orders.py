@@ -50,7 +50,7 @@ def test_a_partition_moves_with_its_data_and_its_leader(cluster: SharedCluster, 
         state = cluster.state(topic)[0]
         return (state.replicas, state.leader, set(state.in_sync)) == ((3, 2), 3, {3, 2})
 
-    wait_for("the move", moved, 30.0)
+    wait_for("the move", moved)
     wait_for("the end of the move at the broker that is asked", lambda: moves(cluster, topic) == [])
     wait_for("the data at its new leader", lambda: cluster.raw(3).fetch(topic, 0).high_watermark == 10)
 

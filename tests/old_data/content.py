@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from brokers import wait_for
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 120.0
 SHOWN_BYTES_MAX: Final = 40
 INTERNAL: Final = "__consumer_offsets"
 QUIET: Final = {"log_level": 0, "topic.metadata.refresh.interval.ms": 500}

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from old_data.content import DEADLINE_S, QUIET, Content, content, produce_raw
 
 ARCHIVES: Final = Path(__file__).parent / "data"
-COMMAND_DEADLINE_S: Final = 60
+COMMAND_DEADLINE_S: Final = 120
 NEW_KEY: Final = b"written by later code"
 
 

@@ -88,7 +88,7 @@ def test_offsets_committed_while_one_broker_was_there_outlive_it(tmp_path: Path)
         for broker in cluster.brokers[1:]:
             broker.start()
         with Client(cluster.bootstrap, retry=Retry(within_ms=60_000)) as client:
-            wait_for("three replicas in sync", lambda: replicas_of_offsets(client) == {3}, 60)
+            wait_for("three replicas in sync", lambda: replicas_of_offsets(client) == {3})
             cluster.brokers[0].kill()
             assert groups.fetch_offsets(client, "g") == {("t", 0): 7}
     finally:

@@ -13,7 +13,7 @@ import pytest
 from headrace.records import kernel
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 LATER = ("consumer_records", "arrow_decoder", "arrow_encoder")
 
 pytestmark = pytest.mark.skipif(not kernel.compiled, reason="nothing is compiled here")

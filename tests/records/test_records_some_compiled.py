@@ -12,7 +12,7 @@ import headrace.records
 from headrace.records import kernel
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 SENT_AND_READ = """
 import importlib, sys
 from headrace.records.consumer_records import receive

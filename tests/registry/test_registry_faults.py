@@ -30,7 +30,7 @@ from registries import Registry, begin
 
 RECORDS = 300
 """That come through between two events."""
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 120.0
 
 
 class Traffic:

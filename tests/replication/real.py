@@ -19,7 +19,7 @@ from headrace.system.network import SocketNetwork
 from partitions.led import Outcome
 
 LOCAL = Address("127.0.0.1", 0)
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 class RealBroker:

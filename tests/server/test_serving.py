@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headrace.server import process
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
 
 
 class Waiting:

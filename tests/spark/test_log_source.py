@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NEVER_CHECK = {"retention.check.ms": 600_000, "log.cleaner.backoff.ms": 600_000}
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class Left(NamedTuple):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-DEADLINE_S = 120
+DEADLINE_S = 300
 
 
 class Copy:
@@ -74,7 +74,7 @@ def offsets(rows: list[Any]) -> list[tuple[int, int]]:
 def lag(broker: Broker, group: str) -> int:
     """What a person sees."""
     command = [sys.executable, "-m", "headrace.cli.main", "group", "describe", group, "--bootstrap", broker.bootstrap]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
     return int(said.splitlines()[0].rpartition("lag ")[2])
 
 

@@ -26,7 +26,7 @@ from headrace.virtual.disk import VirtualDisk
 
 TOPIC = TopicPartition("orders", 0)
 TOPIC_ID = bytes(range(16))
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
 
 
 def settings(**overrides: object) -> LogSettings:

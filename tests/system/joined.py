@@ -18,7 +18,7 @@ from headrace.system.network import SocketNetwork
 from headrace.virtual.clock import VirtualClock
 from headrace.virtual.network import VirtualNetwork
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 TURN_SECONDS = 0.001
 LENGTH = struct.Struct(">I")
 LOCAL = Address("127.0.0.1", 0)

@@ -24,7 +24,7 @@ from headrace.system import sync_helper
 from headrace.system.disk import DATASYNC_FILES_MAX, SystemDisk, SystemFile, syncfs_tells
 from storage.small_disk import small_disk
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
 HELPER_MEMORY_KIB = 16_000
 
 
