@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from brokers import Broker, Brokers, wait_for
 from clients.records import CODECS, Record, samples_for
 from clients.with_confluent import ConfluentKafka, record_of
+from headrace.cli.main import main
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.produce import produce
@@ -435,8 +438,17 @@ def test_a_folder_is_read_while_its_broker_runs(spark: SparkSession, broker: Bro
 
 
 @proves("S11")
-def test_replicas_that_differ_are_told_apart(spark: SparkSession, left: Left, data: Path) -> None:
-    assert replicas.compare(spark, str(left.data), str(data)).collect() == []
+def test_replicas_that_differ_are_told_apart(
+    spark: SparkSession,
+    left: Left,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("headrace.cli.pipelines.compare.spark_session", lambda *_: contextlib.nullcontext(spark))
+    command = ["pipeline", "compare", str(left.data), str(data)]
+    assert main(command) == 0
+    assert "different: 0" in capsys.readouterr().out
     log = segments(data, "mixed", 1)[-1]
     position, first, _ = batches_of(log)[-1]
     content = bytearray(log.read_bytes())
@@ -454,6 +466,12 @@ def test_replicas_that_differ_are_told_apart(spark: SparkSession, left: Left, da
     ]
     assert found[0].left_digest != found[0].right_digest
     assert (found[0].left_segment, found[1].right_segment) == (log.name, None)
+    assert main([*command, "--topic", "shortened"]) == 0, "what is only on one side may be on its way"
+    capsys.readouterr()
+    assert main([*command, "--show", "1", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["different"], told["left_only"], told["right_only"]) == (1, cut_following - cut_first, 0)
+    assert [row["offset"] for row in told["differences"]] == [first + 2]
 
 
 @proves("S11")

@@ -12,6 +12,7 @@ PIPELINES: Final = {
     "archive": "Keep topics in a Delta table or as Parquet files, each record once.",
     "audit": "Account for every acknowledged record: lost, duplicated, out of order, corrupted.",
     "compact": "Merge an archive's small files; keep the latest record per key.",
+    "compare": "Name the records by which two replicas' data folders differ.",
     "index": "Index an archive by key, so that `headrace query` finds records in it.",
     "report": "Rates, latencies and plots from trace records.",
     "run": "Run a job of your own: job.sql or job.py.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
+from headrace.pipelines.summary import Progress, Summary, Table
 from headrace.spark.log_source import LogDataSource
 
 if TYPE_CHECKING:
@@ -22,10 +23,25 @@ RIGHT_ONLY: Final = "right only"
 DIFFERENT: Final = "different"
 
 
+def run(
+    spark: SparkSession, left: str, right: str, options: Mapping[str, str], shown: int, progress: Progress
+) -> Summary:
+    """How many records differ and in which way, and the first of them."""
+    progress.say(f"comparing {left} with {right}")
+    found = compare(spark, left, right, options).cache()
+    counts = {row.difference: row["count"] for row in found.groupBy("difference").count().collect()}
+    rows = [row.asDict() for row in found.orderBy(*WHERE).limit(shown).collect()]
+    found.unpersist()
+    progress.done()
+    facts = {kind.replace(" ", "_"): counts.get(kind, 0) for kind in (DIFFERENT, LEFT_ONLY, RIGHT_ONLY)}
+    tables = [Table("differences", found.columns, rows)] if rows else []
+    return Summary("compare", facts, tables, ok=DIFFERENT not in counts)
+
+
 def compare(spark: SparkSession, left: str, right: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """Rows `topic, partition, offset, difference` and segment and digest of each side; none if the folders agree.
 
-    Options are those of `format("headrace-log")`, such as `topics`. Damaged batches count as not there.
+    Options are those of `format("headrace-log")`, such as `topic`. Damaged batches count as not there.
     """
     sides = [_records(spark, folder, options or {}).alias(side) for side, folder in (("left", left), ("right", right))]
     same = [f.col("left.digest") == f.col("right.digest"), f.col("left.timestamp") == f.col("right.timestamp")]

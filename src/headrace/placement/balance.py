@@ -88,19 +88,19 @@ _Onward = Callable[[_Place, _Chain], Iterator[tuple[_Place, _Chain]]]
 
 def even_topics(counts: Counts, legal: Legal, taken: Taken) -> bool:
     """As `even_out`, each topic for itself only."""
-    return _Evening(counts, legal, taken).topics()
+    return _Balancer(counts, legal, taken).topics()
 
 
 def even_out(counts: Counts, legal: Legal, taken: Taken) -> bool:
     """Shift until nothing is left to gain; `taken` hears of each shift. Answers whether there was one."""
-    evening = _Evening(counts, legal, taken)
+    balancer = _Balancer(counts, legal, taken)
     any_shift = False
-    while evening.topics() or evening.totals():
+    while balancer.topics() or balancer.totals():
         any_shift = True
     return any_shift
 
 
-class _Evening:
+class _Balancer:
     def __init__(self, counts: Counts, legal: Legal, taken: Taken) -> None:
         self._counts = counts
         self._legal = legal
