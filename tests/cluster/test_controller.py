@@ -20,7 +20,7 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.membership import LEASE_SECONDS, Membership
+from headrace.cluster.membership import LEASE_SECONDS, ClusterAccess, Membership
 from headrace.cluster.view import ClusterView
 from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.errors import InvalidConfig
@@ -66,9 +66,8 @@ class Peer:
         coordination: Coordination = self.gate
         self.view = ClusterView(coordination, PREFIX, cluster.clock, unexpected)
         self.membership = Membership(cluster.coordination, PREFIX, cluster.clock, broker, unexpected)
-        self.controller = Controller(
-            coordination, self.view, self.membership, cluster.clock, lambda topic: cluster.rules(topic), unexpected
-        )
+        access = ClusterAccess(coordination, self.view, self.membership, cluster.clock, unexpected)
+        self.controller = Controller(access, lambda topic: cluster.rules(topic))
 
     async def start(self) -> None:
         await self.view.start()

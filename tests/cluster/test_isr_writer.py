@@ -25,7 +25,7 @@ from headrace.cluster.image import (
     encode_topic,
 )
 from headrace.cluster.isr_writer import IsrWriter
-from headrace.cluster.membership import Membership
+from headrace.cluster.membership import ClusterAccess, Membership
 from headrace.cluster.view import ClusterView
 from headrace.coordination.embedded import EmbeddedCoordination
 from headrace.partitions.leader_core import IsrChange
@@ -93,10 +93,10 @@ class Leader:
         self.following = True
         """Whether the image tells the leader at once; else only answers do."""
         self.failures: list[BaseException | None] = []
-        self.isr_writer = IsrWriter(
-            self.fateful, self.view, self.membership, self.partitions, self.clock, self.failures.append,
-            lambda: self.held,
-        )  # fmt: skip
+        access = ClusterAccess(
+            self.fateful, self.view, self.membership, self.clock, self.failures.append, lambda: self.held
+        )
+        self.isr_writer = IsrWriter(access, self.partitions)
 
     async def start(self, count: int) -> list[Partition]:
         await self.view.start()

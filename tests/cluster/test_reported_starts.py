@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
+from headrace.cluster.membership import ClusterAccess
 from headrace.cluster.replica_reports import ReplicaReports
 from partitions.led import BROKER, Led, topic_id
 from proving import proves
@@ -32,7 +33,7 @@ def test_a_start_that_no_checkpoint_holds_yet_is_not_reported(layout: str) -> No
     view: Any = SimpleNamespace(image=Image("/headrace/c/"))
     member: Any = SimpleNamespace(broker=SimpleNamespace(id=BROKER, incarnation="i"))
     nobody: Any = None
-    reports = ReplicaReports(nobody, view, member, led.partitions, led.clock, nobody)
+    reports = ReplicaReports(ClusterAccess(nobody, view, member, led.clock, nobody), led.partitions)
 
     def reported() -> tuple[int, int]:
         report = reports._report_of(topic, state)

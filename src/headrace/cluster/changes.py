@@ -19,8 +19,6 @@ from headrace.ports.coordination import Compare, Coordination, Delete, Put
 
 PLANS_MAX: Final = 20
 """Times that one task is planned again because others changed the same keys."""
-SEEN_TIMEOUT_SECONDS: Final = 10.0
-"""How long a change that was made may take to arrive in this node's own view."""
 
 Action = Put | Delete
 
@@ -73,13 +71,10 @@ class Changes:
             if not even_in_doubt:
                 check_no_doubt(self.view.image)
             done, revision = await self._carry_out(await compute(partial(plan_on, self.view.image)))
-            image = await self._seen(revision)
+            image = await self.view.wait_for_revision(revision)
             if done:
                 return image
         raise CoordinationError(f"the same keys were changed by others {PLANS_MAX} times in a row; try again")
-
-    async def _seen(self, revision: int) -> Image:
-        return await self.view.wait_for(lambda image: image.revision >= revision, SEEN_TIMEOUT_SECONDS)
 
     async def _carry_out(self, plan: Plan) -> tuple[bool, int]:
         """Whether all of it was done, and the revision at which that is known."""

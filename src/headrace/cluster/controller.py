@@ -15,21 +15,20 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, unchanged
+from headrace.cluster.changes import unchanged
 from headrace.cluster.controller_core import Batch, Context, Decision, Rules, decide, in_transactions
 from headrace.cluster.deletions import overdue
 from headrace.cluster.election import Election, Term
 from headrace.cluster.image import LEAVING, NO_LEADER, Image, Topic
-from headrace.cluster.membership import Membership
+from headrace.cluster.membership import ClusterAccess
 from headrace.cluster.topics import plan_remove_unfinished
-from headrace.cluster.view import ClusterView
 from headrace.coordination.waits import Bell, Compute, OwnedTask, at_once, pause
 from headrace.errors import CoordinationError, HeadraceError, RequestTimedOut
 from headrace.placement.drains import Drains
 from headrace.placement.internal_topics import plan_growth
 from headrace.placement.plans import Where
 from headrace.ports.clock import Clock
-from headrace.ports.coordination import Coordination, Delete
+from headrace.ports.coordination import Delete
 
 log = logging.getLogger(__name__)
 
@@ -97,29 +96,20 @@ class Controller:
 
     def __init__(
         self,
-        coordination: Coordination,
-        view: ClusterView,
-        membership: Membership,
-        clock: Clock,
+        cluster: ClusterAccess,
         rules: Callable[[Topic], Rules],
-        failed: Callable[[BaseException], None],
         prefer_seconds: float = 0.0,
         compute: Compute = at_once,
         internal_replicas: Callable[[], int] = lambda: 1,
-        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.election = Election(coordination, view, membership)
-        self._coordination = coordination
-        self._view = view
-        self._membership = membership
-        self._clock = clock
+        self.election = Election(cluster.coordination, cluster.view, cluster.membership)
+        self._cluster = cluster
         self._rules = rules
         self._prefer_seconds = prefer_seconds
         self._internal_replicas = internal_replicas
-        self._is_held = is_held
         self._bell = Bell()
-        self._drains = Drains(clock, compute, self._bell.ring, failed)
-        self._reports_due = ReportDeadlines(clock, membership.lease_seconds)
+        self._drains = Drains(cluster.clock, compute, self._bell.ring, cluster.failed)
+        self._reports_due = ReportDeadlines(cluster.clock, cluster.membership.lease_seconds)
         self._term: Term | None = None
         self._elected_at = 0.0
         self._prefer_at = float("inf")
@@ -128,10 +118,10 @@ class Controller:
         self._settled: Image | None = None
         self._unruled: dict[str, str] = {}
         self._unfinished: dict[str, tuple[int, float]] = {}
-        self._task = OwnedTask(failed)
+        self._task = OwnedTask(cluster.failed)
 
     def start(self) -> None:
-        self._view.listen(self._follow)
+        self._cluster.view.listen(self._follow)
         self._task.start(self._run())
         self._bell.ring()
 
@@ -140,7 +130,7 @@ class Controller:
         await self._task.close()
 
     def tick(self) -> None:
-        now = self._clock.now()
+        now = self._cluster.clock.now()
         if now >= self._look_at or now >= self._prefer_at:
             self._look_at = float("inf")
             self._settled = None
@@ -153,7 +143,8 @@ class Controller:
             self.election.forget()
             self._settled = None
         if old.brokers is not new.brokers:
-            steady = self._clock.now() >= self._membership.steady_since + self._membership.lease_seconds
+            membership = self._cluster.membership
+            steady = self._cluster.clock.now() >= membership.steady_since + membership.lease_seconds
             for broker, was in old.brokers.items():
                 if broker not in new.brokers and (steady or was.state == LEAVING):
                     self._departed.add(broker)
@@ -161,15 +152,15 @@ class Controller:
         self._bell.ring()
 
     def _patience_ends(self) -> float:
-        return max(self._elected_at, self._membership.steady_since) + self._membership.lease_seconds
+        return max(self._elected_at, self._cluster.membership.steady_since) + self._cluster.membership.lease_seconds
 
     def _is_gone(self, broker: int) -> bool:
-        return broker in self._departed or self._clock.now() >= self._patience_ends()
+        return broker in self._departed or self._cluster.clock.now() >= self._patience_ends()
 
     async def _run(self) -> None:
         while True:
             await self._bell.rung()
-            if self._is_held():
+            if self._cluster.is_held():
                 continue
             try:
                 term = await self._current_term()
@@ -177,7 +168,7 @@ class Controller:
                     await self._settle(term)
             except (CoordinationError, RequestTimedOut) as error:
                 log.info("the controller tries again: %s", error)
-                await pause(self._clock, RETRY_SECONDS)
+                await pause(self._cluster.clock, RETRY_SECONDS)
                 self._bell.ring()
 
     async def _current_term(self) -> Term | None:
@@ -186,16 +177,16 @@ class Controller:
             self._term = term
             self._settled = None
             if term is not None:
-                self._elected_at = self._clock.now()
+                self._elected_at = self._cluster.clock.now()
                 self._prefer_at = self._elected_at + self._prefer_seconds if self._prefer_seconds else float("inf")
-                log.info("broker %d is controller, epoch %d", self._membership.broker.id, term.epoch)
-                await self._seen(term.revision)
+                log.info("broker %d is controller, epoch %d", self._cluster.membership.broker.id, term.epoch)
+                await self._cluster.view.wait_for_revision(term.revision)
         return term
 
     async def _settle(self, term: Term) -> None:
         """Decide until there is nothing left to decide."""
-        while self.election.term is term and not self._is_held():
-            image, now = self._view.image, self._clock.now()
+        while self.election.term is term and not self._cluster.is_held():
+            image, now = self._cluster.view.image, self._cluster.clock.now()
             self._reports_due.follow(image)
             context = Context(
                 term.epoch,
@@ -209,9 +200,9 @@ class Controller:
             if not decisions:
                 break
             revision, conflict = await self._carry_out(image, decisions, term)
-            await self._seen(revision)
+            await self._cluster.view.wait_for_revision(revision)
             if conflict:
-                await pause(self._clock, RETRY_SECONDS)
+                await pause(self._cluster.clock, RETRY_SECONDS)
         else:
             self._bell.ring()  # the lease may stand again before anybody looks
             return
@@ -220,8 +211,8 @@ class Controller:
             self._prefer_at = now + self._prefer_seconds
         if now < self._patience_ends() < float("inf"):
             self._look_at = self._patience_ends()
-        elif self._membership.steady_since == float("inf"):
-            self._look_at = now + self._membership.lease_seconds
+        elif self._cluster.membership.steady_since == float("inf"):
+            self._look_at = now + self._cluster.membership.lease_seconds
         self._look_at = min(self._look_at, self._drains.next_look(image), self._reports_due.next_end())
         await self._remove_unfinished(image, term)
         await self._forget_deletions(image, term)
@@ -253,20 +244,17 @@ class Controller:
 
     async def _transact(self, batch: Batch, term: Term) -> tuple[bool, int]:
         if self.election.term is not term:
-            return False, self._view.image.revision
-        result = await self._coordination.transact(batch.step.compares, batch.step.actions)
+            return False, self._cluster.view.image.revision
+        result = await self._cluster.coordination.transact(batch.step.compares, batch.step.actions)
         if result.succeeded:
             _tell(batch.decisions)
         elif result.revision < term.revision:
             self.election.forget()  # put back to a copy from before the term, and no image has told it
         return result.succeeded, result.revision
 
-    async def _seen(self, revision: int) -> None:
-        await self._view.wait_for(lambda image: image.revision >= revision, SEEN_TIMEOUT_SECONDS)
-
     async def _remove_unfinished(self, image: Image, term: Term) -> None:
         """Topics whose creation was cut short: nobody was told that they exist."""
-        now = self._clock.now()
+        now = self._cluster.clock.now()
         known = self._unfinished
         self._unfinished = {
             name: known[name] if known.get(name, (0,))[0] == topic.revision else (topic.revision, now)
@@ -277,14 +265,14 @@ class Controller:
                 self._look_at = min(self._look_at, since + UNFINISHED_SECONDS)
                 continue
             for step in plan_remove_unfinished(image, name).steps:
-                result = await self._coordination.transact((*step.compares, *term.fence), step.actions)
+                result = await self._cluster.coordination.transact((*step.compares, *term.fence), step.actions)
                 log.warning("topic %r, whose creation was cut short, removed: %s", name, result.succeeded)
 
     async def _forget_deletions(self, image: Image, term: Term) -> None:
         """Those that wait for brokers that do not come."""
-        for topic_id, deletion in overdue(image, self._clock.wall_ms()).items():
+        for topic_id, deletion in overdue(image, self._cluster.clock.wall_ms()).items():
             key = keys.deleted_key(image.prefix, topic_id)
-            await self._coordination.transact((unchanged(key, deletion.revision), *term.fence), (Delete(key),))
+            await self._cluster.coordination.transact((unchanged(key, deletion.revision), *term.fence), (Delete(key),))
             log.warning(
                 "the deletion of topic %r is not kept any longer for brokers %s: they will set its logs aside",
                 deletion.topic, list(deletion.brokers),

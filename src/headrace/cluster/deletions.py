@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, Step, unchanged
+from headrace.cluster.changes import Step, unchanged
 from headrace.cluster.image import Deletion, Image, encode_deletion
-from headrace.cluster.membership import Membership
-from headrace.cluster.view import ClusterView
+from headrace.cluster.membership import ClusterAccess
 from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, RequestTimedOut
-from headrace.ports.clock import Clock
-from headrace.ports.coordination import Coordination, Delete, Put
+from headrace.ports.coordination import Delete, Put
 from headrace.ports.disk import Disk
 from headrace.storage import folder
 from headrace.storage.log import LogStore
@@ -55,33 +52,18 @@ def overdue(image: Image, now_ms: int) -> dict[bytes, Deletion]:
 class Deletions:
     """One task; looks at every image with deletions."""
 
-    def __init__(
-        self,
-        coordination: Coordination,
-        view: ClusterView,
-        membership: Membership,
-        clock: Clock,
-        disk: Disk,
-        data: str,
-        store: LogStore,
-        failed: Callable[[BaseException], None],
-        is_held: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._coordination = coordination
-        self._view = view
-        self._membership = membership
-        self._clock = clock
+    def __init__(self, cluster: ClusterAccess, disk: Disk, data: str, store: LogStore) -> None:
+        self._cluster = cluster
         self._disk = disk
         self._data = data
         self._store = store
         self._settled: set[bytes] = set()
         """Deletions that do not name this broker, and of which it has nothing."""
-        self._is_held = is_held
         self._bell = Bell()
-        self._task = OwnedTask(failed)
+        self._task = OwnedTask(cluster.failed)
 
     def start(self) -> None:
-        self._view.listen(self._follow)
+        self._cluster.view.listen(self._follow)
         self._task.start(self._run())
         self._bell.ring()
 
@@ -101,32 +83,32 @@ class Deletions:
                 log.info("that logs of deleted topics are gone is told again: %s", error)
                 done = [False]
             if not all(done):
-                await pause(self._clock, RETRY_SECONDS)
+                await pause(self._cluster.clock, RETRY_SECONDS)
                 self._bell.ring()
 
     def _open(self) -> dict[bytes, Deletion]:
-        if self._is_held():
+        if self._cluster.is_held():
             return {}
-        deleted = self._view.image.deleted
+        deleted = self._cluster.view.image.deleted
         self._settled.intersection_update(deleted)
         return {topic_id: found for topic_id, found in deleted.items() if topic_id not in self._settled}
 
     async def _finish(self, topic_id: bytes, deletion: Deletion) -> bool:
         """Whether this broker has nothing more to do for the topic."""
-        if not self._membership.standing:
+        if not self._cluster.membership.standing:
             return False
         self._store.delete_left(deletion.topic, topic_id)
         if self._is_there(deletion.topic, topic_id):
             return False
-        if self._membership.broker.id not in deletion.brokers:
+        if self._cluster.membership.broker.id not in deletion.brokers:
             self._settled.add(topic_id)
             return True
         await self._synced(deletion.topic)
-        step = taken_off(self._view.image, topic_id, self._membership.broker.id)
+        step = taken_off(self._cluster.view.image, topic_id, self._cluster.membership.broker.id)
         if step is None:
             return True
-        result = await self._coordination.transact(step.compares, step.actions)
-        await self._view.wait_for(lambda image: image.revision >= result.revision, SEEN_TIMEOUT_SECONDS)
+        result = await self._cluster.coordination.transact(step.compares, step.actions)
+        await self._cluster.view.wait_for_revision(result.revision)
         return result.succeeded
 
     def _is_there(self, topic: str, topic_id: bytes) -> bool:

@@ -74,7 +74,7 @@ class Election:
     def is_due(self) -> bool:
         """Whether it is our turn and `claim` has not been through. A lease that lapsed and stands again changes no
         image, so this has to be looked at from time to time."""
-        return self._membership.standing and self.term is None and may_claim(self._view.image, self._membership.lease)
+        return self.term is None and self.is_open
 
     @property
     def is_open(self) -> bool:

@@ -14,22 +14,20 @@ Without a lease that holds for certain nothing is sent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, unchanged
+from headrace.cluster.changes import unchanged
 from headrace.cluster.image import LIVE, Image, PartitionState, encode_partition
-from headrace.cluster.membership import Membership
-from headrace.cluster.view import ClusterView
+from headrace.cluster.membership import ClusterAccess
 from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.partitions.leader_core import IsrChange
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
-from headrace.ports.clock import Clock
-from headrace.ports.coordination import ACTIONS_MAX, Compare, Coordination, Put
+from headrace.ports.coordination import ACTIONS_MAX, Compare, Put
 
 log = logging.getLogger(__name__)
 
@@ -53,25 +51,12 @@ class Proposal:
 class IsrWriter:
     """One task for all partitions that this broker leads."""
 
-    def __init__(
-        self,
-        coordination: Coordination,
-        view: ClusterView,
-        membership: Membership,
-        partitions: Partitions,
-        clock: Clock,
-        failed: Callable[[BaseException], None],
-        is_held: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._coordination = coordination
-        self._view = view
-        self._membership = membership
+    def __init__(self, cluster: ClusterAccess, partitions: Partitions) -> None:
+        self._cluster = cluster
         self._partitions = partitions
-        self._clock = clock
-        self._is_held = is_held
         self._pending: dict[Partition, Proposal] = {}
         self._bell = Bell()
-        self._task = OwnedTask(failed)
+        self._task = OwnedTask(cluster.failed)
 
     def start(self) -> None:
         self._task.start(self._run())
@@ -81,7 +66,7 @@ class IsrWriter:
 
     def want(self, partition: Partition, change: IsrChange) -> None:
         """The leader of a partition has proposed a change of its set: both sets count until it is answered."""
-        able = self._membership.standing and not self._is_held()
+        able = self._cluster.membership.standing and not self._cluster.is_held()
         proposal = self._proposal(partition, change) if able else None
         if proposal is None:
             self._partitions.refused(partition)
@@ -90,7 +75,7 @@ class IsrWriter:
             self._bell.ring()
 
     def _proposal(self, partition: Partition, change: IsrChange) -> Proposal | None:
-        image = self._view.image
+        image = self._cluster.view.image
         where = partition.topic_partition
         state = image.partition(where.topic, where.partition)
         registrations = _registrations(image, change)
@@ -120,13 +105,13 @@ class IsrWriter:
                 await self._carry_out(self._proposals())
             except (CoordinationError, RequestTimedOut) as error:
                 log.info("changes of in-sync sets are sent again: %s", error)
-                await pause(self._clock, RETRY_SECONDS)
+                await pause(self._cluster.clock, RETRY_SECONDS)
             if self._proposals():
                 self._bell.ring()
 
     def _proposals(self) -> list[Proposal]:
         """Those whose outcome is open. A newer key, or another role, has settled the others."""
-        image = self._view.image
+        image = self._cluster.view.image
         for partition, proposal in list(self._pending.items()):
             where = partition.topic_partition
             state = image.partition(where.topic, where.partition)
@@ -140,8 +125,8 @@ class IsrWriter:
         return list(self._pending.values())
 
     async def _carry_out(self, proposals: Sequence[Proposal]) -> None:
-        if not self._membership.standing or self._is_held():
-            await pause(self._clock, RETRY_SECONDS)
+        if not self._cluster.membership.standing or self._cluster.is_held():
+            await pause(self._cluster.clock, RETRY_SECONDS)
             return
         for part in _parts(proposals):
             if await self._transact(part) or len(part) == 1:
@@ -152,12 +137,12 @@ class IsrWriter:
     async def _transact(self, proposals: Sequence[Proposal]) -> bool:
         compares = [unchanged(proposal.key, proposal.before.revision) for proposal in proposals]
         compares.extend(dict.fromkeys(each for proposal in proposals for each in proposal.relied_on))
-        result = await self._coordination.transact(compares, [proposal.put for proposal in proposals])
+        result = await self._cluster.coordination.transact(compares, [proposal.put for proposal in proposals])
         if result.succeeded:
             for proposal in proposals:
                 self._confirmed(proposal, result.revision)
         elif len(proposals) == 1:
-            await self._view.wait_for(lambda image: image.revision >= result.revision, SEEN_TIMEOUT_SECONDS)
+            await self._cluster.view.wait_for_revision(result.revision)
             self._refused(proposals[0])
         return result.succeeded
 

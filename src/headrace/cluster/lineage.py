@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.cluster import keys
-from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, Plan, Step, unchanged
+from headrace.cluster.changes import Plan, Step, unchanged
 from headrace.cluster.controller_state import Difference, Doubt, Lineage, encode_doubt
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, encode_partition
-from headrace.cluster.view import ClusterView
+from headrace.cluster.view import SEEN_TIMEOUT_SECONDS, ClusterView
 from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, InvalidRequest, RequestTimedOut
 from headrace.ports.clock import Clock

@@ -11,11 +11,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.cluster import keys
 from headrace.cluster.image import LEAVING, Broker, Endpoint, Image, decode_broker, encode_broker
+from headrace.cluster.view import ClusterView
 from headrace.coordination.waits import OwnedTask, pause
 from headrace.errors import CoordinationError, DataFolderError, OperatorError
 from headrace.ports.clock import Clock
@@ -197,3 +198,16 @@ def _taken(broker: int, key: str, rival: KeyValue) -> str:
     ends: list[Endpoint] = list(decode_broker(broker, keys.decode(key, rival.value)).listeners.values())
     at = ", ".join(f"{end.host}:{end.port}" for end in ends)
     return f"node.id {broker} is taken by the live broker at {at}: give this one another node.id"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """What the tasks of a registered broker act through. `failed` hears why one has ended by itself; while `is_held`,
+    because the metadata is in doubt (cluster.lineage), they change nothing."""
+
+    coordination: Coordination
+    view: ClusterView
+    membership: Membership
+    clock: Clock
+    failed: Callable[[BaseException], None]
+    is_held: Callable[[], bool] = lambda: False

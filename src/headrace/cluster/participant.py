@@ -26,7 +26,7 @@ from headrace.cluster.image import LIVE, NO_LEADER, Broker, Endpoint, Image, Par
 from headrace.cluster.incarnation import IncarnationFile
 from headrace.cluster.isr_writer import IsrWriter
 from headrace.cluster.lineage import MetadataWatch
-from headrace.cluster.membership import Membership, settle_cluster_id
+from headrace.cluster.membership import ClusterAccess, Membership, settle_cluster_id
 from headrace.cluster.replica_reports import ReplicaReports
 from headrace.cluster.topics import Topics, limits_from
 from headrace.cluster.view import ClusterView
@@ -305,47 +305,27 @@ class Participant:
         self._built.push_async_callback(member.close)
         self.assignment.join()
         self.view.listen(member.follow)
-        self.isr_writer = IsrWriter(
-            self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
-        )
+        cluster = ClusterAccess(self.coordination, self.view, member, self.clock, self._failed, self._is_held)
+        self.isr_writer = IsrWriter(cluster, self.partitions)
         self.replication.on_change = self.isr_writer.want
         self.replication.on_failure = self._failed
-        self.reports = ReplicaReports(
-            self.coordination, self.view, member, self.partitions, self.clock, self._failed, self._is_held
-        )
+        self.reports = ReplicaReports(cluster, self.partitions)
         prefer_seconds = self.settings["leader.rebalance.ms"] / 1000
         self.controller = Controller(
-            self.coordination,
-            self.view,
-            member,
-            self.clock,
+            cluster,
             self.rules_of,
-            self._failed,
             prefer_seconds,
             self.compute,
             lambda: internal_replicas(self.effective_settings()),
-            self._is_held,
         )
-        for part in (self.isr_writer, self.reports, self.controller, self._deletions(member)):
+        deletions = Deletions(cluster, self.disk, self.folder, self.store)
+        for part in (self.isr_writer, self.reports, self.controller, deletions):
             part.start()
             self._built.push_async_callback(part.close)
         try:
             await self.view.wait_for(self._is_settled, JOIN_SECONDS)
         except RequestTimedOut:
             log.warning("no controller has said in %g s what this broker leads; going on without", JOIN_SECONDS)
-
-    def _deletions(self, member: Membership) -> Deletions:
-        return Deletions(
-            self.coordination,
-            self.view,
-            member,
-            self.clock,
-            self.disk,
-            self.folder,
-            self.store,
-            self._failed,
-            self._is_held,
-        )
 
     def _is_held(self) -> bool:
         return self.metadata.is_held

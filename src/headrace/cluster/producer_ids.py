@@ -19,12 +19,6 @@ SWAPS_MAX: Final = 50
 """Tries of a compare-and-swap that others keep winning."""
 
 
-async def next_producer_id(coordination: Coordination, prefix: str) -> int:
-    """The first that has not been given out."""
-    found = await coordination.get(keys.producer_ids_key(prefix))
-    return 0 if found is None else int(keys.decode(found.key, found.value)["next"])
-
-
 async def allocate_producer_ids(
     coordination: Coordination, prefix: str, draw: Callable[[int], bytes], seen_revision: int = 0
 ) -> range:
@@ -76,4 +70,5 @@ class ProducerIds:
 
     async def first_free(self) -> int:
         """The first id that nobody has had, as far as coordination knows."""
-        return await next_producer_id(self._coordination, self._view.image.prefix)
+        found = await self._coordination.get(keys.producer_ids_key(self._view.image.prefix))
+        return 0 if found is None else int(keys.decode(found.key, found.value)["next"])

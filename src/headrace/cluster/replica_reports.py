@@ -14,22 +14,19 @@ and resigns as soon as another is in sync.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from headrace.cluster import keys
-from headrace.cluster.changes import SEEN_TIMEOUT_SECONDS, unchanged
+from headrace.cluster.changes import unchanged
 from headrace.cluster.controller_state import RESIGN, ReplicaEnd, encode_end
 from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
-from headrace.cluster.membership import Membership
-from headrace.cluster.view import ClusterView
+from headrace.cluster.membership import ClusterAccess
 from headrace.coordination.waits import Bell, OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.placement.moves import live_members
-from headrace.ports.clock import Clock
-from headrace.ports.coordination import Compare, Coordination, Put
+from headrace.ports.coordination import Compare, Put
 from headrace.storage.log import Log
 
 log = logging.getLogger(__name__)
@@ -68,34 +65,21 @@ class Resigned(NamedTuple):
 class ReplicaReports:
     """One task; looks at every new image that has partitions without a leader."""
 
-    def __init__(
-        self,
-        coordination: Coordination,
-        view: ClusterView,
-        membership: Membership,
-        partitions: Partitions,
-        clock: Clock,
-        failed: Callable[[BaseException], None],
-        is_held: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._coordination = coordination
-        self._view = view
-        self._membership = membership
+    def __init__(self, cluster: ClusterAccess, partitions: Partitions) -> None:
+        self._cluster = cluster
         self._partitions = partitions
-        self._clock = clock
-        self._is_held = is_held
         self._led: dict[str, Topic] = {}
         """Topics that were seen with a leader for every partition, as they were then."""
         self._resigned: dict[Log, Resigned] = {}
         """Of logs with a damaged place."""
         self._alone: dict[Log, int] = {}
         """Damaged logs for which no other can lead, as it was said, and the offset."""
-        self._look_at = clock.now()
+        self._look_at = cluster.clock.now()
         self._bell = Bell()
-        self._task = OwnedTask(failed)
+        self._task = OwnedTask(cluster.failed)
 
     def start(self) -> None:
-        self._view.listen(lambda _old, _new: self._bell.ring())
+        self._cluster.view.listen(lambda _old, _new: self._bell.ring())
         self._task.start(self._run())
         self._bell.ring()
 
@@ -109,12 +93,12 @@ class ReplicaReports:
                 await self._report()
             except (CoordinationError, RequestTimedOut) as error:
                 log.info("what replicas hold is reported again: %s", error)
-                await pause(self._clock, RETRY_SECONDS)
+                await pause(self._cluster.clock, RETRY_SECONDS)
                 self._bell.ring()
 
     def tick(self) -> None:
         """Call it from time to time."""
-        now = self._clock.now()
+        now = self._cluster.clock.now()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
@@ -122,8 +106,8 @@ class ReplicaReports:
             self._bell.ring()
 
     def _wanted(self) -> list[tuple[Compare, Put]]:
-        image = self._view.image
-        return [] if self._is_held() else [*self._missing(image), *self._resignations(image)]
+        image = self._cluster.view.image
+        return [] if self._cluster.is_held() else [*self._missing(image), *self._resignations(image)]
 
     async def _report(self) -> None:
         missing = self._wanted()
@@ -134,15 +118,15 @@ class ReplicaReports:
                     await self._write([each])
 
     async def _write(self, reports: list[tuple[Compare, Put]]) -> bool:
-        if not self._membership.standing or self._is_held():
+        if not self._cluster.membership.standing or self._cluster.is_held():
             return True
-        result = await self._coordination.transact([same for same, _ in reports], [put for _, put in reports])
-        await self._view.wait_for(lambda image: image.revision >= result.revision, SEEN_TIMEOUT_SECONDS)
+        result = await self._cluster.coordination.transact([same for same, _ in reports], [put for _, put in reports])
+        await self._cluster.view.wait_for_revision(result.revision)
         return result.succeeded
 
     def _missing(self, image: Image) -> list[tuple[Compare, Put]]:
         """Every report that should be there and is not."""
-        own = self._membership.broker
+        own = self._cluster.membership.broker
         if own.id not in image.brokers or image.brokers[own.id].incarnation != own.incarnation:
             return []
         missing = []
@@ -160,14 +144,14 @@ class ReplicaReports:
         return missing
 
     def _resignations(self, image: Image) -> list[tuple[Compare, Put]]:
-        own = self._membership.broker.id
+        own = self._cluster.membership.broker.id
         orders = []
         damaged = self._partitions.damaged
         if self._resigned:
             self._resigned = {part.log: self._resigned[part.log] for part in damaged if part.log in self._resigned}
         if self._alone:
             self._alone = {part.log: self._alone[part.log] for part in damaged if part.log in self._alone}
-        now = self._clock.now()
+        now = self._cluster.clock.now()
         for partition in self._partitions:
             where = partition.topic_partition
             unable = partition.log.offline is not None or partition in self._partitions.unable
@@ -209,7 +193,7 @@ class ReplicaReports:
         partition = self._partitions.find_replica(topic.name, state.index)
         if partition is None or partition.log.topic_id != topic.id or partition.leader != NO_LEADER:
             return None
-        own, held = self._membership.broker, partition.log
+        own, held = self._cluster.membership.broker, partition.log
         if held.settings.durability == "disk" and held.offline is None and held.durable_offset < held.written_offset:
             held.sync_soon()  # who is elected by it has to hold it over a loss of power
             return None
@@ -221,10 +205,10 @@ class ReplicaReports:
             held.end_offset,
             partition.high_watermark,
         )
-        known = self._view.image.controls.ends.get((topic.name, state.index), {}).get(own.id)
+        known = self._cluster.view.image.controls.ends.get((topic.name, state.index), {}).get(own.id)
         return report if report != known else None
 
     def _as_change(self, image: Image, topic: Topic, state: PartitionState, report: ReplicaEnd) -> tuple[Compare, Put]:
-        key = keys.ends_key(image.prefix, topic.name, state.index, self._membership.broker.id)
+        key = keys.ends_key(image.prefix, topic.name, state.index, self._cluster.membership.broker.id)
         same = unchanged(keys.partition_key(image.prefix, topic.name, state.index), state.revision)
-        return same, Put(key, encode_end(report), self._membership.lease)
+        return same, Put(key, encode_end(report), self._cluster.membership.lease)

@@ -28,6 +28,8 @@ RETRY_SECONDS_MAX: Final = 1.0
 RETRY_SECONDS_FIRST: Final = 0.05
 BEHIND_SECONDS: Final = 0.2
 """Pause before the keys are listed because a node of coordination knows less than this one has seen."""
+SEEN_TIMEOUT_SECONDS: Final = 10.0
+"""How long a change that was made may take to arrive in this node's own view."""
 
 
 class View(Protocol):
@@ -76,6 +78,10 @@ class ClusterView:
         finally:
             timer.cancel()
             del self._waiting[waiter]
+
+    async def wait_for_revision(self, revision: int) -> Image:
+        """The first image that has what was changed at this revision, or RequestTimedOut."""
+        return await self.wait_for(lambda image: image.revision >= revision, SEEN_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
         for waiter in self._waiting:
