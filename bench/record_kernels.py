@@ -41,13 +41,15 @@ class Owner:
     def find(self, topic: str, _partition: int) -> None:
         from headrace.records import router
 
-        self.made.topics[topic] = router.Lanes(topic, [router.Lane(topic, nth) for nth in range(PARTITIONS)])
+        self.made.topics[topic] = router.TopicSlots(
+            topic, [router.PartitionSlot(topic, nth) for nth in range(PARTITIONS)]
+        )
 
-    def next_batch(self, lane: Any, _batch: Any) -> None:
+    def roll_batch(self, slot: Any, _batch: Any) -> None:
         from headrace.records import builder
 
         owner: Any = self
-        lane.batch = builder.OpenBatch(builder.SentBatch(lane.topic, lane.partition, owner), 0, 1 << 20)
+        slot.batch = builder.OpenBatch(builder.SentBatch(slot.topic, slot.partition, owner), 0, 1 << 20)
 
 
 def errands() -> dict[str, Callable[[], object]]:

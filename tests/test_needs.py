@@ -15,7 +15,7 @@ NEEDED = {
     "tests/clients/test_errors.py": "node",
     "tests/client/test_group_failover.py": "etcd ip",
     "tests/cli/test_cli_placement.py": "etcd",
-    "tests/client/test_engine_writes.py": "strace",
+    "tests/client/test_connection_writes.py": "strace",
     "tests/spark": "spark java",
     "tests/clients/test_matrix.py tests/spark": "spark java kcat node",
     "-k without_a_file": EVERYTHING,

@@ -2,7 +2,7 @@
 
 Both faces are one text. What differs between threads and asyncio stands in pairs with the same names: the modules
 `headrace.client.consumer.threads` and `headrace.aio.tasks`; what the module of the producer has before its public
-class, and `headrace.aio.intake`. The rest follows from a rule: a method that waits is a coroutine function, and who
+class, and `headrace.aio.appender`. The rest follows from a rule: a method that waits is a coroutine function, and who
 calls one awaits it. What waits is named in WAITS; methods that call it are found, and those
 that call them. As httpcore's script of that name, the other way round: threads are what most programs use, so their
 text is the one that is written, and read, by hand.
@@ -30,7 +30,7 @@ WAITS: Final = frozenset(
         *("self._changed.wait", "self._changed.wait_for", "self._ended.wait", "self._crew.join"),
         *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("have", "callbacks_ended")),
         *(
-            "self._intake.send",
+            "self._appender.send",
             "self._producer.send",
             "self._producer.close",
             "self._listening.halt",
@@ -94,7 +94,9 @@ class Module:
 MODULES: Final = (
     Module("client/consumer/consumer.py", "aio/consumer.py"),
     Module("client/consumer/listener.py", "aio/listener.py"),
-    Module("client/producer/producer.py", "aio/producer.py", "from headrace.aio.intake import Intake, connect\n"),
+    Module(
+        "client/producer/producer.py", "aio/producer.py", "from headrace.aio.appender import RecordAppender, connect\n"
+    ),
 )
 Edit = tuple[int, int, int, int, str]
 """From line and column to line and column, lines from 1: what stands there instead."""

@@ -128,17 +128,17 @@ def test_error_codes_have_words_a_remedy_and_say_whether_to_try_again() -> None:
 
 @proves("G4")
 def test_the_highest_common_version_is_agreed(cluster: Cluster) -> None:
-    link = cluster.controller()
-    cluster.call(link, apis.METADATA, Message(topics=[]))
+    connection = cluster.controller()
+    cluster.call(connection, apis.METADATA, Message(topics=[]))
     for api_key in (apis.PRODUCE, apis.FETCH, apis.METADATA, apis.JOIN_GROUP):
-        assert apis.KAFKA_APIS[api_key].serves(link.version(api_key))
+        assert apis.KAFKA_APIS[api_key].serves(connection.version(api_key))
 
 
 @proves("G4")
 def test_pipelined_requests_are_answered_in_their_order(cluster: Cluster) -> None:
     kinds = [apis.METADATA, apis.LIST_GROUPS, apis.DESCRIBE_CLUSTER, apis.METADATA] * 10
-    link = cluster.controller()
-    answers = cluster.exchange([(link, Request(kind, Message(topics=[]))) for kind in kinds])
+    connection = cluster.controller()
+    answers = cluster.exchange([(connection, Request(kind, Message(topics=[]))) for kind in kinds])
     assert [type(answer).__name__ for answer in answers] == [
         {apis.METADATA: "MetadataResponse", apis.LIST_GROUPS: "ListGroupsResponse"}.get(kind, "DescribeClusterResponse")
         for kind in kinds

@@ -67,11 +67,11 @@ def test_nothing_is_forgotten_when_threads_come_and_go_at_once() -> None:
     assert set(kept) == set(remembered)
 
 
-def test_no_part_of_the_engine_runs_code_when_something_is_collected() -> None:
+def test_no_part_of_the_client_runs_code_when_something_is_collected() -> None:
     """Ctrl-C would be lost there."""
     folder = Path(headrace.client.__file__).parent
-    sources = [path for name in ("engine", "sending") for path in (folder / name).glob("*.py")]
-    assert not [path.name for path in sources if "WeakSet" in path.read_text() or "__del__" in path.read_text()]
+    sources = [path for name in ("connection", "producer") for path in (folder / name).glob("*.py")]
+    assert not [path.name for path in sources if "WeakSet(" in path.read_text() or "__del__" in path.read_text()]
 
 
 def test_a_backoff_doubles_to_its_limit_and_begins_anew() -> None:

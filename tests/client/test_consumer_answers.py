@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from brokers import wait_for
-from client.engine_peer import Answer, Peer
+from client.connection_peer import Answer, Peer
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.consumer.fetcher import Reset
 from headrace.client.errors import Refusal

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from brokers import wait_for
-from client.engine_peer import Answer, Peer
+from client.connection_peer import Answer, Peer
 from client.test_consumer_answers import Scripted
 from headrace.client.connection.connections import shared
 from headrace.client.consumer.consumer import Consumer
@@ -48,7 +48,7 @@ def led_by_a_stranger() -> Iterator[tuple[Scripted, Consumer]]:
         stack.callback(scripted.close)
         scripted.leader = 3
         consumer = stack.enter_context(Consumer("t", bootstrap=scripted.bootstrap, max_wait_ms=10))
-        wait_for("the topic", lambda: consumer._network.metadata.leader(*PLACE) == 3)
+        wait_for("the topic", lambda: consumer._pool.metadata.leader(*PLACE) == 3)
         yield scripted, consumer
 
 
@@ -59,7 +59,7 @@ def test_offsets_are_asked_for_once_at_a_time_while_the_leader_is_unknown(
     scripted, consumer = led_by_a_stranger
     found: dict[TopicPartition, int | HeadraceError] = {}
     with consumer._driver.reactor.lock:
-        lookup = CountedListing(consumer._network, {PLACE: EARLIEST}, found.__setitem__, found.__setitem__)
+        lookup = CountedListing(consumer._pool, {PLACE: EARLIEST}, found.__setitem__, found.__setitem__)
     wait_for("it to be asked for again", lambda: lookup.asks >= 5)
     scripted.leader = 1
     wait_for("the offset", lambda: found == {PLACE: 0})
@@ -71,7 +71,7 @@ def test_offsets_that_nobody_wants_any_more_are_not_asked_for(led_by_a_stranger:
     with consumer._driver.reactor.lock:
         turn = consumer._core.cursor(PLACE).version
         lookup = CountedListing(
-            consumer._network,
+            consumer._pool,
             {PLACE: EARLIEST},
             lambda *_: None,
             lambda *_: None,
@@ -96,12 +96,12 @@ def test_what_is_under_way_when_a_coordinator_is_given_up_is_asked_again() -> No
         return None if len(beats) == 1 else Message(error_code=0)
 
     with Peer(reply) as peer:
-        network = shared(str(peer.address), client_id="given-up")
+        pool = shared(str(peer.address), client_id="given-up")
         try:
-            coordinator = Coordinator(network, "g")
+            coordinator = Coordinator(pool, "g")
             answers: list[Message | HeadraceError] = []
             request = heartbeat_request("g", Identity("m", 1, None))
-            with network.reactor.lock:
+            with pool.reactor.lock:
                 coordinator.persist(
                     apis.HEARTBEAT,
                     lambda: request,
@@ -110,11 +110,11 @@ def test_what_is_under_way_when_a_coordinator_is_given_up_is_asked_again() -> No
                     within_s=20.0,
                 )
             wait_for("the first question", lambda: beats)
-            with network.reactor.lock:
+            with pool.reactor.lock:
                 coordinator.hang_up()
             wait_for("an answer", lambda: answers)
             assert isinstance(answers[0], Message)
-            with network.reactor.lock:
+            with pool.reactor.lock:
                 coordinator.close()
         finally:
-            network.release()
+            pool.release()

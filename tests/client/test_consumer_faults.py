@@ -99,7 +99,7 @@ def test_partitions_that_a_topic_gains_are_read_from_their_first_record(
             send(cluster, name, range(100 * partition, 100 * partition + 20), partition)
         # What a refresh brings every half minute, now.
         with consumer._driver.reactor.lock:
-            consumer._network.metadata.stale(name)
+            consumer._pool.metadata.stale(name)
         found = collect(consumer, 60)
         assert consumer.assignment == [(name, 0), (name, 1), (name, 2)]
     assert sorted(values(found)) == [*range(20), *range(100, 120), *range(200, 220)]

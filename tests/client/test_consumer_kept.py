@@ -145,7 +145,7 @@ def test_a_closed_consumer_keeps_no_buffers(broker: Broker, filled: tuple[str, d
             rows += len(batch)
             if rows == len(values):
                 break
-        pools = consumer._collector._pool, consumer._network._pool
+        pools = consumer._collector._pool, consumer._pool._buffers
         assert all(pool._known for pool in pools)
     assert [pool._known for pool in pools] == [[], []]
     assert [pool._bytes for pool in pools] == [0, 0]

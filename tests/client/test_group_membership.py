@@ -1,4 +1,4 @@
-"""Members on the engine, several on one network, against a real broker: what each is given, gives up and saves."""
+"""Members, several on one pool of connections, against a real broker: what each is given, gives up and saves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from brokers import Broker
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.membership import Membership, State
@@ -27,14 +27,16 @@ MakeTopic = Callable[..., str]
 class Observer:
     """One member, and all that it was told. It answers a revocation with `reached` of what goes."""
 
-    def __init__(self, network: Network, group: str, *topics: str, assignor: str = "average", **how: object) -> None:
+    def __init__(
+        self, pool: ConnectionPool, group: str, *topics: str, assignor: str = "average", **how: object
+    ) -> None:
         self.events: list[tuple[str, frozenset[TopicPartition]]] = []
         self.positions: Offsets = {}
         self.reached: Offsets = {}
         self.unsaved: Offsets = {}
         self.errors: list[HeadraceError] = []
         self.membership = Membership(
-            network,
+            pool,
             group,
             topics,
             assignor,
@@ -68,16 +70,16 @@ Wait = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
-def network(broker: Broker) -> Iterator[Network]:
+def pool(broker: Broker) -> Iterator[ConnectionPool]:
     made = shared(broker.bootstrap, client_id=f"members-{uuid.uuid4().hex[:6]}")
     yield made
     made.release()
 
 
 @pytest.fixture
-def wait(network: Network) -> Wait:
+def wait(pool: ConnectionPool) -> Wait:
     def until(done: Callable[[], bool]) -> None:
-        reactor = network.reactor
+        reactor = pool.reactor
         assert isinstance(reactor, ThreadReactor)
         assert reactor.wait(done, time.monotonic() + DEADLINE_S)
 
@@ -85,12 +87,12 @@ def wait(network: Network) -> Wait:
 
 
 @pytest.fixture
-def join(network: Network, wait: Wait) -> Iterator[Join]:
+def join(pool: ConnectionPool, wait: Wait) -> Iterator[Join]:
     """Members that do not outlive the test."""
     joined: list[Observer] = []
 
     def make(group: str, *topics: str, **how: object) -> Observer:
-        observer = Observer(network, group, *topics, **how)  # type: ignore[arg-type]
+        observer = Observer(pool, group, *topics, **how)  # type: ignore[arg-type]
         joined.append(observer)
         return observer
 

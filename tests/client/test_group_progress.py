@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from brokers import DIES_WITH_PARENT, Broker, wait_for
-from client.engine_peer import Peer
+from client.connection_peer import Peer
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace import Consumer
@@ -188,20 +188,20 @@ def test_a_commit_that_is_tried_again_does_not_undo_a_later_one() -> None:
         return Message(topics=[Message(name="t", partitions=[Message(partition_index=0, error_code=code)])])
 
     with Peer(reply) as peer:
-        network = shared(str(peer.address), client_id="progress")
-        reactor = network.reactor
+        pool = shared(str(peer.address), client_id="progress")
+        reactor = pool.reactor
         assert isinstance(reactor, ThreadReactor)
         answers: list[HeadraceError | None] = []
         try:
             with reactor.lock:
-                progress = GroupProgress(Coordinator(network, "g"), lambda: Identity("m", 1))
+                progress = GroupProgress(Coordinator(pool, "g"), lambda: Identity("m", 1))
                 progress.save({place: 10}, answers.append)
             wait_for("the first to be refused", lambda: peer.asked.count(apis.OFFSET_COMMIT) >= 3, pause_s=0.01)
             with reactor.lock:
                 progress.save({place: 20}, answers.append)
             assert reactor.wait(lambda: len(answers) == 2, reactor.now() + 60)
         finally:
-            network.release()
+            pool.release()
     assert answers == [None, None]
     assert taken == [20, 20]
 
@@ -249,7 +249,7 @@ def test_in_broadcast_mode_each_reads_what_a_topic_gains_and_goes_on_there_after
         for consumer in (first, second):
             # What a refresh brings every half minute, now.
             with consumer._driver.reactor.lock:
-                consumer._network.metadata.stale(target)
+                consumer._pool.metadata.stale(target)
             assert len(read(consumer, 30)) == 30
             assert consumer.assignment == [(target, partition) for partition in range(3)]
     write(broker, target, 6, partitions=3)

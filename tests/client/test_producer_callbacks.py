@@ -58,7 +58,7 @@ def test_a_callback_that_does_not_end_holds_up_no_sender(producer: Producer, top
     )
     assert not release.is_set()
     release.set()
-    assert producer._driver.reactor.wait_told(producer._driver.reactor.now() + WAIT_S)
+    assert producer._driver.reactor.wait_callbacks(producer._driver.reactor.now() + WAIT_S)
     assert len(callers) == 1
     assert threading.current_thread() not in callers
 

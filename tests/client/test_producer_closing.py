@@ -40,11 +40,11 @@ def test_what_was_told_as_not_written_is_not_written_later(fresh_broker: StartBr
         other.send("t", b"of the other", partition=0)
         producer, numbered = Producer(broker.bootstrap), Producer(broker.bootstrap, batch_bytes=200)
         numbered.send("t", b"first", partition=0)
-        leader = other._network.metadata.leader("t", 0)
+        leader = other._pool.metadata.leader("t", 0)
         assert leader is not None
-        link = other._network.broker(leader)
+        connection = other._pool.broker(leader)
         broker.kill()
-        wait_for("the link to be lost", lambda: not link.is_open)
+        wait_for("the connection to be lost", lambda: not connection.is_open)
         deliveries = [producer.send_async("t", b"%d" % number, partition=0) for number in range(3)]
         deliveries += [numbered.send_async("t", b"%d" % number + bytes(100), partition=0) for number in range(6)]
         for each in (producer, numbered):

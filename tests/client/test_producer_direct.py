@@ -18,7 +18,7 @@ from client.reading_back import read_partition
 from client.wire_tap import Seen, WireTap
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection import thread_reactor
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.stream import FrameReader
 from headrace.client.errors import CalledWithin, DeliveryUnknown, ForkedEngine, NotDelivered
 from headrace.client.producer.producer import Producer
@@ -111,7 +111,7 @@ def test_code_that_interrupts_a_send_does_not_take_its_place(
 ) -> None:
     """The handler of a signal that is not held off, just before or after the record is written."""
     name, said = topic(), list[object]()
-    send_alone = Link.send_alone
+    send_alone = BrokerConnection.send_alone
     with Producer(broker.bootstrap, interval_ms=0) as producer:
 
         def handle(*_: object) -> None:
@@ -121,14 +121,14 @@ def test_code_that_interrupts_a_send_does_not_take_its_place(
             except HeadraceError as error:
                 said.append(error)
 
-        def interrupted(link: Link, *arguments: Any) -> Any:
-            found = send_alone(link, *arguments) if written else None
+        def interrupted(connection: BrokerConnection, *arguments: Any) -> Any:
+            found = send_alone(connection, *arguments) if written else None
             if not said:
                 signal.raise_signal(signal.SIGUSR1)
-            return found if written else send_alone(link, *arguments)
+            return found if written else send_alone(connection, *arguments)
 
         before, sent = signal.signal(signal.SIGUSR1, handle), list[bytes]()
-        monkeypatch.setattr(Link, "send_alone", interrupted)
+        monkeypatch.setattr(BrokerConnection, "send_alone", interrupted)
         try:
             while not said:  # one that finds a timer due takes the other way
                 assert producer.send(name, b"%d" % len(sent), partition=0).offset == len(sent)
@@ -149,13 +149,13 @@ def test_what_interrupted_a_send_leaves_after_it_when_the_background_thread_lets
 ) -> None:
     """While the answer is awaited. With the stamp of the record before it, it would be taken for a repeat, and lost."""
     topic, inner, before = "direct-left-behind", list[Delivery](), list[int]()
-    send_alone, give_up = Link.send_alone, thread_reactor.ReactorLock.give_up
+    send_alone, give_up = BrokerConnection.send_alone, thread_reactor.ReactorLock.give_up
 
-    def interrupted(link: Link, *arguments: Any) -> Any:
+    def interrupted(connection: BrokerConnection, *arguments: Any) -> Any:
         before.append(len(tap.of(apis.PRODUCE)))
         if not inner:
             inner.append(made.send_async(topic, b"inner"))
-        return send_alone(link, *arguments)
+        return send_alone(connection, *arguments)
 
     def sleep_long(lock: thread_reactor.ReactorLock, rouse: Callable[[], object], word: Any = None) -> None:
         give_up(lock, rouse, word)
@@ -164,7 +164,7 @@ def test_what_interrupted_a_send_leaves_after_it_when_the_background_thread_lets
 
     with Producer(tap.address, interval_ms=0) as made:
         made.send(topic, b"first")
-        monkeypatch.setattr(Link, "send_alone", interrupted)
+        monkeypatch.setattr(BrokerConnection, "send_alone", interrupted)
         monkeypatch.setattr(thread_reactor.ReactorLock, "give_up", sleep_long)
         while not inner:  # one that finds a timer due takes the other way
             outer = made.send(topic, b"outer")

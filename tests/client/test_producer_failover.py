@@ -207,12 +207,12 @@ def test_records_without_a_key_go_where_brokers_answer(brokers_of_three: BrokerC
     with Producer(cluster.bootstrap, client_id=name, idempotent=idempotent, interval_ms=60_000) as producer:
         for partition in range(3):
             producer.send(name, b"v", partition=partition)
-        victim = led_by[producer._intake.router.topics[name].sticky.partition]
+        victim = led_by[producer._appender.router.topics[name].sticky.partition]
         waiting = [producer.send_async(name, b"w") for _ in range(5)]
-        link = producer._network.broker(victim)
+        connection = producer._pool.broker(victim)
         cluster.brokers[victim - 1].kill()
         try:
-            wait_for("the lost connection to be noticed", lambda: not link.is_open)
+            wait_for("the lost connection to be noticed", lambda: not connection.is_open)
             producer.send_async(name, b"one that makes the batch leave" * 3_000)
             reports = [delivery.result(15.0) for delivery in waiting]
             reports += [producer.send(name, b"x") for _ in range(30)]

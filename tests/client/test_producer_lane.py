@@ -424,7 +424,7 @@ def test_once_a_part_is_written_no_other_is_in_doubt_for_the_whole(world: World)
     }
 
 
-@pytest.mark.parametrize("first", [Outcome.WRITTEN, Outcome.KNOWN])
+@pytest.mark.parametrize("first", [Outcome.WRITTEN, Outcome.DUPLICATE])
 def test_a_part_stays_in_doubt_for_its_own_try_or_if_the_log_may_have_the_whole(world: World, first: Outcome) -> None:
     lane = proven(world).lane
     whole = world.add(count=2)
@@ -491,7 +491,7 @@ def test_a_log_that_claims_what_it_never_had_is_not_believed(world: World) -> No
     batch = world.add()
     world.send()
     request = world.requests.popleft()
-    world.note(world.lane.answered(batch, request.attempt, Outcome.KNOWN, world.now))
+    world.note(world.lane.answered(batch, request.attempt, Outcome.DUPLICATE, world.now))
     assert not world.lane.idle
     world.settle()
     world.check()
@@ -521,7 +521,7 @@ def test_a_batch_that_may_be_written_is_not_sent_again_when_the_log_has_forgotte
     world.wait(1.0)
     world.send()
     request = world.requests.popleft()
-    world.note(world.lane.answered(batch, request.attempt, Outcome.GAP, world.now))
+    world.note(world.lane.answered(batch, request.attempt, Outcome.OUT_OF_ORDER, world.now))
     assert world.fates[batch.content[0][0]] is Fate.UNKNOWN
 
 
@@ -553,7 +553,7 @@ def test_an_answer_to_an_attempt_that_was_given_up_says_nothing(world: World) ->
     assert world.lane.abandon(world.now) == []
     world.leader += 1
     world.send()
-    assert world.lane.answered(batch, stale.attempt, Outcome.DENIED, world.now) == []
+    assert world.lane.answered(batch, stale.attempt, Outcome.FATAL, world.now) == []
     world.settle()
     world.check()
     assert set(world.fates.values()) == {Fate.DELIVERED}
@@ -595,7 +595,7 @@ def test_without_an_identity_batches_are_tried_again_and_the_window_is_kept(seed
     ("code", "outcome"),
     [
         (0, Outcome.WRITTEN),
-        (-1, Outcome.LOST),
+        (-1, Outcome.FATAL_UNKNOWN),
         (2, Outcome.REFUSED),
         (3, Outcome.UNSURE),
         (6, Outcome.UNSURE),
@@ -604,14 +604,14 @@ def test_without_an_identity_batches_are_tried_again_and_the_window_is_kept(seed
         (18, Outcome.TOO_LARGE),
         (19, Outcome.REFUSED),
         (20, Outcome.UNSURE),
-        (29, Outcome.DENIED),
-        (45, Outcome.GAP),
-        (46, Outcome.KNOWN),
+        (29, Outcome.FATAL),
+        (45, Outcome.OUT_OF_ORDER),
+        (46, Outcome.DUPLICATE),
         (47, Outcome.FENCED),
         (56, Outcome.UNSURE),
-        (59, Outcome.GAP),
-        (87, Outcome.DENIED),
-        (30_000, Outcome.LOST),
+        (59, Outcome.OUT_OF_ORDER),
+        (87, Outcome.FATAL),
+        (30_000, Outcome.FATAL_UNKNOWN),
     ],
 )
 def test_what_an_answer_says_of_a_batch(code: int, outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ from headrace import Consumer, Producer
 from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection import exits
-from headrace.client.connection.callbacks import Teller
+from headrace.client.connection.callbacks import CallbackThread
 from proving import proves
 
 WITHIN_S = 120
@@ -109,14 +109,14 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_callbacks_are_told_where_an_interpreter_that_ends_starts_no_thread(no_threads: pytest.MonkeyPatch) -> None:
-    teller, told = Teller(), list[int]()
-    teller.tell(lambda: told.append(1))
-    assert told == []  # who tells may have the engine's lock
+    teller, told = CallbackThread(), list[int]()
+    teller.submit(lambda: told.append(1))
+    assert told == []  # who submits may have the reactor's lock
     assert teller.wait(monotonic() + WITHIN_S)
     assert told == [1]
-    teller.tell(lambda: told.append(2))
+    teller.submit(lambda: told.append(2))
     no_threads.undo()
-    teller.tell(lambda: told.append(3))
+    teller.submit(lambda: told.append(3))
     assert teller.wait(monotonic() + WITHIN_S)
     assert told == [1, 2, 3]
     teller.end()
@@ -124,8 +124,8 @@ def test_callbacks_are_told_where_an_interpreter_that_ends_starts_no_thread(no_t
 
 
 def test_callbacks_left_without_a_thread_are_told_by_who_closes(no_threads: pytest.MonkeyPatch) -> None:
-    teller, told = Teller(), list[bool]()
-    teller.tell(lambda: told.append(teller.is_here and teller.wait(0.0)))
+    teller, told = CallbackThread(), list[bool]()
+    teller.submit(lambda: told.append(teller.is_here and teller.wait(0.0)))
     teller.end()
     teller.join(WITHIN_S)
     assert told == [True]
@@ -133,9 +133,9 @@ def test_callbacks_left_without_a_thread_are_told_by_who_closes(no_threads: pyte
 
 
 def test_ctrl_c_ends_a_callback_that_runs_in_the_main_thread(no_threads: pytest.MonkeyPatch) -> None:
-    teller, told = Teller(), list[int]()
-    teller.tell(lambda: signal.raise_signal(signal.SIGINT))
-    teller.tell(lambda: told.append(1))
+    teller, told = CallbackThread(), list[int]()
+    teller.submit(lambda: signal.raise_signal(signal.SIGINT))
+    teller.submit(lambda: told.append(1))
     with pytest.raises(KeyboardInterrupt):
         teller.wait(monotonic() + WITHIN_S)
     assert teller.wait(monotonic() + WITHIN_S)
@@ -413,7 +413,7 @@ def test_no_part_of_the_exit_waits_beyond_its_end(
     assert deadlines
     assert max(deadlines) <= since + timeout_ms / 1000
     release.set()
-    consumer._network.release()
+    consumer._pool.release()
 
 
 class Leaving:

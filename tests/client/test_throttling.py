@@ -58,8 +58,8 @@ def test_a_new_connection_is_not_throttled_for_the_one_before(tap: WireTap) -> N
     with Producer(tap.address, client_id="throttled for long", delivery_timeout_ms=5_000) as producer:
         tap.change = throttling(apis.PRODUCE, 1, throttle_ms=60_000)
         producer.send("throttled-long", b"first")
-        for link in producer._network.links:
-            link.close(BrokerUnreachable("lost"))
+        for connection in producer._pool.connections:
+            connection.close(BrokerUnreachable("lost"))
         assert producer.send("throttled-long", b"second").offset == 1
 
 

@@ -241,10 +241,10 @@ def test_callbacks_run_once_each_in_their_order(building: ModuleType, caplog: py
     assert sent.finish(0)
     assert heard == []
     with caplog.at_level(logging.ERROR):
-        sent.tell()
+        sent.run_callbacks()
     assert heard == [("first", first), ("second", second)]
     assert "orders-3" in caplog.text
-    sent.tell()
+    sent.run_callbacks()
     assert len(heard) == 2
     second.add_callback(lambda delivery: heard.append(("late", delivery)))
     assert heard[2:] == [("late", second)]
@@ -261,9 +261,9 @@ def test_records_of_a_batch_that_is_split_have_fates_of_their_own(building: Modu
     assert parts[0].finish(70)
     assert [record.done for record in records] == [True, True, False, False, False]
     assert [record.result().offset for record in records[:2]] == [70, 71]
-    parts[0].tell()
+    parts[0].run_callbacks()
     assert parts[2].fail(NotLeader("no"))
-    parts[2].tell()
+    parts[2].run_callbacks()
     assert heard == records[:4]
     assert isinstance(records[3].exception(), NotLeader)
     records[3].add_callback(heard.append)
@@ -279,11 +279,11 @@ def test_a_record_that_moves_takes_its_callbacks_along(building: ModuleType) -> 
     moves.add_callback(heard.append)
     moves.move(after, 0)
     assert after.finish(50)
-    after.tell()
+    after.run_callbacks()
     assert heard == [moves]
     assert moves.result()[:3] == ("orders", 1, 50)
     before.fail(NotLeader("gone"))
-    before.tell()
+    before.run_callbacks()
     assert heard == [moves, stays]
     assert "delivered" in repr(moves)
     assert "failed" in repr(stays)

@@ -38,20 +38,20 @@ class Sender:
         if topic != "orders" or partition >= PARTITIONS:
             raise UnknownPartition(f"{topic}-{partition}")
         for router in (router for router in self.routers.values() if topic not in router.topics):
-            lanes = [self.routing.Lane(topic, nth) for nth in range(PARTITIONS)]
-            router.topics[topic] = self.routing.Lanes(topic, lanes)
+            slots = [self.routing.PartitionSlot(topic, nth) for nth in range(PARTITIONS)]
+            router.topics[topic] = self.routing.TopicSlots(topic, slots)
 
-    def next_batch(self, lane: Any, batch: Any) -> None:
+    def roll_batch(self, slot: Any, batch: Any) -> None:
         with self.lock:
-            if lane.batch is not batch:
+            if slot.batch is not batch:
                 return
             if batch is not None:
                 self.full.append(batch)
-            sent = self.building.SentBatch(lane.topic, lane.partition, self)
-            lane.batch = self.building.OpenBatch(sent, 0, self.room)
-            lanes = self.router(-1).topics[lane.topic]
-            if batch is not None and lanes.sticky is lane:
-                lanes.sticky = lanes.lanes[(lane.partition + 1) % PARTITIONS]
+            sent = self.building.SentBatch(slot.topic, slot.partition, self)
+            slot.batch = self.building.OpenBatch(sent, 0, self.room)
+            slots = self.router(-1).topics[slot.topic]
+            if batch is not None and slots.sticky is slot:
+                slots.sticky = slots.slots[(slot.partition + 1) % PARTITIONS]
 
     def when_full(self, topic: str, needed_bytes: int) -> Any:
         self.refusals.append((topic, needed_bytes))
@@ -61,13 +61,13 @@ class Sender:
             for batch in self.all_batches():
                 self.quota.give_back(batch)
             self.full.clear()
-            for lane in self.router(-1).topics[topic].lanes:
-                lane.batch = None
+            for slot in self.router(-1).topics[topic].slots:
+                slot.batch = None
         return None
 
     def all_batches(self) -> list[Any]:
-        lanes = [lane for router in self.routers.values() for lane in router.topics["orders"].lanes]
-        return self.full + [lane.batch for lane in lanes if lane.batch is not None]
+        slots = [slot for router in self.routers.values() for slot in router.topics["orders"].slots]
+        return self.full + [slot.batch for slot in slots if slot.batch is not None]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_named_partition_goes_before_the_key_and_must_be_there(sender: Sender)
 def test_a_topic_that_lost_its_partitions_is_looked_for_again(sender: Sender, fields: dict[str, Any]) -> None:
     router = sender.router(-1)
     router.send_async("orders", b"v")
-    del router.topics["orders"].lanes[:]
+    del router.topics["orders"].slots[:]
     asked: list[tuple[str, int]] = []
 
     def find(topic: str, partition: int) -> None:
@@ -135,7 +135,7 @@ def test_a_record_is_in_its_batch_as_it_was_sent(sender: Sender) -> None:
     first = send("orders", b"v", key=b"k", headers=headers, partition=1, timestamp_ms=NOW_MS)
     second = send("orders", None, partition=1, timestamp_ms=NOW_MS + 3)
     third = send("orders", bytearray(b"w"), key=memoryview(b"l"), partition=1)
-    batch = first.sent and sender.router(-1).topics["orders"].lanes[1].batch
+    batch = first.sent and sender.router(-1).topics["orders"].slots[1].batch
     found = kernel.records(batch.seal())
     assert [tuple(record) for record in found[:2]] == [
         (0, NOW_MS, b"k", b"v", headers),
@@ -155,7 +155,7 @@ def test_only_bytes_are_sent_unless_there_is_an_encoder(
         sender.router(-1).send_async("orders", b"v", key=5)
     encoding = Sender(routing, building, encoder=lambda value: repr(value).encode())
     delivery = encoding.router(-1).send_async("orders", {"a": 1}, partition=0)
-    batch = encoding.router(-1).topics["orders"].lanes[0].batch
+    batch = encoding.router(-1).topics["orders"].slots[0].batch
     assert kernel.records(batch.seal())[delivery.place].value == b"{'a': 1}"
 
 
@@ -202,7 +202,7 @@ def test_one_record_larger_than_the_whole_quota_goes_through_alone(routing: Modu
 def test_other_acks_take_another_way(sender: Sender) -> None:
     sender.router(-1).send_async("orders", b"v", partition=0)
     sender.router(-1).send_async("orders", b"w", partition=0, acks=1)
-    kept = [sender.router(acks).topics["orders"].lanes[0].batch for acks in (-1, 1)]
+    kept = [sender.router(acks).topics["orders"].slots[0].batch for acks in (-1, 1)]
     assert [kernel.records(batch.seal())[0].value for batch in kept] == [b"v", b"w"]
     assert sender.quota.records == 2
 
@@ -217,7 +217,7 @@ def test_a_callback_hears_of_its_record(sender: Sender) -> None:
     heard: list[Any] = []
     delivery = sender.router(-1).send_async("orders", b"v", callback=heard.append)
     assert delivery.sent.finish(3)
-    delivery.sent.tell()
+    delivery.sent.run_callbacks()
     assert heard == [delivery]
 
 
@@ -238,9 +238,9 @@ def test_threads_that_send_at_once_lose_and_double_nothing(sender: Sender) -> No
     def take() -> None:
         ready.wait(10)
         while not over.is_set():
-            for lane in sender.router(-1).topics["orders"].lanes:
-                if lane.batch is not None and lane.batch.count:
-                    sender.next_batch(lane, lane.batch)
+            for slot in sender.router(-1).topics["orders"].slots:
+                if slot.batch is not None and slot.batch.count:
+                    sender.roll_batch(slot, slot.batch)
 
     sender.find("orders", -1)
     workers = [threading.Thread(target=send, args=(nth,)) for nth in range(threads)]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from headrace.aio.intake import Intake, connect
+from headrace.aio.appender import RecordAppender, connect
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.errors import ProducerClosed
@@ -93,13 +93,13 @@ class Producer:
             latency_table=latency_table,
             exit_timeout_ms=exit_timeout_ms,
         )
-        self._network, self._driver = connect(bootstrap, client_id, tls)
-        self._sender = Sender(self._network, options, self._driver)
-        self._intake = Intake(self._sender, self._driver)
+        self._pool, self._driver = connect(bootstrap, client_id, tls)
+        self._sender = Sender(self._pool, options, self._driver)
+        self._appender = RecordAppender(self._sender, self._driver)
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # Without a call in between.
-            self.send_async = self._intake.send_async  # type: ignore[method-assign]
+            self.send_async = self._appender.send_async  # type: ignore[method-assign]
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,7 +121,7 @@ class Producer:
         acks: int | None = None,
     ) -> Report:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
-        return await self._intake.send(topic, value, key, headers, partition, timestamp_ms, acks)
+        return await self._appender.send(topic, value, key, headers, partition, timestamp_ms, acks)
 
     def send_async(
         self,
@@ -139,7 +139,7 @@ class Producer:
 
         Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
         """
-        return self._intake.send_now(
+        return self._appender.send_now(
             topic,
             value,
             key=key,
@@ -161,7 +161,7 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> None:
         """Send a record that no broker answers for: it may be lost without a sign."""
-        self._intake.send_async(
+        self._appender.send_async(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=ONE_WAY
         )
 
@@ -181,7 +181,7 @@ class Producer:
 
         When a record fails, those of its order key that wait behind it fail too.
         """
-        return self._intake.send_ordered(
+        return self._appender.send_ordered(
             topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, acks=acks, callback=callback
         )
 
@@ -211,7 +211,7 @@ class Producer:
         """
         if self._closed:
             return
-        self._intake.refuse()
+        self._appender.refuse()
         try:
             await self.flush(timeout_s)
         except RequestTimedOut:
@@ -223,10 +223,10 @@ class Producer:
         with self._driver.lock:
             if self._closed:
                 return
-            self._intake.close()
+            self._appender.close()
             self._sender.close(ProducerClosed("the producer was closed before that"))
             self._closed = True
         try:
             self._driver.wake()
         finally:
-            self._network.release()
+            self._pool.release()

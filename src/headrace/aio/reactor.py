@@ -41,7 +41,7 @@ class AsyncioReactor:
         self._check_open()
         self.loop.call_soon(fn)
 
-    def tell(self, fn: Callback) -> None:
+    def run_callback(self, fn: Callback) -> None:
         self._check_open()
         self.loop.call_soon(fn)
 

@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from headrace.aio.reactor import AsyncioReactor, Waiters, wake
 from headrace.client.connection import exits
-from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.retries import LATER, FailurePolicy
@@ -148,13 +148,13 @@ class Crew:
                 task.cancel()
 
 
-def connect(options: ConsumerConfig) -> tuple[Network, Driver]:
+def connect(options: ConsumerConfig) -> tuple[ConnectionPool, Driver]:
     reactor = AsyncioReactor.of_running_loop()
-    network = shared(options.bootstrap, client_id=options.client_id, tls=options.tls, reactor=reactor)
-    return network, Driver(reactor)
+    pool = shared(options.bootstrap, client_id=options.client_id, tls=options.tls, reactor=reactor)
+    return pool, Driver(reactor)
 
 
-def opened(consumer: exits.Leaver) -> None:
+def opened(consumer: exits.OpenClient) -> None:
     exits.opened(consumer)
 
 

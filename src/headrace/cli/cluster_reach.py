@@ -18,7 +18,7 @@ import click
 
 from headrace.cli.options import with_connect
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.broker_connection import Link, question
+from headrace.client.connection.broker_connection import BrokerConnection, api_versions_request
 from headrace.client.connection.metadata import Broker
 from headrace.client.errors import BrokerUnreachable, NoBroker
 from headrace.errors import ErrorMapping, HeadraceError
@@ -45,12 +45,12 @@ class ReachedCluster(Cluster):
     def answering(self) -> list[int]:
         return sorted(self.retry(lambda: self.topology([])).brokers.keys() - self.silent.keys())
 
-    def broker(self, broker_id: int) -> Link:
+    def broker(self, broker_id: int) -> BrokerConnection:
         if broker_id in self.silent:
             raise SilentBroker(f"broker {broker_id} does not answer: {self.silent[broker_id]}")
         return super().broker(broker_id)
 
-    def controller(self) -> Link:
+    def controller(self) -> BrokerConnection:
         found = self.topology([])
         answering = found.brokers.keys() - self.silent.keys()
         return self.broker(found.controller_id if found.controller_id in answering else min(answering, default=-1))
@@ -111,7 +111,7 @@ def _silent(connect: Callable[..., Any], brokers: dict[int, Broker], answer_ms: 
     def trouble(broker_id: int) -> str | None:
         try:
             with connect(str(brokers[broker_id].address), answer_ms) as alone:
-                alone.ask(apis.API_VERSIONS, question())
+                alone.ask(apis.API_VERSIONS, api_versions_request())
         except HeadraceError as error:
             return str(error)
         return None

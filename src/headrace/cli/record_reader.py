@@ -124,7 +124,7 @@ class GroupReader(Reader):
         """The assignment that is being read."""
         self._failure: HeadraceError | None = None
         self._membership = Membership(
-            cluster.network,
+            cluster.pool,
             group_id,
             [topic],
             RANGE,

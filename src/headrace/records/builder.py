@@ -11,7 +11,7 @@
         May be subclassed: the sender's state goes there.
     SentBatch(topic, partition, owner) .topic  .partition  .base_offset  .append_ms  .error  .done  .owner
         .finish(base_offset, append_ms=-1) -> bool     .fail(error) -> bool
-            True if there are callbacks: then run `.tell()` where user code may run. The first of them counts.
+            True if there are callbacks: then run `.run_callbacks()` where user code may run. The first of them counts.
         .split([(place of its first record, SentBatch), ...]): its records went on in these; `done` stays False here.
     Delivery(sent, place, timestamp_ms) .done  .sent  .place  .timestamp_ms
         .result(timeout_s=None) -> Report  .exception(timeout_s=None) -> HeadraceError | None  .add_callback(fn)
@@ -181,7 +181,7 @@ class SentBatch:
                 break
             pair[1].batch().callbacks.append(pair)
 
-    def tell(self) -> None:
+    def run_callbacks(self) -> None:
         """Run the callbacks, each once, whichever thread comes here first. None keeps another from being run."""
         raised: BaseException | None = None
         while self.callbacks:
@@ -254,7 +254,7 @@ class Delivery:
             sent.hand_on()
             sent = self.batch()
         if sent.done:
-            sent.tell()
+            sent.run_callbacks()
 
     def move(self, sent: SentBatch, place: int) -> None:
         """The record is in another batch now. For the sender, with its lock."""

@@ -11,7 +11,7 @@ cdef Py_ssize_t RECORD_OVERHEAD_BYTES
 cdef long long now_ms() noexcept
 
 @cython.locals(number="long long")
-cdef long long whole(object given, str what, object topic) except? -1
+cdef long long as_int64(object given, str what, object topic) except? -1
 
 @cython.final
 cdef class Quota:
@@ -20,15 +20,15 @@ cdef class Quota:
     cpdef int take(self, OpenBatch batch) except -1
     cpdef int give_back(self, OpenBatch batch) except -1
 
-cdef class Lane:
+cdef class PartitionSlot:
     cdef readonly object topic
     cdef readonly int partition
     cdef public OpenBatch batch
 
-cdef class Lanes:
+cdef class TopicSlots:
     cdef readonly object topic
-    cdef public list lanes
-    cdef public Lane sticky
+    cdef public list slots
+    cdef public PartitionSlot sticky
 
 cdef class Router:
     cdef readonly object owner, lock, encoder
@@ -40,7 +40,7 @@ cdef class Router:
 
     @cython.locals(
         tail=bytes, at_ms="long long", chosen=cython.Py_ssize_t, size=cython.Py_ssize_t, found=object, refused=Delivery,
-        delivery=Delivery, load=object, batch=OpenBatch,
+        delivery=Delivery, single=object, batch=OpenBatch,
     )
     cdef object send(
         self, object topic, object value, object key, object headers, object partition, object timestamp_ms,
@@ -48,9 +48,9 @@ cdef class Router:
     )
 
     @cython.locals(
-        lanes=Lanes,
+        slots=TopicSlots,
         quota=Quota,
-        lane=Lane,
+        slot=PartitionSlot,
         batch=OpenBatch,
         count=cython.Py_ssize_t,
         before=cython.Py_ssize_t,

@@ -2,32 +2,32 @@
 """From (topic, key, partition) to the open batch, and the record into it: the hot path of sending.
 
     Router(owner, lock, quota, acks=-1, max_record_bytes=1_048_576, encoder=None)
-        .topics: dict[str, Lanes]      .closed: HeadraceError | None (raised by every send once set)
+        .topics: dict[str, TopicSlots]     .closed: HeadraceError | None (raised by every send once set)
         .send_async(topic, value, *, key=None, headers=None, partition=None, timestamp_ms=None, acks=None,
                     callback=None) -> Delivery
         .send_lone(topic, value, key, headers, partition, timestamp_ms) -> Delivery | Lone
             As `send_async`, but where no batch is open for the partition, the record gets one for itself, which no
-            lane has and the quota does not count.
+            slot has and the quota does not count.
     Quota(max_bytes, max_records)      .bytes  .records  .take(batch)  .give_back(batch); one for a whole producer
-    Lanes(topic, lanes: list[Lane])    .lanes  .sticky: Lane (where records without key and partition go now)
-    Lane(topic, partition)             .batch: OpenBatch | None. May be subclassed: the sender's state goes there.
+    TopicSlots(topic, slots: list[PartitionSlot])   .slots  .sticky: the slot where records without key and partition go
+    PartitionSlot(topic, partition)    .batch: OpenBatch | None. May be subclassed: the sender's state goes there.
 
 What `owner` (the sender) provides; all of it is called without `lock`, and may raise instead:
 
     find(topic, partition)           the topic is unknown, or has no such partition (-1: none was named): make
                                      `router.topics` know it, then return, and the record is tried again
-    next_batch(lane, batch)          `lane.batch` was `batch` (None, or one without room): with the lock, and only if it
-                                     still is, take it away and set `lane.batch` to a new one; move `sticky` on if
-                                     the lane is that one. Then return, and the record is tried again
+    roll_batch(slot, batch)          `slot.batch` was `batch` (None, or one without room): with the lock, and only if it
+                                     still is, take it away and set `slot.batch` to a new one; move `sticky` on if
+                                     the slot is that one. Then return, and the record is tried again
     when_full(topic, bytes) -> Delivery | None   the quota is used up: None to try again, or a delivery that has failed
-    lone(lane, bytes) -> Lone        something with a `batch` that is empty and nobody else's, and has room for so much
+    lone(slot, bytes) -> Lone        something with a `batch` that is empty and nobody else's, and has room for so much
     router(acks) -> Router           for a send that asks for other acks than this router's
 
 `Router.send_async` can be the producer's own method (`self.send_async = router.send_async`), which saves a call. A
 record counts in the quota from when it is put into a batch until the sender gives that batch back.
 
 The way of a record takes no lock where this is compiled: nothing on it runs Python code, so no other thread comes in
-between. Uncompiled, it holds `lock`. Whoever changes lanes holds `lock` in both.
+between. Uncompiled, it holds `lock`. Whoever changes slots holds `lock` in both.
 
 The same file runs as Python and, with the C types of `router.pxd`, compiled: `compiled` tells which one runs.
 """
@@ -58,12 +58,12 @@ RECORD_OVERHEAD_BYTES: Final = 32
 
 
 class Owner(Protocol):
-    """The sender that lanes belong to; see the module."""
+    """The sender that slots belong to; see the module."""
 
     def find(self, topic: str, partition: int) -> None: ...
-    def next_batch(self, lane: Lane, batch: OpenBatch | None) -> None: ...
+    def roll_batch(self, slot: PartitionSlot, batch: OpenBatch | None) -> None: ...
     def when_full(self, topic: str, needed_bytes: int) -> Delivery | None: ...
-    def lone(self, lane: Any, needed_bytes: int) -> Any: ...
+    def lone(self, slot: Any, needed_bytes: int) -> Any: ...
     def router(self, acks: int) -> Router: ...
 
 
@@ -74,7 +74,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def whole(given: Any, what: str, topic: str) -> int:
+def as_int64(given: Any, what: str, topic: str) -> int:
     """A number of a record, as far as the format reaches."""
     try:
         number: int = given
@@ -105,7 +105,7 @@ class Quota:
         self.records -= batch.count
 
 
-class Lane:
+class PartitionSlot:
     """The records that go to one partition; `batch` is the one that takes them now."""
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -114,13 +114,13 @@ class Lane:
         self.batch: OpenBatch | None = None
 
 
-class Lanes:
-    """The lanes of a topic, by partition."""
+class TopicSlots:
+    """The slots of a topic, by partition."""
 
-    def __init__(self, topic: str, lanes: list[Any]) -> None:
+    def __init__(self, topic: str, slots: list[Any]) -> None:
         self.topic = topic
-        self.lanes = lanes
-        self.sticky: Lane = lanes[0]
+        self.slots = slots
+        self.sticky: PartitionSlot = slots[0]
 
 
 class Router:
@@ -141,7 +141,7 @@ class Router:
         self.acks = acks
         self.max_record_bytes = max_record_bytes
         self.encoder = encoder
-        self.topics: dict[str, Lanes] = {}
+        self.topics: dict[str, TopicSlots] = {}
         self.closed: HeadraceError | None = None
 
     def send_async(
@@ -203,8 +203,8 @@ class Router:
         if key is not None and type(key) is not bytes:
             key = as_bytes(key, "key")
         tail = encoded_headers(headers) if headers else None
-        at_ms = now_ms() if timestamp_ms is None else whole(timestamp_ms, "timestamp_ms", topic)
-        chosen = -1 if partition is None else whole(partition, "partition", topic)
+        at_ms = now_ms() if timestamp_ms is None else as_int64(timestamp_ms, "timestamp_ms", topic)
+        chosen = -1 if partition is None else as_int64(partition, "partition", topic)
         if chosen < 0 and partition is not None:
             raise InvalidRecord(f"a record for {topic} names partition {partition}: the first one is 0")
         size = RECORD_OVERHEAD_BYTES
@@ -238,13 +238,13 @@ class Router:
                         refused.add_callback(callback)
                     return refused
             elif lone and found.batch is None:
-                load = self.owner.lone(found, size)
-                batch = load.batch
+                single = self.owner.lone(found, size)
+                batch = single.batch
                 batch.put(at_ms, key, value, tail)
                 batch.pinned = chosen >= 0 or key is not None
-                return load
+                return single
             else:
-                self.owner.next_batch(found, found.batch)
+                self.owner.roll_batch(found, found.batch)
 
     def put(
         self,
@@ -256,33 +256,33 @@ class Router:
         at_ms: int,
         size: int,
     ) -> Any:
-        """The delivery, or what is in its way: the lane, the quota, or None for a partition that is not known."""
+        """The delivery, or what is in its way: the slot, the quota, or None for a partition that is not known."""
         if self.closed is not None:
             # Here, where no other thread comes in between: what is in a batch by then is sent by a close.
             raise self.closed.with_traceback(None)
-        lanes = self.topics.get(topic)
-        if lanes is None:
+        slots = self.topics.get(topic)
+        if slots is None:
             return None
         quota = self.quota
         if quota.records > 0 and (quota.records >= quota.max_records or quota.bytes + size > quota.max_bytes):
             return quota
-        count = len(lanes.lanes)
+        count = len(slots.slots)
         if partition >= count or count == 0:
             return None
         if partition >= 0:
-            lane = lanes.lanes[partition]
+            slot = slots.slots[partition]
         elif key is not None:
             partition = (murmur2(key, 0, len(key)) & 0x7FFFFFFF) % count
-            lane = lanes.lanes[partition]
+            slot = slots.slots[partition]
         else:
-            lane = lanes.sticky
-        batch = lane.batch
+            slot = slots.sticky
+        batch = slot.batch
         if batch is None:
-            return lane
+            return slot
         before = batch.size
         place = batch.put(at_ms, key, value, tail)
         if place < 0:
-            return lane
+            return slot
         quota.bytes += batch.size - before
         quota.records += 1
         if partition >= 0:

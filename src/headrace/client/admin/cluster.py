@@ -21,8 +21,13 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.connection.broker_connection import Body, Link
-from headrace.client.connection.connections import Network, coordinator_request, parse_bootstrap, read_coordinator
+from headrace.client.connection.broker_connection import Body, BrokerConnection
+from headrace.client.connection.connections import (
+    ConnectionPool,
+    coordinator_request,
+    parse_bootstrap,
+    read_coordinator,
+)
 from headrace.client.connection.metadata import (
     NO_LEADER,
     MetadataSnapshot,
@@ -40,7 +45,7 @@ from headrace.wire.message import Message
 
 APPEAR_WITHIN_MS: Final = 5_000
 ADMIN: Final = "admin"
-"""The lane of all questions but those of bulk reading."""
+"""The channel of all requests but those of bulk reading."""
 
 T = TypeVar("T")
 
@@ -82,7 +87,7 @@ class Cluster:
         self._retry = retry or Retry()
         self._reactor = ThreadReactor()
         # Here is decided how long a connection may take to open, and when it is tried again.
-        self.network = Network(
+        self.pool = ConnectionPool(
             self._bootstrap,
             client_id=client_id,
             tls=tls,
@@ -106,7 +111,7 @@ class Cluster:
         return [str(address) for address in self._bootstrap]
 
     def close(self) -> None:
-        self.network.release()
+        self.pool.release()
         self._reactor.close()
 
     def reach(self) -> None:
@@ -123,7 +128,7 @@ class Cluster:
     def topology(self, topics: Sequence[str] | None = None, *, create: bool = False) -> MetadataSnapshot:
         """Ask anew: brokers and all topics, or those named. `create` lets the broker make topics that are missing."""
         answer = read_metadata(self.ask(apis.METADATA, metadata_request(topics, create=create)))
-        self.network.metadata.learn(answer)
+        self.pool.metadata.learn(answer)
         self._topics.update(answer.topics)
         for name in answer.refused:
             self._topics.pop(name, None)
@@ -164,25 +169,25 @@ class Cluster:
                 return topic.name
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"topic id {topic_id.hex()}")
 
-    def broker(self, broker_id: int) -> Link:
-        return self._link(broker_id, ADMIN)
+    def broker(self, broker_id: int) -> BrokerConnection:
+        return self._connection(broker_id, ADMIN)
 
-    def leader(self, topic: str, partition: int, lane: str = ADMIN) -> Link:
+    def leader(self, topic: str, partition: int, channel: str = ADMIN) -> BrokerConnection:
         leader_id = self.partition(topic, partition).leader_id
         if leader_id == NO_LEADER:
             raise Refusal(5, f"partition {topic}-{partition}")
-        return self._link(leader_id, lane)
+        return self._connection(leader_id, channel)
 
-    def controller(self) -> Link:
+    def controller(self) -> BrokerConnection:
         return self.broker(self.topology([]).controller_id)
 
-    def coordinator(self, group_id: str) -> Link:
+    def coordinator(self, group_id: str) -> BrokerConnection:
         """The broker that looks after a group."""
         if group_id not in self._coordinators:
             found = read_coordinator(group_id, self.ask(apis.FIND_COORDINATOR, coordinator_request(group_id)))
             if isinstance(found, HeadraceError):
                 raise found
-            self.network.metadata.add_broker(found)
+            self.pool.metadata.add_broker(found)
             self._coordinators[group_id] = found.broker_id
         return self.broker(self._coordinators[group_id])
 
@@ -190,38 +195,40 @@ class Cluster:
         """Ask a broker that is connected and has nothing else to answer, else any that is known, else the first
         bootstrap address that answers. A request that has left goes to no second one."""
         failures = []
-        for link in self._candidates():
+        for connection in self._candidates():
             try:
-                return self.call(link, api_key, message)
+                return self.call(connection, api_key, message)
             except HeadraceError as error:
-                if link.opened_count and not isinstance(error, NeverSent):
+                if connection.opened_count and not isinstance(error, NeverSent):
                     raise
                 failures.append(str(error))
-        reached_before = bool(self.network.metadata.brokers)
+        reached_before = bool(self.pool.metadata.brokers)
         raise (BrokerUnreachable if reached_before else NoBroker)("; ".join(dict.fromkeys(failures)))
 
-    def call(self, link: Link, api_key: int, message: Message, timeout_ms: int | None = None) -> Message:
+    def call(
+        self, connection: BrokerConnection, api_key: int, message: Message, timeout_ms: int | None = None
+    ) -> Message:
         """One request to one broker, and its answer."""
-        (answer,) = self.exchange([(link, Request(api_key, message))], timeout_ms)
+        (answer,) = self.exchange([(connection, Request(api_key, message))], timeout_ms)
         if isinstance(answer, HeadraceError):
             raise answer
         return answer
 
     def exchange(
-        self, asked: Sequence[tuple[Link, Request]], timeout_ms: int | None = None
+        self, asked: Sequence[tuple[BrokerConnection, Request]], timeout_ms: int | None = None
     ) -> list[Message | HeadraceError]:
         """Send to all brokers before waiting for any; answers, or what went wrong, in the order asked.
 
         Requests to one broker leave in one write, and those that want no answer get an empty message.
         """
         with self._reactor.lock:
-            pending = [self.submit(link, request) for link, request in asked]
+            pending = [self.submit(connection, request) for connection, request in asked]
         return self.receive(pending, timeout_ms)
 
-    def submit(self, link: Link, request: Request) -> Pending:
+    def submit(self, connection: BrokerConnection, request: Request) -> Pending:
         """Send a request; `receive` gives its answer."""
-        pending = Pending(link)
-        link.ask(request.api_key, request.body, pending.hear, timeout_s=math.inf, answered=request.answered)
+        pending = Pending(connection)
+        connection.ask(request.api_key, request.body, pending.hear, timeout_s=math.inf, answered=request.answered)
         return pending
 
     def receive(self, pending: Sequence[Pending], timeout_ms: int | None = None) -> list[Message | HeadraceError]:
@@ -232,8 +239,10 @@ class Cluster:
         finally:
             for each in pending:
                 if each.answer is None:
-                    doing = "waiting for an answer from" if each.link.is_connected else "cannot connect to"
-                    each.link.close(BrokerUnreachable(f"{doing} {each.link.address}: no answer within the timeout"))
+                    doing = "waiting for an answer from" if each.connection.is_connected else "cannot connect to"
+                    each.connection.close(
+                        BrokerUnreachable(f"{doing} {each.connection.address}: no answer within the timeout")
+                    )
         return [each.answer for each in pending if each.answer is not None]
 
     def wait(self, done: Callable[[], bool], within_ms: int) -> bool:
@@ -244,8 +253,8 @@ class Cluster:
         """Let what was submitted leave now, not when it is waited for."""
         self._reactor.turn()
 
-    def close_lane(self, lane: str) -> None:
-        self.network.close_lane(lane)
+    def close_channel(self, channel: str) -> None:
+        self.pool.close_channel(channel)
 
     def retry(self, operation: Callable[[], T], *, within_ms: int | None = None) -> T:
         """Run until it succeeds, fails for good, or time is up; what was known of leaders is looked up anew between."""
@@ -265,25 +274,25 @@ class Cluster:
         self._topics.clear()
         self._coordinators.clear()
 
-    def _link(self, broker_id: int, lane: str) -> Link:
-        if broker_id not in self.network.metadata.brokers:
+    def _connection(self, broker_id: int, channel: str) -> BrokerConnection:
+        if broker_id not in self.pool.metadata.brokers:
             self.topology([])
-        return self.network.broker(broker_id, lane)
+        return self.pool.broker(broker_id, channel)
 
-    def _candidates(self) -> list[Link]:
+    def _candidates(self) -> list[BrokerConnection]:
         """Whom to ask what any broker knows, best first."""
-        known = (broker.address for broker in self.network.metadata.brokers.values())
-        links = [self.network.link(address, ADMIN) for address in dict.fromkeys((*known, *self._bootstrap))]
-        return sorted(links, key=lambda link: not link.is_open or link.in_flight > 0)
+        known = (broker.address for broker in self.pool.metadata.brokers.values())
+        connections = [self.pool.connection(address, ADMIN) for address in dict.fromkeys((*known, *self._bootstrap))]
+        return sorted(connections, key=lambda connection: not connection.is_open or connection.in_flight > 0)
 
 
 class Pending:
     """A request that was submitted, and its answer when it has come."""
 
-    __slots__ = ("answer", "link")
+    __slots__ = ("answer", "connection")
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, connection: BrokerConnection) -> None:
+        self.connection = connection
         self.answer: Message | HeadraceError | None = None
 
     def hear(self, answer: Message | HeadraceError) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Pending, Request
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.errors import check
 from headrace.client.fetch_requests import (
     EARLIEST,
@@ -62,7 +62,7 @@ def list_offsets(
     """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms."""
 
     def ask() -> dict[int, TimedOffset]:
-        by_leader: dict[Link, dict[tuple[str, int], int]] = {}
+        by_leader: dict[BrokerConnection, dict[tuple[str, int], int]] = {}
         for partition, time_ms in times.items():
             by_leader.setdefault(cluster.leader(topic, partition), {})[topic, partition] = time_ms
         asked = [
@@ -127,7 +127,7 @@ def fetch(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits |
 
 
 def _fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> list[Fetched]:
-    by_leader: dict[Link, list[Position]] = {}
+    by_leader: dict[BrokerConnection, list[Position]] = {}
     for position in positions:
         by_leader.setdefault(cluster.leader(position.topic, position.partition), []).append(position)
     asked = [(leader, request_for(cluster, wanted, limits)) for leader, wanted in by_leader.items()]
@@ -326,7 +326,7 @@ class _Reader:
     def __init__(self, cluster: Cluster, span: Span) -> None:
         self._cluster = cluster
         self._span = span
-        self._lane = f"bulk {id(self)}"
+        self._channel = f"bulk {id(self)}"
         self._asked: tuple[int, int] | None = None
         self._pending: Pending | None = None
 
@@ -335,7 +335,7 @@ class _Reader:
         assert self._asked is None
         span = self._span
         try:
-            leader = self._cluster.leader(span.topic, span.partition, self._lane)
+            leader = self._cluster.leader(span.topic, span.partition, self._channel)
             position = Position(span.topic, span.partition, at)
             self._pending = self._cluster.submit(leader, request_for(self._cluster, [position], _limits(size)))
             self._asked = (at, size)
@@ -360,7 +360,7 @@ class _Reader:
 
     def close(self) -> None:
         self._asked = self._pending = None
-        self._cluster.close_lane(self._lane)
+        self._cluster.close_channel(self._channel)
 
     def _receive(self, position: Position, size: int) -> Fetched | None:
         """What was sent for, or None if it was something else or does not come."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Request
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.errors import Refusal, check
 from headrace.client.producer.request import Outgoing, encode_parts
 from headrace.errors import ErrorCode, HeadraceError
@@ -145,9 +145,9 @@ def _plan(
     results: list[Produced | HeadraceError],
     held: set[tuple[str, int]],
     again: list[int],
-) -> list[tuple[Link, list[int]]]:
+) -> list[tuple[BrokerConnection, list[int]]]:
     """Requests with their leaders: one batch per partition in each, a partition's batches in order."""
-    rounds: dict[tuple[Link, int], list[int]] = {}
+    rounds: dict[tuple[BrokerConnection, int], list[int]] = {}
     depth: dict[tuple[str, int], int] = {}
     for nth in places:
         target = (outgoing[nth].topic, outgoing[nth].partition)

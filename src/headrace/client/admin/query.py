@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.admin.fetch import Position, fetch, list_offsets, offsets_at, read_batches
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
 from headrace.client.fetch_requests import EARLIEST, LATEST
@@ -170,7 +170,7 @@ def _ask(
     """One request to each leader; partition to answer."""
 
     def ask() -> dict[int, Message]:
-        by_leader: dict[Link, list[Message]] = {}
+        by_leader: dict[BrokerConnection, list[Message]] = {}
         for number, (first, end) in asked.items():
             part = Message(partition_index=number, first_offset=first, next_offset=end)
             by_leader.setdefault(cluster.leader(wanted.topic, number), []).append(part)

@@ -27,7 +27,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from headrace import __version__
-from headrace.client.connection.connector import Opening
+from headrace.client.connection.connector import Connector
 from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES, FrameReader, PartWriter
 from headrace.client.errors import BrokerUnreachable, NeverSent, check
@@ -47,11 +47,11 @@ ALONE_BYTES: Final = 4096
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
-ASKED_IN: Final = 3
+API_VERSIONS_VERSION: Final = 3
 """The version of the ApiVersions request itself."""
 
 # The oldest version of each API whose messages this client speaks, where that is not the oldest known.
-_LEAST: Final = {
+_MIN_VERSIONS: Final = {
     apis.METADATA: 10,
     apis.OFFSET_FETCH: 8,
     apis.FIND_COORDINATOR: 4,
@@ -59,7 +59,7 @@ _LEAST: Final = {
     apis.DELETE_TOPICS: 6,
 }
 # Later versions name topics by id only, and a group's offsets outlive its topics.
-_MOST: Final = {apis.OFFSET_FETCH: 9, apis.OFFSET_COMMIT: 9}
+_MAX_VERSIONS: Final = {apis.OFFSET_FETCH: 9, apis.OFFSET_COMMIT: 9}
 
 # Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
 HEAD: Final = struct.Struct(">ihhi")
@@ -83,12 +83,12 @@ class Written(NamedTuple):
     correlation_id: int
     size_bytes: int
     fd: int
-    whole: bool
+    is_complete: bool
     """The kernel has all of it."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class InFlightRequest:
     api_key: int
     body: Body
     on_answer: Callable[[Any], None]
@@ -114,49 +114,49 @@ class Framer:
     def used(self) -> None:
         self.next_id = self.next_id + 1 & 0x7FFFFFFF
 
-    def encode(self, asked: Asked, version: int) -> tuple[list[Buffer], int]:
+    def encode(self, request: InFlightRequest, version: int) -> tuple[list[Buffer], int]:
         """The parts of the request's frame, under the next correlation id, and their size."""
-        asked.version, asked.correlation_id = version, self.next_id
+        request.version, request.correlation_id = version, self.next_id
         self.used()
         try:
-            if isinstance(asked.body, Message):
-                body = encode_request(asked.api_key, asked.version, asked.body)
-                frame = write_request(asked.api_key, asked.version, asked.correlation_id, self._client_id, body)
+            if isinstance(request.body, Message):
+                body = encode_request(request.api_key, request.version, request.body)
+                frame = write_request(request.api_key, request.version, request.correlation_id, self._client_id, body)
                 return [frame], len(frame)
-            pieces = [piece for piece in asked.body(asked.version) if len(piece)]
+            pieces = [piece for piece in request.body(request.version) if len(piece)]
         except HeadraceError:
             raise
         except Exception as error:
-            log.exception("a %s request could not be encoded", apis.ALL_APIS[asked.api_key].name)
+            log.exception("a %s request could not be encoded", apis.ALL_APIS[request.api_key].name)
             raise ProtocolError(
-                f"a {apis.ALL_APIS[asked.api_key].name} request could not be encoded: {error}"
+                f"a {apis.ALL_APIS[request.api_key].name} request could not be encoded: {error}"
             ) from error
-        head_end = self.head_end(asked.api_key, version)
+        head_end = self.head_end(request.api_key, version)
         size = HEAD.size + len(head_end) + sum(map(len, pieces))
-        return [HEAD.pack(size - 4, asked.api_key, version, asked.correlation_id) + head_end, *pieces], size
+        return [HEAD.pack(size - 4, request.api_key, version, request.correlation_id) + head_end, *pieces], size
 
     def head_end(self, api_key: int, version: int) -> bytes:
         """What is between HEAD and the body."""
         found = self._head_ends.get((api_key, version))
         if found is None:
-            whole = write_request(api_key, version, 0, self._client_id, b"")
-            found = self._head_ends[api_key, version] = whole[HEAD.size :]
+            is_complete = write_request(api_key, version, 0, self._client_id, b"")
+            found = self._head_ends[api_key, version] = is_complete[HEAD.size :]
         return found
 
 
-def decode(asked: Asked, frame: memoryview, peer: Address) -> Any:
+def decode(request: InFlightRequest, frame: memoryview, peer: Address) -> Any:
     """The answer to a request: what its `reads` makes of it, or else the message."""
-    if asked.reads is not None:
-        answer = asked.reads(_size(len(frame)) + frame, asked.correlation_id)
+    if request.reads is not None:
+        answer = request.reads(_size(len(frame)) + frame, request.correlation_id)
         if answer is not None:
             return answer
-    correlation_id, body = read_response_header(asked.api_key, asked.version, frame)
-    if correlation_id != asked.correlation_id:
-        raise ProtocolError(f"{peer} answered request {correlation_id}, not {asked.correlation_id}")
-    return decode_response(asked.api_key, asked.version, frame, body)
+    correlation_id, body = read_response_header(request.api_key, request.version, frame)
+    if correlation_id != request.correlation_id:
+        raise ProtocolError(f"{peer} answered request {correlation_id}, not {request.correlation_id}")
+    return decode_response(request.api_key, request.version, frame, body)
 
 
-def question() -> Message:
+def api_versions_request() -> Message:
     """The ApiVersions request."""
     return Message(client_software_name="headrace", client_software_version=__version__)
 
@@ -189,12 +189,12 @@ class Versions:
         if api_key not in self._served:
             raise Unsupported(f"the broker at {self._address} does not serve {api.name}")
         lowest, highest = self._served[api_key]
-        lowest = max(lowest, api.min_version, _LEAST.get(api_key, 0))
-        highest = min(highest, api.max_version, _MOST.get(api_key, api.max_version))
+        lowest = max(lowest, api.min_version, _MIN_VERSIONS.get(api_key, 0))
+        highest = min(highest, api.max_version, _MAX_VERSIONS.get(api_key, api.max_version))
         if lowest > highest:
             raise Unsupported(
                 f"the broker at {self._address} serves {api.name} versions {self._served[api_key]}, "
-                f"this client needs {max(api.min_version, _LEAST.get(api_key, 0))} or later"
+                f"this client needs {max(api.min_version, _MIN_VERSIONS.get(api_key, 0))} or later"
             )
         return highest
 
@@ -208,7 +208,7 @@ class _State(Enum):
     ENDED = "ended"
 
 
-class Link:
+class BrokerConnection:
     """A connection; see the module."""
 
     _reader: FrameReader
@@ -221,9 +221,9 @@ class Link:
         *,
         client_id: str,
         tls: ssl.SSLContext | None = None,
-        on_opened: Callable[[Link], None] | None = None,
-        on_failed: Callable[[Link, HeadraceError], None] | None = None,
-        pool: BufferPool | None = None,
+        on_opened: Callable[[BrokerConnection], None] | None = None,
+        on_failed: Callable[[BrokerConnection, HeadraceError], None] | None = None,
+        buffers: BufferPool | None = None,
         setup_timeout_s: float | None = None,
         backoff: Backoff | None = None,
     ) -> None:
@@ -234,20 +234,20 @@ class Link:
         self._tls = tls
         self._on_opened = on_opened
         self._on_failed = on_failed
-        self._pool = pool or BufferPool(POOL_BYTES)
+        self._buffers = buffers or BufferPool(POOL_BYTES)
         self._setup_timeout_s = SETUP_TIMEOUT_S if setup_timeout_s is None else setup_timeout_s
         self._backoff = backoff or Backoff()
         self._state = _State.IDLE
-        self._waiting: deque[Asked] = deque()
-        self._in_flight: deque[Asked] = deque()
-        self._unanswered: deque[Asked] = deque()
+        self._waiting: deque[InFlightRequest] = deque()
+        self._in_flight: deque[InFlightRequest] = deque()
+        self._unanswered: deque[InFlightRequest] = deque()
         self._flush_due = False
         self._held_until = 0.0
         self._checks_at = math.inf
         self._check: Timer | None = None
         self._retry_at = 0.0
         """When it may be opened again after a failure; 0 if there was none since the last answer."""
-        self._opening: Opening | None = None
+        self._connector: Connector | None = None
         self._setup: Timer | None = None
         self._socket: socket.socket | None = None
         self._writes_blocked = False
@@ -298,17 +298,17 @@ class Link:
         """
         reactor = self._reactor
         with reactor.lock:
-            asked = Asked(api_key, body, on_answer, reactor.now() + timeout_s, timeout_s, answered, reads)
+            request = InFlightRequest(api_key, body, on_answer, reactor.now() + timeout_s, timeout_s, answered, reads)
             if self._end_error is not None or len(self._waiting) >= WAITING_MAX:
                 error = self._end_error or NeverSent(f"{WAITING_MAX} requests wait for {self.address} already")
-                reactor.call_soon(lambda: self._answer(asked, error))
+                reactor.call_soon(lambda: self._answer(request, error))
                 return
             if written is None:
-                self._waiting.append(asked)
+                self._waiting.append(request)
             else:
-                self._take_over(asked, written)
-            if asked.deadline < self._checks_at:
-                self._check_at(asked.deadline)
+                self._take_over(request, written)
+            if request.deadline < self._checks_at:
+                self._check_at(request.deadline)
             if self._state is _State.OPEN:
                 self._flush_soon()
             elif self._state is _State.IDLE:
@@ -327,17 +327,17 @@ class Link:
             return None
         framer = self.framer
         correlation_id = framer.next_id
-        whole = frame(correlation_id, data)
+        is_complete = frame(correlation_id, data)
         try:
-            taken = sock.send(whole)
+            taken = sock.send(is_complete)
         except OSError:
             return None
-        size = len(whole)
+        size = len(is_complete)
         framer.next_id = correlation_id + 1 & 0x7FFFFFFF
         writer.given_bytes += size
         writer.taken_bytes += taken
         if taken < size:
-            writer.left_over(memoryview(whole)[taken:])
+            writer.left_over(memoryview(is_complete)[taken:])
         return make(Written, (version, correlation_id, size, sock.fileno(), taken == size))
 
     def read_alone(self, written: Written, reads: Reads) -> Any:
@@ -355,11 +355,11 @@ class Link:
             self._works()
         return answer
 
-    def _take_over(self, asked: Asked, written: Written) -> None:
-        asked.version, asked.correlation_id = written.version, written.correlation_id
-        asked.ends_at = self._writer.given_bytes
-        asked.starts_at = asked.ends_at - written.size_bytes
-        self._in_flight.append(asked)
+    def _take_over(self, request: InFlightRequest, written: Written) -> None:
+        request.version, request.correlation_id = written.version, written.correlation_id
+        request.ends_at = self._writer.given_bytes
+        request.starts_at = request.ends_at - written.size_bytes
+        self._in_flight.append(request)
         if not self._writer.is_idle:
             self._reactor.call_soon(self._write)
 
@@ -396,25 +396,27 @@ class Link:
             return
         self._state = _State.OPENING
         self._setup = self._reactor.call_at(self._reactor.now() + self._setup_timeout_s, self._setup_over)
-        self._opening = Opening(
+        self._connector = Connector(
             self._reactor, self.address, self._tls, self._connected, lambda error: self._lose(error, failed=True)
         )
-        self._opening.start()
+        self._connector.start()
 
     def _setup_over(self) -> None:
         what = "no connection to" if self._state is _State.OPENING else "no answer as a Kafka broker from"
         self._lose(BrokerUnreachable(f"{what} {self.address} within {self._setup_timeout_s:g} s"), failed=True)
 
     def _connected(self, sock: socket.socket) -> None:
-        self._opening = None
+        self._connector = None
         self._socket = sock
-        self._reader = FrameReader(sock, self.address, self._pool)
+        self._reader = FrameReader(sock, self.address, self._buffers)
         self._writer = PartWriter(sock)
         self._writes_blocked, self._held_until = False, 0.0
         self._state = _State.AGREEING
         self._reactor.watch(sock, self.catch_up, None)
-        asked = Asked(apis.API_VERSIONS, question(), self._agree, math.inf, self._setup_timeout_s, True)
-        self._send([asked])
+        request = InFlightRequest(
+            apis.API_VERSIONS, api_versions_request(), self._agree, math.inf, self._setup_timeout_s, True
+        )
+        self._send([request])
 
     def _agree(self, answer: Message | HeadraceError) -> None:
         if isinstance(answer, HeadraceError):
@@ -456,18 +458,20 @@ class Link:
             self._held_until = until
             self._reactor.call_at(until, self._flush_soon)
 
-    def _send(self, chosen: list[Asked]) -> None:
-        for asked in chosen:
+    def _send(self, chosen: list[InFlightRequest]) -> None:
+        for request in chosen:
             try:
-                version = ASKED_IN if asked.api_key == apis.API_VERSIONS else self.version(asked.api_key)
-                parts, size = self.framer.encode(asked, version)
+                version = (
+                    API_VERSIONS_VERSION if request.api_key == apis.API_VERSIONS else self.version(request.api_key)
+                )
+                parts, size = self.framer.encode(request, version)
             except HeadraceError as error:
-                self._answer(asked, error)
+                self._answer(request, error)
                 continue
-            asked.starts_at = self._writer.given_bytes
+            request.starts_at = self._writer.given_bytes
             self._writer.give(parts, size)
-            asked.ends_at = self._writer.given_bytes
-            (self._in_flight if asked.answered else self._unanswered).append(asked)
+            request.ends_at = self._writer.given_bytes
+            (self._in_flight if request.answered else self._unanswered).append(request)
         self._write()
 
     def _write(self) -> None:
@@ -526,53 +530,53 @@ class Link:
         if not self._in_flight:
             self._lose(ProtocolError(f"{self.address} sent an answer that nobody asked for"), failed=True)
             return
-        asked = self._in_flight[0]
+        request = self._in_flight[0]
         try:
-            answer = decode(asked, frame, self.address)
+            answer = decode(request, frame, self.address)
         except ProtocolError as error:
             failure = self._no_broker() if self._state is _State.AGREEING else _placed(error, self.address)
             self._lose(failure, failed=True)
             return
         if self._retry_at and self._state is _State.OPEN:
             self._works()
-        if asked.api_key in _QUOTA_APIS and isinstance(answer, Message) and answer.throttle_time_ms > 0:
+        if request.api_key in _QUOTA_APIS and isinstance(answer, Message) and answer.throttle_time_ms > 0:
             self._hold(answer.throttle_time_ms)
         self._in_flight.popleft()
-        self._answer(asked, answer)
+        self._answer(request, answer)
 
-    def _answer(self, asked: Asked, answer: object) -> None:
+    def _answer(self, request: InFlightRequest, answer: object) -> None:
         try:
-            asked.on_answer(answer)
+            request.on_answer(answer)
         except Exception:
-            log.exception("a fault in the client: %r raised on an answer", asked.on_answer)
+            log.exception("a fault in the client: %r raised on an answer", request.on_answer)
 
     def _lose(self, error: HeadraceError, *, failed: bool) -> None:
         """Close whatever there is of a connection, and tell everyone who waits for it."""
         if self._setup is not None:
             self._setup.cancel()
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._connector is not None:
+            self._connector.cancel()
         taken = 0
         if self._socket is not None:
             taken = self._writer.taken_bytes
             self._reactor.unwatch(self._socket)
             self._socket.close()
         heard = [*self._in_flight, *self._unanswered]
-        begun = [asked for asked in heard if asked.starts_at < taken]
-        never = [*(asked for asked in heard if asked.starts_at >= taken), *self._waiting]
+        begun = [request for request in heard if request.starts_at < taken]
+        never = [*(request for request in heard if request.starts_at >= taken), *self._waiting]
         self._in_flight.clear()
         self._unanswered.clear()
         self._waiting.clear()
-        self._setup = self._opening = self._socket = self._versions = None
+        self._setup = self._connector = self._socket = self._versions = None
         self._state = _State.IDLE
         if failed:
             self._retry_at = self._reactor.now() + self._backoff.take()
             if self._on_failed is not None:
                 self._on_failed(self, error)
-        for asked in begun:
-            self._answer(asked, error)
-        for asked in never:
-            self._answer(asked, NeverSent(str(error)) if isinstance(error, BrokerUnreachable) else error)
+        for request in begun:
+            self._answer(request, error)
+        for request in never:
+            self._answer(request, NeverSent(str(error)) if isinstance(error, BrokerUnreachable) else error)
 
     def _check_at(self, when: float) -> None:
         if self._check is not None:
@@ -584,24 +588,23 @@ class Link:
         """One timer for all: at the earliest deadline, not one for each request."""
         self._check, self._checks_at = None, math.inf
         now = self._reactor.now()
-        late = next((asked for asked in (*self._in_flight, *self._unanswered) if asked.deadline <= now), None)
+        late = next((request for request in (*self._in_flight, *self._unanswered) if request.deadline <= now), None)
         if late is not None:
             what = f"no answer to {apis.ALL_APIS[late.api_key].name} from {self.address} within {late.timeout_s:g} s"
             self._lose(BrokerUnreachable(what), failed=True)
             return
-        expired = [asked for asked in self._waiting if asked.deadline <= now]
+        expired = [request for request in self._waiting if request.deadline <= now]
         if expired:
-            self._waiting = deque(asked for asked in self._waiting if asked.deadline > now)
+            self._waiting = deque(request for request in self._waiting if request.deadline > now)
         left = min(
-            (asked.deadline for asked in (*self._in_flight, *self._unanswered, *self._waiting)), default=math.inf
+            (request.deadline for request in (*self._in_flight, *self._unanswered, *self._waiting)), default=math.inf
         )
         if left < math.inf:
             self._check_at(left)
-        for asked in expired:
-            what = (
-                f"{apis.ALL_APIS[asked.api_key].name} could not be sent to {self.address} within {asked.timeout_s:g} s"
-            )
-            self._answer(asked, NeverSent(what))
+        for request in expired:
+            name = apis.ALL_APIS[request.api_key].name
+            what = f"{name} could not be sent to {self.address} within {request.timeout_s:g} s"
+            self._answer(request, NeverSent(what))
 
 
 def _placed(error: ProtocolError, address: Address) -> ProtocolError:

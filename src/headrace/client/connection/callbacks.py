@@ -1,7 +1,7 @@
 """Runs the user's own code (callbacks) on a thread of its own, one after the other and in order.
 
 No call into the client runs a callback: it may take a lock that the caller holds, or as long as it likes. The thread
-is started with the first callback, and ends when `end` was called and everything was told. Only where no thread can be
+is started with the first callback, and ends when `end` was called and all have run. Only where no thread can be
 started, as in an interpreter that ends (3.12), whoever waits for callbacks runs them, with no lock held; one that takes
 long is then not bounded by the time of the wait, but Ctrl-C ends it.
 """
@@ -20,17 +20,17 @@ from headrace.records.builder import SentBatch
 log = logging.getLogger(__name__)
 
 
-class Teller:
+class CallbackThread:
     def __init__(self) -> None:
         self.used = False
-        """There was something to tell, ever."""
+        """There was a callback, ever."""
         self._queue: SimpleQueue[Callback | None] = SimpleQueue()
         self._guard = threading.Lock()
         self._turn = threading.Lock()
-        """Whoever tells has it."""
+        """Whoever runs callbacks has it."""
         self._thread: threading.Thread | None = None
         self._last: threading.Thread | None = None
-        self._telling: threading.Thread | None = None
+        self._running_in: threading.Thread | None = None
         self._stranded = False
         """What is in the queue waits for somebody who waits."""
         self._ended = False
@@ -38,9 +38,9 @@ class Teller:
     @property
     def is_here(self) -> bool:
         """This code runs in a callback."""
-        return self._telling is threading.current_thread()
+        return self._running_in is threading.current_thread()
 
-    def tell(self, fn: Callback) -> None:
+    def submit(self, fn: Callback) -> None:
         self.used = True
         with self._guard:
             if self._thread is None:
@@ -60,18 +60,18 @@ class Teller:
         self._stranded = False
 
     def wait(self, deadline: float) -> bool:
-        """Until all that was left to tell before is told; True at once in a callback, which cannot wait for itself."""
+        """Until all that was submitted before has run; True at once in a callback, which cannot wait for itself."""
         if self.is_here or not self.used:
             return True
-        told = threading.Lock()
-        told.acquire()
-        self.tell(told.release)
+        done = threading.Lock()
+        done.acquire()
+        self.submit(done.release)
         if self._stranded:
             self._run_here(deadline)
-        return told.acquire(timeout=_left_s(deadline))
+        return done.acquire(timeout=_left_s(deadline))
 
     def end(self) -> None:
-        """Let the thread end after what it has to tell; what comes later is still told."""
+        """Let the thread end after what it has to run; what comes later is still run."""
         with self._guard:
             if not self._ended:
                 self._ended = True
@@ -79,7 +79,7 @@ class Teller:
                     self._stop()
 
     def join(self, timeout_s: float) -> None:
-        """After `end`: until everything is told and the thread is gone."""
+        """After `end`: until everything has run and the thread is gone."""
         if self.is_here:
             return
         if self._stranded:
@@ -95,12 +95,12 @@ class Teller:
         if before is not None:
             before.join()
         with self._turn:
-            self._telling = threading.current_thread()
+            self._running_in = threading.current_thread()
             while (fn := self._queue.get()) is not None:
-                while not _told(fn):
+                while not _ran(fn):
                     pass
                 del fn
-            self._telling = None
+            self._running_in = None
 
     def _run_here(self, deadline: float) -> None:
         """In the place of the thread that could not be started, until the queue is empty or the time is over."""
@@ -110,19 +110,19 @@ class Teller:
         if not self._turn.acquire(timeout=_left_s(deadline)):
             return
         try:
-            self._telling = threading.current_thread()
+            self._running_in = threading.current_thread()
             while monotonic() < deadline:
                 fn = self._queue.get_nowait()
                 if fn is None:
                     # It is for a thread that was started after all.
                     self._queue.put(None)
                     return
-                while not _told(fn):
+                while not _ran(fn):
                     pass
         except Empty:
             return
         finally:
-            self._telling = None
+            self._running_in = None
             self._turn.release()
 
 
@@ -131,14 +131,14 @@ def _left_s(deadline: float) -> float:
     return -1 if left_s == math.inf else min(max(0.0, left_s), threading.TIMEOUT_MAX)
 
 
-def _told(fn: Callback) -> bool:
+def _ran(fn: Callback) -> bool:
     """Run it; False if one of several callbacks failed in a way that left the others out."""
     try:
         fn()
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
-        # There is nobody else to hear it: not even SystemExit may keep the others from being told.
+        # There is nobody else to hear it: not even SystemExit may keep the others from running.
         log.exception("a callback failed: %r", fn)
         batch = getattr(fn, "__self__", None)
         return not (isinstance(batch, SentBatch) and batch.callbacks)

@@ -1,8 +1,8 @@
 """The connections of one client id in this process, shared by all its producers and consumers, opened when needed.
 
-A broker answers the requests of one connection in order, so whatever may wait long there has a lane of its own: a
+A broker answers the requests of one connection in order, so whatever may wait long there has a channel of its own: a
 connection of its own to the same broker. `send` carries produce requests; a consumer's fetches, and each member of a
-group, name lanes of theirs; `control` carries what any broker can answer, to one broker at a time.
+group, name channels of theirs; `control` carries what any broker can answer, to one broker at a time.
 
 A broker whose connection failed counts as failing for AVOID_S, or until it can be reached again.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.connection.broker_connection import Body, Link, OnAnswer
+from headrace.client.connection.broker_connection import Body, BrokerConnection, OnAnswer
 from headrace.client.connection.metadata import REFRESH_MS, Broker, Metadata
 from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
@@ -38,7 +38,7 @@ IMPATIENT_S: Final = 1.0
 _NONE: Final[frozenset[int]] = frozenset()
 
 
-class Network:
+class ConnectionPool:
     """Every maker calls `release`. Producers and consumers have it from `shared`."""
 
     reactor: Reactor
@@ -62,8 +62,8 @@ class Network:
         self._tls = tls
         self._setup_timeout_s = setup_timeout_s
         self._backoff = backoff
-        self._pool = BufferPool(POOL_BYTES)
-        self._links: dict[tuple[str, Address], Link] = {}
+        self._buffers = BufferPool(POOL_BYTES)
+        self._connections: dict[tuple[str, Address], BrokerConnection] = {}
         self._control: Address | None = None
         self._coordinators = Coordinators(self)
         self._avoided: dict[Address, float] = {}
@@ -74,57 +74,57 @@ class Network:
         self._closed = False
 
     @property
-    def links(self) -> tuple[Link, ...]:
-        return tuple(self._links.values())
+    def connections(self) -> tuple[BrokerConnection, ...]:
+        return tuple(self._connections.values())
 
-    def broker(self, broker_id: int, lane: str = SEND) -> Link:
+    def broker(self, broker_id: int, channel: str = SEND) -> BrokerConnection:
         """The connection to a broker; BrokerUnreachable if the cluster has none of that id now."""
         broker = self.metadata.snapshot.brokers.get(broker_id)
         if broker is None:
             raise BrokerUnreachable(f"broker {broker_id} is not in the cluster now")
-        return self.link(broker.address, lane)
+        return self.connection(broker.address, channel)
 
-    def link(self, address: Address, lane: str) -> Link:
-        link = self._links.get((lane, address))
-        if link is not None:
-            return link
+    def connection(self, address: Address, channel: str) -> BrokerConnection:
+        connection = self._connections.get((channel, address))
+        if connection is not None:
+            return connection
         with self.reactor.lock:
             if self._closed:
                 raise EngineClosed("the client is closed; make a new one")
             self._prune()
-            made = Link(
+            made = BrokerConnection(
                 self.reactor,
                 address,
                 client_id=self.client_id,
                 tls=self._tls,
                 on_opened=self._opened,
                 on_failed=self._failed,
-                pool=self._pool,
+                buffers=self._buffers,
                 setup_timeout_s=self._setup_timeout_s,
                 backoff=self._backoff(),
             )
-            return self._links.setdefault((lane, address), made)
+            return self._connections.setdefault((channel, address), made)
 
     def _prune(self) -> None:
         """Let go of what was never opened again at addresses that the cluster has left."""
         kept = {*self._bootstrap, *(broker.address for broker in self.metadata.snapshot.brokers.values())}
-        for key in [key for key, link in self._links.items() if key[1] not in kept and link.is_idle]:
-            del self._links[key]
+        for key in [key for key, connection in self._connections.items() if key[1] not in kept and connection.is_idle]:
+            del self._connections[key]
 
-    def close_lane(self, lane: str) -> None:
-        """Close the lane's connections to all brokers; for a consumer or member that goes."""
+    def close_channel(self, channel: str) -> None:
+        """Close the channel's connections to all brokers; for a consumer or member that goes."""
         with self.reactor.lock:
             error = EngineClosed("the client closed this connection before the answer came")
-            self._coordinators.close_lane(lane, error)
-            for key in [key for key in self._links if key[0] == lane]:
-                self._links.pop(key).end(error)
+            self._coordinators.close_channel(channel, error)
+            for key in [key for key in self._connections if key[0] == channel]:
+                self._connections.pop(key).end(error)
 
     def ask_any(self, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float) -> None:
         """Ask a broker that can be reached: the one asked before, else any known one, else the bootstrap addresses in
         turn. A request whose broker was lost is sent to the next, so it must not matter if it is done twice.
         """
         with self.reactor.lock:
-            _Round(self, api_key, body, on_answer, self.reactor.now() + timeout_s).next()
+            _AnyBrokerRequest(self, api_key, body, on_answer, self.reactor.now() + timeout_s).next()
 
     def ask_elsewhere(self) -> None:
         """The broker asked last by `ask_any` may lag behind: begin with another one next time."""
@@ -133,13 +133,13 @@ class Network:
             self._control = None
 
     def ask_coordinator(
-        self, group: str, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float, lane: str | None = None
+        self, group: str, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float, channel: str | None = None
     ) -> None:
         """Ask the group's coordinator, which is looked up if not known and forgotten when it says that it is not, or
-        is lost. Members of one group in one process each need a lane: a join waits for all the others.
+        is lost. Members of one group in one process each need a channel: a join waits for all the others.
         """
         with self.reactor.lock:
-            self._coordinators.ask(group, api_key, body, on_answer, timeout_s, lane or f"group {group}")
+            self._coordinators.ask(group, api_key, body, on_answer, timeout_s, channel or f"group {group}")
 
     def failed(self, broker_id: int) -> None:
         """A broker was found failing by another sign than its connection."""
@@ -168,54 +168,54 @@ class Network:
         if last:
             self._close()
         elif isinstance(self.reactor, ThreadReactor):
-            self.reactor.wait_told(self.reactor.now() + JOIN_S)
+            self.reactor.wait_callbacks(self.reactor.now() + JOIN_S)
 
     def _close(self) -> None:
         error = EngineClosed("the client was closed before the answer came")
         with self.reactor.lock:
             self._closed = True
             self.metadata.close(error)
-            for link in self.links:
-                link.end(error)
-            self._links.clear()
-            self._pool.clear()
+            for connection in self.connections:
+                connection.end(error)
+            self._connections.clear()
+            self._buffers.clear()
         if self._owns_reactor:
             self.reactor.close()
 
-    def _opened(self, link: Link) -> None:
-        self._avoided.pop(link.address, None)
+    def _opened(self, connection: BrokerConnection) -> None:
+        self._avoided.pop(connection.address, None)
 
-    def _failed(self, link: Link, error: HeadraceError) -> None:
-        self._avoided[link.address] = self.reactor.now() + AVOID_S
-        if self._control == link.address:
+    def _failed(self, connection: BrokerConnection, error: HeadraceError) -> None:
+        self._avoided[connection.address] = self.reactor.now() + AVOID_S
+        if self._control == connection.address:
             self._control = None
 
     def _candidates(self) -> list[Address]:
         """Where to ask what any broker knows, best first."""
         now = self.reactor.now()
         known = [broker.address for broker in self.metadata.snapshot.brokers.values()]
-        opened = {address for (_, address), link in self._links.items() if link.is_open}
+        opened = {address for (_, address), connection in self._connections.items() if connection.is_open}
         first = [] if self._control is None else [self._control]
 
-        def demerits(address: Address) -> tuple[bool, bool, bool]:
+        def rank(address: Address) -> tuple[bool, bool, bool]:
             avoided = max(self._avoided.get(address, 0.0), self._lagging.get(address, 0.0)) > now
             return avoided, address not in opened, address not in known
 
-        others = sorted((*known, *self._bootstrap), key=demerits)
+        others = sorted((*known, *self._bootstrap), key=rank)
         return list(dict.fromkeys((*first, *others)))
 
 
-class _Round:
-    """One question, put to one address after the other; to the next as well when an answer is slow to come."""
+class _AnyBrokerRequest:
+    """One request, sent to one address after the other; to the next as well when an answer is slow to come."""
 
-    def __init__(self, network: Network, api_key: int, body: Body, on_answer: OnAnswer, deadline: float) -> None:
-        self._network = network
-        self._reactor = network.reactor
+    def __init__(self, pool: ConnectionPool, api_key: int, body: Body, on_answer: OnAnswer, deadline: float) -> None:
+        self._pool = pool
+        self._reactor = pool.reactor
         self._api_key = api_key
         self._body = body
         self._on_answer = on_answer
         self._deadline = deadline
-        self._left = network._candidates()
+        self._left = pool._candidates()
         self._pending = 0
         self._impatience: Timer | None = None
         self._failures: list[str] = []
@@ -234,12 +234,12 @@ class _Round:
         timeout_s = min(left_s, CONTROL_TRY_S) if self._left else left_s
         self._pending += 1
         try:
-            link = self._network.link(address, CONTROL)
+            connection = self._pool.connection(address, CONTROL)
         except EngineClosed as closed:
             error = closed
             self._reactor.call_soon(lambda: self._finish(error))
             return
-        link.ask(self._api_key, self._body, lambda answer: self._hear(address, answer), timeout_s=timeout_s)
+        connection.ask(self._api_key, self._body, lambda answer: self._hear(address, answer), timeout_s=timeout_s)
         if self._left:
             self._impatience = self._reactor.call_at(self._reactor.now() + IMPATIENT_S, self.next)
 
@@ -252,11 +252,11 @@ class _Round:
             self.next()
             return
         if isinstance(answer, Message):
-            self._network._control = address
+            self._pool._control = address
         self._finish(answer)
 
     def _failure(self) -> HeadraceError:
-        reached_before = bool(self._network.metadata.snapshot.brokers)
+        reached_before = bool(self._pool.metadata.snapshot.brokers)
         reasons = "; ".join(dict.fromkeys(self._failures)) or "no broker answered in time"
         return (BrokerUnreachable if reached_before else NoBroker)(reasons)
 
@@ -278,13 +278,13 @@ OnFound = Callable[[Address | HeadraceError], None]
 class Coordinators:
     """Which broker coordinates a group: found when first asked, forgotten when it denies that or is lost."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
         self._found: dict[str, Address] = {}
         self._looking: dict[str, list[tuple[str, OnFound]]] = {}
 
-    def ask(self, group: str, api_key: int, body: Body, on_answer: OnAnswer, timeout_s: float, lane: str) -> None:
-        deadline = self._network.reactor.now() + timeout_s
+    def ask(self, group: str, api_key: int, body: Body, on_answer: OnAnswer, timeout_s: float, channel: str) -> None:
+        deadline = self._pool.reactor.now() + timeout_s
 
         def send(found: Address | HeadraceError) -> None:
             if isinstance(found, HeadraceError):
@@ -297,28 +297,28 @@ class Coordinators:
                     self.forget(group, found)
                 on_answer(answer)
 
-            left_s = max(0.0, deadline - self._network.reactor.now())
+            left_s = max(0.0, deadline - self._pool.reactor.now())
             try:
-                link = self._network.link(found, lane)
+                connection = self._pool.connection(found, channel)
             except HeadraceError as error:
                 closed = error
-                self._network.reactor.call_soon(lambda: on_answer(closed))
+                self._pool.reactor.call_soon(lambda: on_answer(closed))
                 return
-            link.ask(api_key, body, hear, timeout_s=left_s)
+            connection.ask(api_key, body, hear, timeout_s=left_s)
 
         if group in self._found:
             send(self._found[group])
         elif group in self._looking:
-            self._looking[group].append((lane, send))
+            self._looking[group].append((channel, send))
         else:
-            self._looking[group] = [(lane, send)]
+            self._looking[group] = [(channel, send)]
             self._look_up(group, timeout_s)
 
-    def close_lane(self, lane: str, error: HeadraceError) -> None:
-        """What still waits for a coordinator must not open the lane again."""
+    def close_channel(self, channel: str, error: HeadraceError) -> None:
+        """What still waits for a coordinator must not open the channel again."""
         for group, waiting in self._looking.items():
-            self._looking[group] = [entry for entry in waiting if entry[0] != lane]
-            for _, send in (entry for entry in waiting if entry[0] == lane):
+            self._looking[group] = [entry for entry in waiting if entry[0] != channel]
+            for _, send in (entry for entry in waiting if entry[0] == channel):
                 send(error)
 
     def forget(self, group: str, address: Address) -> None:
@@ -329,12 +329,12 @@ class Coordinators:
         def hear(answer: Message | HeadraceError) -> None:
             found = answer if isinstance(answer, HeadraceError) else read_coordinator(group, answer)
             if isinstance(found, Broker):
-                self._network.metadata.add_broker(found)
+                self._pool.metadata.add_broker(found)
                 self._found[group] = found.address
             for _, send in self._looking.pop(group, ()):
                 send(found.address if isinstance(found, Broker) else found)
 
-        self._network.ask_any(apis.FIND_COORDINATOR, coordinator_request(group), hear, timeout_s=timeout_s)
+        self._pool.ask_any(apis.FIND_COORDINATOR, coordinator_request(group), hear, timeout_s=timeout_s)
 
 
 def coordinator_request(group: str) -> Message:
@@ -370,7 +370,7 @@ class _Key:
     reactor: int
 
 
-_registry: dict[_Key, Network] = {}
+_registry: dict[_Key, ConnectionPool] = {}
 _registry_lock = threading.Lock()
 
 
@@ -381,22 +381,22 @@ def shared(
     tls: ssl.SSLContext | None = None,
     reactor: Reactor | None = None,
     refresh_ms: int = REFRESH_MS,
-) -> Network:
-    """The network of a client id: the same object for the same addresses, TLS context and reactor (None: threads).
+) -> ConnectionPool:
+    """The pool of a client id: the same object for the same addresses, TLS context and reactor (None: threads).
 
     Nothing is connected yet. Call `release` when done with it.
     """
     addresses = parse_bootstrap(bootstrap)
     key = _Key(addresses, client_id, id(tls), id(reactor))
     with _registry_lock:
-        network = _registry.get(key)
-        if network is not None:
-            network._users += 1
-            return network
-        network = Network(addresses, client_id=client_id, tls=tls, reactor=reactor, refresh_ms=refresh_ms)
-        network._key = key
-        _registry[key] = network
-        return network
+        pool = _registry.get(key)
+        if pool is not None:
+            pool._users += 1
+            return pool
+        pool = ConnectionPool(addresses, client_id=client_id, tls=tls, reactor=reactor, refresh_ms=refresh_ms)
+        pool._key = key
+        _registry[key] = pool
+        return pool
 
 
 def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
@@ -424,7 +424,7 @@ def parse_address(text: str) -> Address:
 
 
 def _after_fork() -> None:
-    """The child makes networks of its own; those of the parent stay refused to it."""
+    """The child makes pools of its own; those of the parent stay refused to it."""
     _registry_lock._at_fork_reinit()  # type: ignore[attr-defined]
     _registry.clear()
 

@@ -28,7 +28,7 @@ DEAF_MS: Final = 10_000
 _UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EAGAIN, errno.EINTR))
 
 
-class Opening:
+class Connector:
     def __init__(
         self,
         reactor: Reactor,

@@ -32,7 +32,7 @@ FINALIZER_PRIORITY = -100
 log = logging.getLogger(__name__)
 
 
-class Leaver(Protocol):
+class OpenClient(Protocol):
     def at_exit(self, since: float) -> Iterator[None]:
         """End what is open, within its own time after `since`. In four steps, each made by all before the next one:
         begin; wait for listeners; begin what had to wait for them; wait for the rest.
@@ -40,34 +40,34 @@ class Leaver(Protocol):
         ...
 
 
-_consumers: set[Leaver] = set()
+_consumers: set[OpenClient] = set()
 """Held here, because who forgets a consumer without closing it is still a member of its group."""
-_others: WeakIdentitySet[Leaver] = WeakIdentitySet()
+_others: WeakIdentitySet[OpenClient] = WeakIdentitySet()
 
 
 _finalizers: list[object] = []
 """At most one, of this process."""
 
 
-def consumer_opened(consumer: Leaver) -> None:
+def consumer_opened(consumer: OpenClient) -> None:
     _consumers.add(consumer)
     _finalize()
 
 
-def opened(leaver: Leaver) -> None:
-    """A producer, or whatever else its network holds for as long as it is open."""
-    _others.add(leaver)
+def opened(client: OpenClient) -> None:
+    """A producer, or whatever else its connections hold for as long as it is open."""
+    _others.add(client)
     _finalize()
 
 
-def closed(leaver: Leaver) -> None:
-    _consumers.discard(leaver)
-    _others.discard(leaver)
+def closed(client: OpenClient) -> None:
+    _consumers.discard(client)
+    _others.discard(client)
 
 
 def _at_exit() -> None:
     since = monotonic()
-    leaving = [leaver.at_exit(since) for leaver in (*_others, *_consumers)]
+    leaving = [client.at_exit(since) for client in (*_others, *_consumers)]
     while leaving:
         leaving = [steps for steps in leaving if _goes_on(steps)]
 

@@ -33,7 +33,7 @@ GONE_AFTER_S: Final = 1.0
 APPEAR_WITHIN_S: Final = 5.0
 WANT_WITHIN_S: Final = 30.0
 ASK_TIMEOUT_S: Final = 10.0
-FRUITLESS_MAX: Final = 3
+UNCHANGED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Metadata:
         self._asking = 0
         self._asked_at = -math.inf
         self._backoff = Backoff()
-        self._fruitless = 0
+        self._unchanged = 0
         self._planned: Timer | None = None
         self._planned_at = math.inf
         self._refresh: Timer | None = None
@@ -241,7 +241,7 @@ class Metadata:
         now = self._reactor.now()
         if now - self._asked_at > 2 * self._backoff.most_s:
             self._backoff.reset()
-            self._fruitless = 0
+            self._unchanged = 0
         self._plan(max(now, self._asked_at + self._backoff.next_s))
 
     def _plan(self, when: float) -> None:
@@ -270,8 +270,8 @@ class Metadata:
         others = [name for name in self._interest if name not in create]
         self._stale.clear()
         self._unasked = False
-        if self._fruitless >= FRUITLESS_MAX:
-            self._fruitless = 0
+        if self._unchanged >= UNCHANGED_MAX:
+            self._unchanged = 0
             self._asker.ask_elsewhere()
         for names, creating in ((create, True), (others, False)):
             if names:
@@ -312,7 +312,7 @@ class Metadata:
 
     def _refresh_due(self) -> None:
         self._refresh = None
-        self._fruitless = 0
+        self._unchanged = 0
         self._plan(self._reactor.now())
 
     def _merge(self, names: Sequence[str], heard: MetadataSnapshot) -> None:
@@ -356,11 +356,11 @@ class Metadata:
         changed = [
             name
             for name in before.topics.keys() | snapshot.topics.keys()
-            if _course(before.topics.get(name)) != _course(snapshot.topics.get(name))
+            if _leadership(before.topics.get(name)) != _leadership(snapshot.topics.get(name))
         ]
         if changed:
             self._backoff.reset()
-        self._fruitless = 0 if changed else self._fruitless + 1
+        self._unchanged = 0 if changed else self._unchanged + 1
         for name in changed:
             for listener in tuple(self.listeners):
                 _call(listener, name, snapshot.topics.get(name))
@@ -384,10 +384,10 @@ class Metadata:
                 self._wanted[name] = left + self._wanted.get(name, [])
 
 
-def _call(fn: Callable[..., None], *told: object) -> None:
+def _call(fn: Callable[..., None], *heard: object) -> None:
     """Whoever hears of changes may fail without harm to the others."""
     try:
-        fn(*told)
+        fn(*heard)
     except Exception:
         log.exception("a fault in the client: %r raised on metadata", fn)
 
@@ -409,6 +409,6 @@ def _newer_partition(known: Partition, heard: Partition) -> Partition:
     return known if 0 <= heard.leader_epoch < known.leader_epoch else heard
 
 
-def _course(topic: Topic | None) -> object:
+def _leadership(topic: Topic | None) -> object:
     """What listeners care for: replicas that fall behind and catch up are not among it."""
     return topic and (topic.topic_id, [(part.leader_id, part.leader_epoch) for part in topic.partitions])

@@ -38,7 +38,7 @@ class Reactor(Protocol):
         """At the end of this turn, or of the next one; this is how writes are gathered. The caller holds the lock."""
         ...
 
-    def tell(self, fn: Callback) -> None:
+    def run_callback(self, fn: Callback) -> None:
         """For the user's own code: run outside the lock and outside every call into the client, one at a time and in
         order; on threads by a thread of its own."""
         ...

@@ -35,7 +35,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
-from headrace.client.connection.callbacks import Teller
+from headrace.client.connection.callbacks import CallbackThread
 from headrace.client.connection.reactor import Callback, WeakIdentitySet
 from headrace.client.errors import CalledWithin, EngineClosed, ForkedEngine
 
@@ -47,7 +47,7 @@ EVENTS_MAX: Final = 64
 JOIN_S: Final = 5.0  # the user's code may take as long as it likes
 CANCELLED_TIMERS_KEPT: Final = 64
 # `_signal` is `signal` without its enums, which take longer than to exchange a handler.
-HELD_OFF: Final = (int(SIGINT), int(SIGTERM), int(SIGALRM))
+DEFERRED_SIGNALS: Final = (int(SIGINT), int(SIGTERM), int(SIGALRM))
 
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
@@ -110,57 +110,57 @@ class Timers:
         return fn
 
 
-class _Shield:
+class _SignalDeferral:
     """The handlers of the main thread's signals, exchanged while it has the lock. Only the main thread touches it."""
 
-    __slots__ = ("depth", "last", "main", "noted", "rouse")
+    __slots__ = ("deferred", "depth", "last", "main", "rouse")
 
     def __init__(self) -> None:
         self.main = threading.main_thread().ident
         self.depth = 0
-        self.last: dict[int, _Noting] = {}
-        self.noted: list[tuple[_Handler, int, FrameType | None]] = []
+        self.last: dict[int, _DeferredHandler] = {}
+        self.deferred: list[tuple[_Handler, int, FrameType | None]] = []
         self.rouse: Callable[[], object] | None = None
 
-    def raise_up(self) -> None:
+    def begin(self) -> None:
         try:
-            for signum in HELD_OFF:
+            for signum in DEFERRED_SIGNALS:
                 handler = getsignal(signum)
-                if callable(handler) and type(handler) is not _Noting:
-                    noting = self.last.get(signum)
-                    if noting is None or noting.handler is not handler:
-                        noting = self.last[signum] = _Noting(handler)
-                    signal(signum, noting)
+                if callable(handler) and type(handler) is not _DeferredHandler:
+                    deferring = self.last.get(signum)
+                    if deferring is None or deferring.handler is not handler:
+                        deferring = self.last[signum] = _DeferredHandler(handler)
+                    signal(signum, deferring)
             self.depth = 1
         except ValueError:
-            # An interpreter whose main thread handles no signals needs no shield.
+            # An interpreter whose main thread handles no signals has nothing to defer.
             self.main = None
 
-    def take_down(self) -> None:
+    def end(self) -> None:
         self.depth = 0
         try:
-            for signum in HELD_OFF:
-                noting = getsignal(signum)
-                if type(noting) is _Noting:
-                    signal(signum, noting.handler)
+            for signum in DEFERRED_SIGNALS:
+                deferring = getsignal(signum)
+                if type(deferring) is _DeferredHandler:
+                    signal(signum, deferring.handler)
         finally:
-            if self.noted:
-                self._pass_on()
+            if self.deferred:
+                self._run_deferred()
 
-    def _pass_on(self) -> None:
-        while self.noted:
-            handler, signum, frame = self.noted.pop(0)
+    def _run_deferred(self) -> None:
+        while self.deferred:
+            handler, signum, frame = self.deferred.pop(0)
             try:
                 handler(signum, frame)
             except BaseException:
-                self._pass_on()
+                self._run_deferred()
                 raise
 
 
-_shield: Final = _Shield()
+_deferral: Final = _SignalDeferral()
 
 
-class _Noting:
+class _DeferredHandler:
     """In the place of one handler, which a program may keep and put back as if it were its own."""
 
     __slots__ = ("handler",)
@@ -169,38 +169,39 @@ class _Noting:
         self.handler = handler
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if not _shield.depth:
+        if not _deferral.depth:
             self.handler(signum, frame)
             return
-        _shield.noted.append((self.handler, signum, frame))
-        if _shield.rouse is not None:
-            _shield.rouse()
+        _deferral.deferred.append((self.handler, signum, frame))
+        if _deferral.rouse is not None:
+            _deferral.rouse()
 
 
 class ReactorLock(RLock):  # type: ignore[misc]
     """A reactor's lock, which holds off Ctrl-C: no step under it is ever left half done.
 
-    It may be taken again by who has it. Who gives it up to sleep may leave word: the next one to take it runs that.
+    It may be taken again by who has it. Who gives it up to sleep may leave `on_next_acquire`: the next one to
+    take it runs that.
 
     Python runs signal handlers in the main thread, between any two of its instructions, and theirs may raise. While
-    the main thread has the lock, the handlers of the signals in HELD_OFF are exchanged for one that takes note; they
-    run, and raise, as soon as the lock is given back. A wait keeps the handlers exchanged also while it sleeps:
+    the main thread has the lock, the handlers of the signals in DEFERRED_SIGNALS are exchanged for one that takes note;
+    they run, and raise, as soon as the lock is given back. A wait keeps the handlers exchanged also while it sleeps:
     `rouse` ends it.
 
     To exchange them takes two calls of the kernel, so it is undone at the end of a turn or wait and not each time that
     the lock is given back. In between the one that takes note runs them at once.
     """
 
-    word: Callable[[], None] | None = None
+    on_next_acquire: Callable[[], None] | None = None
 
     def __enter__(self) -> bool:  # type: ignore[override]
-        if get_ident() == _shield.main:
-            if _shield.depth:
-                _shield.depth += 1
+        if get_ident() == _deferral.main:
+            if _deferral.depth:
+                _deferral.depth += 1
             else:
-                _shield.raise_up()
+                _deferral.begin()
         self.acquire()
-        if self.word is not None:
+        if self.on_next_acquire is not None:
             try:
                 self.hear()
             except BaseException:
@@ -210,44 +211,44 @@ class ReactorLock(RLock):  # type: ignore[misc]
 
     def __exit__(self, *_: object) -> None:
         self.release()
-        if get_ident() == _shield.main:
-            _shield.depth -= 1
-            if _shield.noted and not _shield.depth:
-                _shield.take_down()
+        if get_ident() == _deferral.main:
+            _deferral.depth -= 1
+            if _deferral.deferred and not _deferral.depth:
+                _deferral.end()
 
     def hear(self) -> None:
         """Run the word that was left, if one was."""
-        word, self.word = self.word, None
-        if word is not None:
-            word()
+        on_next_acquire, self.on_next_acquire = self.on_next_acquire, None
+        if on_next_acquire is not None:
+            on_next_acquire()
 
     def leave(self) -> None:
         """As `__exit__`, and gives the handlers their places back."""
         self.release()
-        if get_ident() == _shield.main:
-            if _shield.depth > 1:
-                _shield.depth -= 1
+        if get_ident() == _deferral.main:
+            if _deferral.depth > 1:
+                _deferral.depth -= 1
             else:
-                _shield.take_down()
+                _deferral.end()
 
     @property
     def is_interrupted(self) -> bool:
         """A signal waits for this thread to give back the lock."""
-        return bool(_shield.noted) and get_ident() == _shield.main and _shield.depth == 1
+        return bool(_deferral.deferred) and get_ident() == _deferral.main and _deferral.depth == 1
 
-    def give_up(self, rouse: Callable[[], object], word: Callable[[], None] | None = None) -> None:
+    def give_up(self, rouse: Callable[[], object], on_next_acquire: Callable[[], None] | None = None) -> None:
         """For a sleep, which `rouse` ends; look at `is_interrupted` before it."""
-        self.word = word
-        if get_ident() == _shield.main:
-            _shield.rouse = rouse
+        self.on_next_acquire = on_next_acquire
+        if get_ident() == _deferral.main:
+            _deferral.rouse = rouse
         self.release()
 
     def take_back(self) -> bool:
-        """True if the word that was left has not been run; it is taken back too."""
+        """True if `on_next_acquire` has not been run; it is taken back too."""
         self.acquire()
-        if get_ident() == _shield.main:
-            _shield.rouse = None
-        alone, self.word = self.word is not None, None
+        if get_ident() == _deferral.main:
+            _deferral.rouse = None
+        alone, self.on_next_acquire = self.on_next_acquire is not None, None
         return alone
 
 
@@ -282,7 +283,7 @@ class ThreadReactor:
         self._watched: dict[int, tuple[Callback, Callback | None]] = {}
         self._timers = Timers()
         self._soon: deque[Callback] = deque()
-        self._teller = Teller()
+        self._callbacks = CallbackThread()
         self.running = False  # the thread that has the lock is at work: code that comes in between leaves things to it
         self._driver: Callable[[], bool] | None = None  # what the caller that drives waits for
         self._asleep_until = -math.inf  # of the caller that drives, while it polls
@@ -292,12 +293,12 @@ class ThreadReactor:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, _IN)
         # The background thread has a bell of its own, so that no caller can take away the ring meant for it.
-        self._rear_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._rear_polls = False
-        self._rear_due = -math.inf  # when it looks in again, while it keeps out of the way
+        self._background_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._background_polls = False
+        self._background_due = -math.inf  # when it looks in again, while it keeps out of the way
         self._thread: threading.Thread | None = None
         self._closed = False
-        _left_behind.add(self)
+        _reactors.add(self)
 
     now = staticmethod(monotonic)
 
@@ -313,16 +314,16 @@ class ThreadReactor:
         self._soon.append(fn)
         self._stir()
 
-    def tell(self, fn: Callback) -> None:
+    def run_callback(self, fn: Callback) -> None:
         with self.lock:
-            self._teller.tell(fn)
+            self._callbacks.submit(fn)
 
-    def wait_told(self, deadline: float) -> bool:
-        """Wait until the user's code has run that was left to `tell` before; True if it has. Code that `tell` runs does
+    def wait_callbacks(self, deadline: float) -> bool:
+        """Wait until all callbacks that were left to `run_callback` before have run; True if they have. A callback does
         not wait for itself.
         """
-        assert not self._owned(), "wait_told is for threads that do not hold the lock"
-        return not self._teller.used or self._teller.wait(deadline)
+        assert not self._owned(), "wait_callbacks is for threads that do not hold the lock"
+        return not self._callbacks.used or self._callbacks.wait(deadline)
 
     def post(self, fn: Callback) -> None:
         with self.lock:
@@ -362,8 +363,8 @@ class ThreadReactor:
                 if self._soon:
                     self._work(())
                 return False
-            if self._rear_polls:
-                self._move_rear()
+            if self._background_polls:
+                self._stop_background_poll()
             if timeout_s > 0:
                 self._drive(_never, monotonic() + timeout_s)
             else:
@@ -394,8 +395,8 @@ class ThreadReactor:
                     if monotonic() >= deadline:
                         return False
                     if self._driver is None:
-                        if self._rear_polls:
-                            self._move_rear()
+                        if self._background_polls:
+                            self._stop_background_poll()
                         self._drive(done, deadline)
                     else:
                         self._stand_by(done, deadline)
@@ -413,13 +414,13 @@ class ThreadReactor:
         """Nobody drives, nobody stands by, and nothing is to be done."""
         return not (self._driver or self.running or self._soon or self._standing_by or self._closed)
 
-    def doze(self, fd: int, done: Callable[[], bool], word: Callback) -> bool:
+    def doze(self, fd: int, done: Callable[[], bool], on_next_acquire: Callback) -> bool:
         """For a caller that found it quiet, and has the lock once: sleep. True if just `fd` is readable, and
-        nobody else had the lock. Otherwise what came is handled as in any turn, after `word`, which whoever took the
-        lock first has run.
+        nobody else had the lock. Otherwise what came is handled as in any turn, after `on_next_acquire`, which whoever
+        took the lock first has run.
         """
-        if self._rear_polls:
-            self._move_rear()
+        if self._background_polls:
+            self._stop_background_poll()
         now = monotonic()
         until = now + DOZE_S
         until = min(until, self._timers.next_at)
@@ -428,7 +429,7 @@ class ThreadReactor:
         just_this = False
         lock = self.lock
         self.running = False
-        lock.give_up(self._ring, word)
+        lock.give_up(self._ring, on_next_acquire)
         try:
             events = self._epoll.poll(0 if until < now or lock.is_interrupted else until - now, EVENTS_MAX)
             just_this = events == [(fd, _IN)]
@@ -436,7 +437,7 @@ class ThreadReactor:
             alone = lock.take_back()
             self._driver, self._asleep_until = None, -math.inf
             if alone and not just_this:
-                word()
+                on_next_acquire()
         if alone and just_this:
             self.running = True
             return True
@@ -454,7 +455,7 @@ class ThreadReactor:
             if self._soon and not self.running:
                 self._work(())
             self.wake()
-            os.eventfd_write(self._rear_bell, 1)
+            os.eventfd_write(self._background_bell, 1)
             self._closed = True
             for waiter in self._standing_by:
                 waiter.call()
@@ -464,11 +465,11 @@ class ThreadReactor:
         self.lock.__enter__()
         try:
             self._dispose()
-            self._teller.end()
+            self._callbacks.end()
         finally:
             self.lock.leave()
         if not self._owned():
-            self._teller.join(JOIN_S)
+            self._callbacks.join(JOIN_S)
 
     def _dispose(self) -> None:
         """The last one out closes the descriptors: none may be polled while it is closed."""
@@ -476,7 +477,7 @@ class ThreadReactor:
         if self._closed and not self._epoll.closed and not behind and self._driver is None:
             self._epoll.close()
             os.close(self._bell)
-            os.close(self._rear_bell)
+            os.close(self._background_bell)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -484,10 +485,10 @@ class ThreadReactor:
 
     def _stir(self) -> None:
         """See to it that somebody will do what was just left for later. The caller holds the lock."""
-        if self._rear_polls and not self.running:
+        if self._background_polls and not self.running:
             # A caller is here, and will most likely make a turn itself before the background thread looks again.
             self._left_at = monotonic()
-            self._move_rear()
+            self._stop_background_poll()
         if self._thread is None:
             self._start()
 
@@ -496,9 +497,9 @@ class ThreadReactor:
         self._thread = threading.Thread(target=self._background, name="headrace", daemon=True)
         self._thread.start()
 
-    def _move_rear(self) -> None:
-        self._rear_polls = False
-        os.eventfd_write(self._rear_bell, 1)
+    def _stop_background_poll(self) -> None:
+        self._background_polls = False
+        os.eventfd_write(self._background_bell, 1)
 
     def _drive(self, done: Callable[[], bool], deadline: float) -> None:
         """One turn that may sleep; the lock is held once, and is not while it sleeps."""
@@ -544,9 +545,9 @@ class ThreadReactor:
         self._left_at = monotonic()
         if self._standing_by and self._driver is None:
             self._standing_by[0].call()
-        if self._rear_due - self._left_at > 2 * AWAY_S and not self._closed:
-            self._rear_due = self._left_at
-            os.eventfd_write(self._rear_bell, 1)
+        if self._background_due - self._left_at > 2 * AWAY_S and not self._closed:
+            self._background_due = self._left_at
+            os.eventfd_write(self._background_bell, 1)
         if self._closed:
             self._dispose()
         self.lock.leave()
@@ -593,18 +594,18 @@ class ThreadReactor:
     def _background(self) -> None:
         both, alone = select.poll(), select.poll()
         both.register(self._epoll.fileno(), select.POLLIN)
-        both.register(self._rear_bell, select.POLLIN)
-        alone.register(self._rear_bell, select.POLLIN)
+        both.register(self._background_bell, select.POLLIN)
+        alone.register(self._background_bell, select.POLLIN)
         visits, park_s = -1, AWAY_S
         while True:
             # To look in is not to take the lock: a word is for who does something.
             self.lock.acquire()
             try:
-                self._rear_polls = False
+                self._background_polls = False
                 if self._closed:
                     self._dispose()
                     break
-                _drain(self._rear_bell)
+                _drain(self._background_bell)
                 now = monotonic()
                 away = self._driver is None and now - self._left_at >= AWAY_S
                 if away:
@@ -615,17 +616,17 @@ class ThreadReactor:
                     self._run(self.lock.hear)
                     self._work(())
                 if away:
-                    self._rear_polls = True
+                    self._background_polls = True
                 else:
                     same = self._driver is not None and visits == self._visits
                     park_s = min(2 * park_s, PARK_MAX_S) if same else AWAY_S
                     visits = self._visits
-                    self._rear_due = until = now + park_s
+                    self._background_due = until = now + park_s
             finally:
                 self.lock.release()
             sleep_s = min(max(0.0, until - monotonic()), SLEEP_MAX_S)
             (both if away else alone).poll(math.ceil(sleep_s * 1000))
-            self._rear_due = -math.inf
+            self._background_due = -math.inf
 
 
 def _drain(fd: int) -> None:
@@ -648,24 +649,24 @@ class _Refusing:
         return
 
 
-_left_behind: WeakIdentitySet[Any] = WeakIdentitySet()
+_reactors: WeakIdentitySet[Any] = WeakIdentitySet()
 
 
 def _after_fork() -> None:
-    for reactor in _left_behind:
+    for reactor in _reactors:
         # Who kept the lock itself must get past it to be told; the thread that held it is not in this process.
         reactor.lock._at_fork_reinit()
-        reactor.lock.word = None
+        reactor.lock.on_next_acquire = None
         vars(reactor).clear()
         reactor.__class__ = _Refusing
         reactor.lock = _Refusing()
-    _left_behind.clear()
+    _reactors.clear()
     # The thread that forked is the main thread of the child.
-    _shield.main = get_ident()
-    _shield.rouse = None
-    _shield.noted.clear()
-    if _shield.depth:
-        _shield.take_down()
+    _deferral.main = get_ident()
+    _deferral.rouse = None
+    _deferral.deferred.clear()
+    if _deferral.depth:
+        _deferral.end()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -53,13 +53,13 @@ class Consumer:
         self._options = config_of(topics, options)
         self._closed = False
         self._listening: Listening | None = None
-        self._network, self._driver = connect(self._options)
+        self._pool, self._driver = connect(self._options)
         try:
             with self._driver.lock:
-                self._core = ConsumerCore(self._network, self._options, self._driver.changed)
+                self._core = ConsumerCore(self._pool, self._options, self._driver.changed)
                 self._core.start()
         except BaseException:
-            self._network.release()
+            self._pool.release()
             raise
         self._collector = self._core.collector
         if self._options.group:
@@ -210,7 +210,7 @@ class Consumer:
             self._driver.changed()
 
         with self._driver.lock:
-            lookup = OffsetLookup(self._network, dict.fromkeys(wanted, LATEST), found, found)
+            lookup = OffsetLookup(self._pool, dict.fromkeys(wanted, LATEST), found, found)
         try:
             self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:
@@ -265,7 +265,7 @@ class Consumer:
         finally:
             with self._driver.lock:
                 self._core.drop()
-            self._network.release()
+            self._pool.release()
 
     def _begin_to_leave(self, cores: Iterable[ConsumerCore], on_done: Saved, *, handed_out: bool) -> None:
         with self._driver.lock:

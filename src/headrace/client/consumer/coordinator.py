@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
-from headrace.client.connection.connections import Network
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.reactor import Backoff, Timer
 from headrace.client.consumer.assignors import Assignor
 from headrace.client.consumer.group_protocol import (
@@ -55,14 +55,14 @@ class Coordinator:
     """`on_missing` hears, each time, that no broker has ever answered; it is tried again all the same."""
 
     def __init__(
-        self, network: Network, group: str, on_missing: Callable[[HeadraceError], None] = lambda _: None
+        self, pool: ConnectionPool, group: str, on_missing: Callable[[HeadraceError], None] = lambda _: None
     ) -> None:
         self.group = group
-        self._network = network
+        self._pool = pool
         self._on_missing = on_missing
         self._hung_up = 0
-        self._lane = f"member {next(_numbers)} of {group}"
-        self._check_lane = f"{self._lane}, checked"
+        self._channel = f"member {next(_numbers)} of {group}"
+        self._check_channel = f"{self._channel}, checked"
         self._timers: set[Timer] = set()
         self._closed = False
 
@@ -98,8 +98,8 @@ class Coordinator:
 
         def check() -> None:
             if is_open and beat is not None:
-                self._network.ask_coordinator(
-                    self.group, apis.HEARTBEAT, beat, checked, timeout_s=CHECK_S, lane=self._check_lane
+                self._pool.ask_coordinator(
+                    self.group, apis.HEARTBEAT, beat, checked, timeout_s=CHECK_S, channel=self._check_channel
                 )
 
         def checked(answer: Message | HeadraceError) -> None:
@@ -110,7 +110,7 @@ class Coordinator:
             elif is_open:
                 self.later(CHECK_S, check)
 
-        self._network.ask_coordinator(self.group, api_key, body, answered, timeout_s=timeout_s, lane=self._lane)
+        self._pool.ask_coordinator(self.group, api_key, body, answered, timeout_s=timeout_s, channel=self._channel)
         if beat is not None:
             self.later(CHECK_S, check)
 
@@ -118,7 +118,7 @@ class Coordinator:
         self, api_key: int, body: Callable[[], Message], judge: Judge, on_done: OnAnswer, *, within_s: float
     ) -> None:
         """Ask until the answer says something about the member, or time is up; each time what is to be asked then."""
-        reactor = self._network.reactor
+        reactor = self._pool.reactor
         deadline = reactor.now() + within_s
         backoff = Backoff()
 
@@ -141,14 +141,14 @@ class Coordinator:
             self._timers.discard(timer)
             fn()
 
-        timer = self._network.reactor.call_at(self._network.reactor.now() + pause_s, run)
+        timer = self._pool.reactor.call_at(self._pool.reactor.now() + pause_s, run)
         self._timers.add(timer)
 
     def hang_up(self) -> None:
         """Whoever waits for an answer hears that none will come; the next question has a new connection."""
         self._hung_up += 1
-        for lane in (self._lane, self._check_lane):
-            self._network.close_lane(lane)
+        for channel in (self._channel, self._check_channel):
+            self._pool.close_channel(channel)
 
     def close(self) -> None:
         """What was to be done later is not done."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, KeysView, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from headrace.client.connection.connections import Network
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.collector import Collector
 from headrace.client.consumer.coordinator import passes
@@ -64,19 +64,19 @@ class ProgressTracker(Protocol):
 class ConsumerCore:
     """`on_ready` is called whenever `ready`, the assignment or a position may have changed."""
 
-    def __init__(self, network: Network, options: ConsumerConfig, on_ready: Callable[[], None]) -> None:
+    def __init__(self, pool: ConnectionPool, options: ConsumerConfig, on_ready: Callable[[], None]) -> None:
         self.options = options
-        self.network = network
+        self.pool = pool
         self.error: HeadraceError | None = None
         self._may_pass = False
         self._on_ready = on_ready
-        self._reactor = network.reactor
+        self._reactor = pool.reactor
         self._progress: LocalProgress | None = None
         # First, as this is what may be refused.
         self._source = self._make_source()
         limits = FetchLimits(options.max_wait_ms, options.min_bytes, options.fetch_bytes, options.partition_fetch_bytes)
         self._fetcher = Fetcher(
-            network,
+            pool,
             limits,
             start=options.start_moment,
             buffer_bytes=options.buffer_bytes if options.priority_header else max(1, options.buffer_bytes // 4),
@@ -93,10 +93,10 @@ class ConsumerCore:
         self._timer: Timer | None = None
 
     def _make_source(self) -> AssignmentSource:
-        options, network = self.options, self.network
+        options, pool = self.options, self.pool
         if options.group and options.mode == "cluster":
             return Membership(
-                network,
+                pool,
                 options.group,
                 options.topics,
                 options.assignor,
@@ -114,9 +114,9 @@ class ConsumerCore:
             from headrace.system.disk import SystemDisk
 
             folder = default_folder() if options.progress_dir is None else Path(options.progress_dir)
-            self._progress = LocalProgress(network.reactor, SystemDisk(), folder, options.group, options.client_id)
+            self._progress = LocalProgress(pool.reactor, SystemDisk(), folder, options.group, options.client_id)
         return ManualAssignment(
-            network,
+            pool,
             options.topics,
             options.partitions,
             self._progress,
@@ -372,7 +372,7 @@ class ConsumerCore:
 
     def _on_assigned(self, places: Iterable[TopicPartition], positions: Mapping[TopicPartition, int]) -> None:
         wanted = list(places)
-        metadata = self.network.metadata
+        metadata = self.pool.metadata
         for topic in {topic for topic, _ in wanted} - self._counts.keys():
             found = metadata.topic(topic)
             if found is not None:
@@ -434,7 +434,7 @@ class ConsumerCore:
     def _on_reset(self, reset: Reset) -> None:
         log.warning("%s", reset)
         if (on_reset := self.options.on_reset) is not None:
-            self._reactor.tell(lambda: on_reset(reset))
+            self._reactor.run_callback(lambda: on_reset(reset))
 
 
 def check_offset(place: TopicPartition, offset: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from headrace.client.connection.connections import Network
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import Metadata
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.cursor import CompletedFetch, Cursor, FetchBuffer, InFlight, fetchable, next_time
@@ -66,7 +66,7 @@ class Fetcher:
 
     def __init__(
         self,
-        network: Network,
+        pool: ConnectionPool,
         limits: FetchLimits,
         *,
         start: int | None,
@@ -76,9 +76,9 @@ class Fetcher:
         on_reset: Callable[[Reset], None],
     ) -> None:
         self.cursors: dict[TopicPartition, Cursor] = {}
-        self._network = network
-        self._reactor = network.reactor
-        self._metadata = network.metadata
+        self._pool = pool
+        self._reactor = pool.reactor
+        self._metadata = pool.metadata
         self._limits = limits
         self._start = start
         self._buffer = FetchBuffer(buffer_bytes)
@@ -94,7 +94,7 @@ class Fetcher:
         self._timer: Timer | None = None
         self._closed = False
         # Of its own: an answer that waits for records to come holds up whatever is asked behind it.
-        self._lane = f"fetch {next(_lanes)}"
+        self._channel = f"fetch {next(_lanes)}"
         self._metadata.listeners.append(self._on_metadata)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Fetcher:
             return
         self._closed = True
         self._metadata.listeners.remove(self._on_metadata)
-        self._network.close_lane(self._lane)
+        self._pool.close_channel(self._channel)
         for timer in (self._timer, self._watch):
             if timer is not None:
                 timer.cancel()
@@ -157,7 +157,7 @@ class Fetcher:
             versions[place] = cursor, cursor.version
         self._buffer.drop_stale()
         OffsetLookup(
-            self._network,
+            self._pool,
             moments,
             lambda place, offset: self._on_found(*versions[place], offset),
             lambda place, error: self._on_not_found(*versions[place], error),
@@ -292,13 +292,13 @@ class Fetcher:
             self._on_fetched(broker_id, asked, names, answer)
 
         try:
-            link = self._network.broker(broker_id, self._lane)
+            connection = self._pool.broker(broker_id, self._channel)
         except HeadraceError as error:
             self._reactor.call_soon(lambda error=error: on_answer(error))  # type: ignore[misc]
             return
         timeout_s = self._limits.max_wait_ms / 1000 + ANSWER_WITHIN_S
         wanted = ((cursor.topic, cursor.topic_id, fetch_partition(cursor, self._metadata)) for cursor in cursors)
-        link.ask(apis.FETCH, fetch_request(wanted, self._limits, self._rack), on_answer, timeout_s=timeout_s)
+        connection.ask(apis.FETCH, fetch_request(wanted, self._limits, self._rack), on_answer, timeout_s=timeout_s)
 
     def _on_fetched(
         self,

@@ -138,7 +138,7 @@ class Listening:
             )
         if rules is not None and self._policy.retries_elsewhere:
             with self._driver.lock:
-                self.retries = ConsumerCore(core.network, retry_options(options, rules), self._driver.changed)
+                self.retries = ConsumerCore(core.pool, retry_options(options, rules), self._driver.changed)
                 self.retries.start()
             self._sources.append(Source(self._driver, self.retries))
         with self._driver.lock:

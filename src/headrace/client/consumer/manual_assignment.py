@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from headrace.client.connection.connections import Network
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import Topic
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets, Progress, Saved
@@ -24,7 +24,7 @@ NO_PROGRESS: Final = "progress is kept under the name of a group: Consumer(topic
 class ManualAssignment:
     def __init__(
         self,
-        network: Network,
+        pool: ConnectionPool,
         topics: Iterable[str],
         chosen: Iterable[TopicPartition],
         progress: Progress | None,
@@ -33,7 +33,7 @@ class ManualAssignment:
         on_revoked: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
         on_missing: Callable[[HeadraceError], None],
     ) -> None:
-        self._network = network
+        self._pool = pool
         self._chosen = set(chosen)
         self._topics = dict.fromkeys((*topics, *(topic for topic, _ in self._chosen)))
         self._progress = progress
@@ -44,7 +44,7 @@ class ManualAssignment:
         self._left = False
 
     def start(self) -> None:
-        self._network.metadata.listeners.append(self._on_metadata)
+        self._pool.metadata.listeners.append(self._on_metadata)
         for topic in self._topics:
             self._look_up(topic)
 
@@ -65,7 +65,7 @@ class ManualAssignment:
     def leave(self, on_done: Saved) -> None:
         """Save the progress of everything."""
         self._left = True
-        self._network.metadata.listeners.remove(self._on_metadata)
+        self._pool.metadata.listeners.remove(self._on_metadata)
         self._give_up([(topic, partition) for topic, held in self._held.items() for partition in held], on_done)
 
     def _give_up(self, places: list[TopicPartition], on_done: Saved) -> None:
@@ -77,7 +77,7 @@ class ManualAssignment:
 
     def _look_up(self, topic: str) -> None:
         if not self._left:
-            self._network.metadata.want(topic, create=False, on_known=lambda found: self._on_known(topic, found))
+            self._pool.metadata.want(topic, create=False, on_known=lambda found: self._on_known(topic, found))
 
     def _on_known(self, topic: str, found: Topic | HeadraceError) -> None:
         if self._left:
@@ -85,14 +85,14 @@ class ManualAssignment:
         if not isinstance(found, HeadraceError):
             self._hold(found)
             return
-        reactor = self._network.reactor
+        reactor = self._pool.reactor
         reactor.call_at(reactor.now() + LOOK_AGAIN_S, lambda: self._look_up(topic))
         if not found.mapping.retriable:
             self._on_missing(found)
 
     def _on_metadata(self, *_: object) -> None:
         for name in self._held:
-            topic = self._network.metadata.topic(name)
+            topic = self._pool.metadata.topic(name)
             if topic is not None:
                 self._hold(topic)
 

@@ -1,4 +1,4 @@
-"""A member of a consumer group on the engine: joins, is given partitions, keeps its place, gives them up, leaves.
+"""A member of a consumer group: joins, is given partitions, keeps its place, gives them up, leaves.
 
     OUT -> JOINING -> SYNCING -> STABLE -> (giving up) -> JOINING ...  -> LEAVING -> ENDED
              \\ the leader looks at the topics and assigns      \\ a fatal refusal ends it anywhere
@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
-from headrace.client.connection.connections import Network
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import MetadataSnapshot, metadata_request, read_metadata
 from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.assignors import ROOM_FIRST, Assign, Participant, Rooms, assignor_named
@@ -82,7 +82,7 @@ class Membership:
 
     def __init__(
         self,
-        network: Network,
+        pool: ConnectionPool,
         group: str,
         topics: Iterable[str],
         assignor: str = "average",
@@ -106,8 +106,8 @@ class Membership:
         self.protocol = ""
         self.held: frozenset[TopicPartition] = frozenset()
         """What the application was given and did not lose."""
-        self._network = network
-        self._reactor = network.reactor
+        self._pool = pool
+        self._reactor = pool.reactor
         self._topics = frozenset(topics)
         self._assignor = assignor_named(assignor)
         self._on_assigned = on_assigned
@@ -122,7 +122,7 @@ class Membership:
         self._instance_id = instance_id
         self._rack = rack
         self._look_interval_s = look_interval_ms / 1000
-        self._coordinator = Coordinator(network, group, on_error)
+        self._coordinator = Coordinator(pool, group, on_error)
         self._progress = GroupProgress(self._coordinator, self._identity)
         self._attempt = 0
         self._rejoining = False
@@ -273,7 +273,7 @@ class Membership:
             self._sync([] if skip else assignments(assign, members, rooms))
             self._look_later(topics)
 
-        look(self._network, topics, seen)
+        look(self._pool, topics, seen)
 
     def _sync(self, given: list[Message]) -> None:
         request = sync_request(self.group, self._identity(), self.protocol, given)
@@ -447,7 +447,7 @@ class Membership:
                 self._look_later(topics)
 
         pause_s = look_again_s(topics, self._rooms, self._look_interval_s)
-        self._after(pause_s, lambda: look(self._network, topics, seen))
+        self._after(pause_s, lambda: look(self._pool, topics, seen))
 
     def _commit(self, offsets: dict[TopicPartition, int], on_done: Saved) -> None:
         def saved(error: HeadraceError | None) -> None:
@@ -499,14 +499,14 @@ def assignments(assign: Assign, members: list[Participant], rooms: Rooms) -> lis
 
 
 def look(
-    network: Network, topics: Iterable[str], on_seen: Callable[[dict[str, list[str]] | HeadraceError], None]
+    pool: ConnectionPool, topics: Iterable[str], on_seen: Callable[[dict[str, list[str]] | HeadraceError], None]
 ) -> None:
     """The topics that there are, with the rack of each partition's leader."""
 
     def seen(answer: Message | HeadraceError) -> None:
         on_seen(answer if isinstance(answer, HeadraceError) else rooms_of(read_metadata(answer)))
 
-    network.ask_any(apis.METADATA, metadata_request(sorted(topics)), seen, timeout_s=LOOK_TIMEOUT_S)
+    pool.ask_any(apis.METADATA, metadata_request(sorted(topics)), seen, timeout_s=LOOK_TIMEOUT_S)
 
 
 def rooms_of(topology: MetadataSnapshot) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from headrace.client.connection.connections import CONTROL, Network
+from headrace.client.connection.connections import CONTROL, ConnectionPool
 from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.errors import Refusal, is_retriable
@@ -28,13 +28,13 @@ class OffsetLookup:
 
     def __init__(
         self,
-        network: Network,
+        pool: ConnectionPool,
         moments: Mapping[TopicPartition, int],
         on_found: Callable[[TopicPartition, int], None],
         on_failed: Callable[[TopicPartition, HeadraceError], None],
         wanted: Callable[[TopicPartition], bool] = lambda _: True,
     ) -> None:
-        self._network = network
+        self._pool = pool
         self._wanted = dict(moments)
         self._on_found = on_found
         self._on_failed = on_failed
@@ -52,22 +52,22 @@ class OffsetLookup:
             return
         by_leader: dict[int, list[TopicPartition]] = {}
         for place in self._wanted:
-            leader = self._network.metadata.leader(*place)
+            leader = self._pool.metadata.leader(*place)
             if leader is None:
-                self._network.metadata.stale(place[0])
+                self._pool.metadata.stale(place[0])
             else:
                 by_leader.setdefault(leader, []).append(place)
         for leader, places in by_leader.items():
             self._under_way += 1
             try:
-                link = self._network.broker(leader, CONTROL)
+                connection = self._pool.broker(leader, CONTROL)
             except HeadraceError as error:
                 # Not at once: before all are asked, the first to fail would count as the last.
-                self._network.reactor.call_soon(
+                self._pool.reactor.call_soon(
                     lambda places=places, error=error: self._on_answer(places, error)  # type: ignore[misc]
                 )
                 continue
-            link.ask(
+            connection.ask(
                 apis.LIST_OFFSETS,
                 offsets_request(
                     {place: self._wanted[place] for place in places if place in self._wanted},
@@ -86,7 +86,7 @@ class OffsetLookup:
                 for place in places:
                     self._fail(place, answer)
             for topic in {topic for topic, _ in places}:
-                self._network.metadata.stale(topic)
+                self._pool.metadata.stale(topic)
         else:
             for topic in answer.topics:
                 for partition in topic.partitions:
@@ -101,7 +101,7 @@ class OffsetLookup:
         if code != ErrorCode.NONE:
             if not is_retriable(code):
                 self._fail(place, Refusal(code, f"offsets of {place[0]}-{place[1]}"))
-            self._network.metadata.stale(place[0])
+            self._pool.metadata.stale(place[0])
         elif offset < 0 and self._wanted[place] >= 0:
             self._wanted[place] = LATEST
             self._backoff.next_s = 0.0
@@ -116,5 +116,5 @@ class OffsetLookup:
     def _later(self) -> None:
         if not self._wanted:
             return
-        reactor = self._network.reactor
+        reactor = self._pool.reactor
         reactor.call_at(reactor.now() + self._backoff.take(), self._ask)

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from headrace.client.connection import exits
-from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.options import ConsumerConfig
@@ -92,13 +92,13 @@ class Crew:
                 thread.join(max(0.0, deadline - monotonic()))
 
 
-def connect(options: ConsumerConfig) -> tuple[Network, Driver]:
-    network = shared(options.bootstrap, client_id=options.client_id, tls=options.tls)
-    assert isinstance(network.reactor, ThreadReactor)
-    return network, Driver(network.reactor)
+def connect(options: ConsumerConfig) -> tuple[ConnectionPool, Driver]:
+    pool = shared(options.bootstrap, client_id=options.client_id, tls=options.tls)
+    assert isinstance(pool.reactor, ThreadReactor)
+    return pool, Driver(pool.reactor)
 
 
-def opened(consumer: exits.Leaver) -> None:
+def opened(consumer: exits.OpenClient) -> None:
     """It is held until it is closed: who forgets it is still a member of its group."""
     exits.consumer_opened(consumer)
 

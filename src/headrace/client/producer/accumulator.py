@@ -36,8 +36,7 @@ from headrace.records.batch import HEADER_BYTES
 from headrace.records.builder import Delivery, OpenBatch, Report, SentBatch
 from headrace.records.partitioner import partition_for_key
 from headrace.records.record import Header
-from headrace.records.router import Lane as RouterLane
-from headrace.records.router import Lanes, Quota, Router
+from headrace.records.router import PartitionSlot, Quota, Router, TopicSlots
 
 if TYPE_CHECKING:
     from headrace.client.producer.direct import Route
@@ -224,7 +223,7 @@ class ProducerBatch(LaneBatch):
         return apart, len(removed)
 
 
-class PartitionBuffer(RouterLane):
+class PartitionBuffer(PartitionSlot):
     """The records of one partition under one acks: in an open batch first, then in batches that wait and travel."""
 
     def __init__(self, accumulator: Accumulator, topic: str, partition: int) -> None:
@@ -233,7 +232,7 @@ class PartitionBuffer(RouterLane):
         options = accumulator.options
         self.accumulator: Accumulator = accumulator
         self.lane: Lane[ProducerBatch] = Lane(
-            topic, partition, accumulator.acks, accumulator.numbered, 1 if accumulator.ordered else options.in_flight
+            topic, partition, accumulator.acks, accumulator.idempotent, 1 if accumulator.ordered else options.in_flight
         )
         """Batches that are closed, in order: which may leave, under which sequence, and what an answer means."""
         self.pending: ProducerBatch | None = None
@@ -380,7 +379,7 @@ class BufferMemory:
         else:
             self._quota.give_back(counted)
         if has_callbacks:
-            self._reactor.tell(partial(self.run_callbacks, sent, counted))
+            self._reactor.run_callback(partial(self.run_callbacks, sent, counted))
 
     def free_for_callback(self) -> bool:
         """Where callbacks run: count no batch that waits for its callbacks any more. True if there was any."""
@@ -408,7 +407,7 @@ class BufferMemory:
         """Run the callbacks of a batch. Without the lock."""
         outer, self._callback_thread = self._callback_thread, threading.get_ident()
         try:
-            sent.tell()
+            sent.run_callbacks()
         finally:
             self._callback_thread = outer
             with self._reactor.lock:
@@ -454,20 +453,20 @@ class Accumulator:
         self.options = options
         self.acks = acks
         self.ordered = ordered
-        self.numbered = options.numbered(acks)
+        self.idempotent = options.is_idempotent(acks)
         self.codec_id = options.codec_id
         # The encoder is the user's code: it runs once for a record, and never with the lock held.
         encoder = options.encoder if sender.driver.router_encodes and not ordered else None
         self.own_router = Router(self, sender.reactor.lock, sender.quota, acks, options.max_record_bytes, encoder)
         self.may_wait = True
-        self.producer_ids = sender.producer_ids(self._named)
+        self.producer_ids = sender.producer_ids(self._on_producer_id)
         self._topic_ids: dict[str, bytes] = {}
         self._lookups: dict[str, _TopicLookup] = {}
         self._partition_wanted: dict[tuple[str, int], float] = {}
 
     def buffers(self, topic: str) -> list[PartitionBuffer]:
-        lanes = self.own_router.topics.get(topic)
-        return [] if lanes is None else lanes.lanes
+        slots = self.own_router.topics.get(topic)
+        return [] if slots is None else slots.slots
 
     def append_ordered(
         self,
@@ -535,7 +534,7 @@ class Accumulator:
         """Wait until the topic is known, and has the partition."""
         if self.sender.refusal is not None:
             raise self.sender.refusal.with_traceback(None)
-        sender, metadata = self.sender, self.sender.network.metadata
+        sender, metadata = self.sender, self.sender.pool.metadata
         if topic not in self.own_router.topics:
             self._look_up(topic)
         if partition < len(self.buffers(topic)):
@@ -550,24 +549,24 @@ class Accumulator:
         if not there:
             raise UnknownTopic(topic, partition, len(self.buffers(topic)))
 
-    def next_batch(self, lane: RouterLane, batch: OpenBatch | None) -> None:
-        assert isinstance(lane, PartitionBuffer)
+    def roll_batch(self, buffer: PartitionSlot, batch: OpenBatch | None) -> None:
+        assert isinstance(buffer, PartitionBuffer)
         sender = self.sender
         with sender.reactor.lock:
-            if lane.batch is not batch or sender.refusal is not None:
+            if buffer.batch is not batch or sender.refusal is not None:
                 return
             if batch is None:
-                self.open(lane)
+                self.open(buffer)
                 return
-            self.close(lane)
-            sender.make_ready(lane)
+            self.close(buffer)
+            sender.make_ready(buffer)
         sender.driver.turn()
 
-    def lone(self, lane: PartitionBuffer, needed_bytes: int) -> ProducerBatch:
+    def lone(self, buffer: PartitionBuffer, needed_bytes: int) -> ProducerBatch:
         try:
-            return lane.spares.pop()
+            return buffer.spares.pop()
         except IndexError:
-            return ProducerBatch(lane, self.options.batch_bytes, HEADER_BYTES + needed_bytes)
+            return ProducerBatch(buffer, self.options.batch_bytes, HEADER_BYTES + needed_bytes)
 
     def when_full(self, topic: str, needed_bytes: int) -> Delivery | None:
         """None when there is room again; otherwise the delivery of a record that was dropped."""
@@ -625,42 +624,42 @@ class Accumulator:
 
     # Topics and partitions.
 
-    def learn(self, topic: Topic) -> None:
+    def update_topic(self, topic: Topic) -> None:
         """The topic as it is now: buffers for partitions that are new, none for those that are gone."""
         count = len(topic.partitions)
-        lanes = self.own_router.topics.get(topic.name)
-        if lanes is None:
-            lanes = Lanes(topic.name, [PartitionBuffer(self, topic.name, index) for index in range(count)])
+        slots = self.own_router.topics.get(topic.name)
+        if slots is None:
+            slots = TopicSlots(topic.name, [PartitionBuffer(self, topic.name, index) for index in range(count)])
             self._topic_ids[topic.name] = topic.topic_id
-            self._stick_to_next(lanes, random.randrange(count))
-            self.own_router.topics[topic.name] = lanes
+            self._stick_to_next(slots, random.randrange(count))
+            self.own_router.topics[topic.name] = slots
             return
-        for index in range(len(lanes.lanes), count):
-            lanes.lanes.append(PartitionBuffer(self, topic.name, index))
+        for index in range(len(slots.slots), count):
+            slots.slots.append(PartitionBuffer(self, topic.name, index))
         if self._topic_ids[topic.name] != topic.topic_id:
             self._topic_ids[topic.name] = topic.topic_id
-            for buffer in lanes.lanes:
+            for buffer in slots.slots:
                 buffer.lane.doubt()
-            del lanes.lanes[count:]
-            self._stick_to_next(lanes, 0)
+            del slots.slots[count:]
+            self._stick_to_next(slots, 0)
 
     def move_on(self, buffer: PartitionBuffer) -> None:
         """A batch of the partition leaves: records without a key go to another one now."""
-        lanes = self.own_router.topics.get(buffer.topic)
-        if lanes is not None and lanes.sticky is buffer:
-            self._stick_to_next(lanes, buffer.partition)
+        slots = self.own_router.topics.get(buffer.topic)
+        if slots is not None and slots.sticky is buffer:
+            self._stick_to_next(slots, buffer.partition)
 
-    def _stick_to_next(self, lanes: Lanes, current: int) -> None:
+    def _stick_to_next(self, slots: TopicSlots, current: int) -> None:
         """Let records without a key go to the next good partition (see `partitioner`)."""
-        count = len(lanes.lanes)
+        count = len(slots.slots)
         if count > 1:
-            metadata, avoided = self.sender.network.metadata, self.sender.avoided()
+            metadata, avoided = self.sender.pool.metadata, self.sender.avoided()
             following = (current + 1) % count
-            if avoided or metadata.leader(lanes.topic, following) is None:
-                following = next_partition(current, count, partial(metadata.leader, lanes.topic), avoided)
-            lanes.sticky = lanes.lanes[following]
+            if avoided or metadata.leader(slots.topic, following) is None:
+                following = next_partition(current, count, partial(metadata.leader, slots.topic), avoided)
+            slots.sticky = slots.slots[following]
         elif count:
-            lanes.sticky = lanes.lanes[0]
+            slots.sticky = slots.slots[0]
 
     def _look_up(self, topic: str) -> None:
         sender = self.sender
@@ -668,7 +667,7 @@ class Accumulator:
             lookup = self._lookups.get(topic)
             if lookup is None:
                 lookup = self._lookups[topic] = _TopicLookup(sender)
-                sender.network.metadata.want(topic, create=True, on_known=lookup.hear)
+                sender.pool.metadata.want(topic, create=True, on_known=lookup.hear)
         within_s = min(FIND_WITHIN_S, self.options.delivery_timeout_ms / 1000)
         known = sender.driver.until(Need.TOPIC, lambda: lookup.heard is not None, lookup.since + within_s)
         with sender.reactor.lock:
@@ -677,9 +676,9 @@ class Accumulator:
                 raise not_heard_of(topic, within_s)
             if isinstance(lookup.heard, HeadraceError):
                 raise lookup.heard
-            self.learn(lookup.heard)
+            self.update_topic(lookup.heard)
 
-    def _named(self) -> None:
+    def _on_producer_id(self) -> None:
         """A producer id has come, or it is time to ask again."""
         for topic in self.own_router.topics:
             for buffer in self.buffers(topic):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from headrace.client.connection.broker_connection import Link, Written
+from headrace.client.connection.broker_connection import BrokerConnection, Written
 from headrace.client.connection.metadata import MetadataSnapshot
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable
@@ -41,7 +41,7 @@ class Route(NamedTuple):
 
     snapshot: MetadataSnapshot
     leader: int
-    link: Link
+    connection: BrokerConnection
     opened_count: int
     template: ProduceTemplate
     frame: Callable[[int, Buffer], bytes]
@@ -51,8 +51,8 @@ class Direct:
     def __init__(self, sender: Sender, reactor: ThreadReactor) -> None:
         self._sender = sender
         self._reactor = reactor
-        self._network = sender.network
-        self._metadata = sender.network.metadata
+        self._pool = sender.pool
+        self._metadata = sender.pool.metadata
         self._timeout_ms = int(sender.options.request_timeout_ms)
 
     def deliver(self, pending: ProducerBatch) -> Report:
@@ -73,7 +73,7 @@ class Direct:
             reactor.running = False
             reactor.leave()
         report = Delivery(batch.sent, 0, batch.first_ms).result()
-        if pending.place < 0 and batch.size <= SPARE_BYTES and not pending.buffer.spares:
+        if pending.position < 0 and batch.size <= SPARE_BYTES and not pending.buffer.spares:
             batch.reuse()
             pending.buffer.spares.append(pending)
         return report
@@ -85,10 +85,10 @@ class Direct:
         if (
             route is None
             or route.snapshot is not self._metadata.snapshot
-            or route.opened_count != route.link.opened_count
+            or route.opened_count != route.connection.opened_count
         ):
             route = buffer.route = self._route(buffer)
-        if route is None or buffer.batch is not None or not reactor.is_quiet or self._network.failing():
+        if route is None or buffer.batch is not None or not reactor.is_quiet or self._pool.failing():
             return False
         # From here on nothing may be given the same stamp, not even by code that interrupts this.
         reactor.running = True
@@ -102,22 +102,22 @@ class Direct:
         if len(data) > COPIED_BYTES:
             return False
         asked_at = reactor.now()
-        link, template = route.link, route.template
-        written = link.send_alone(template.version, route.frame, data)
+        connection, template = route.connection, route.template
+        written = connection.send_alone(template.version, route.frame, data)
         if written is None:
             return False
         # While the broker is at work.
         buffer.accumulator.move_on(buffer)
         show = partial(self._show, pending, route, written, asked_at)
-        if not written.whole:
+        if not written.is_complete:
             show()
         elif reactor.doze(written.fd, lambda: sent.done, show):
-            answer = link.read_alone(written, template.read)
+            answer = connection.read_alone(written, template.read)
             if answer is not None:
                 self._count(pending, route, answer, asked_at)
             else:
                 show()
-                link.catch_up()
+                connection.catch_up()
         return True
 
     def _route(self, buffer: PartitionBuffer) -> Route | None:
@@ -126,14 +126,14 @@ class Direct:
         if leader is None or topic is None:
             return None
         try:
-            link = self._network.broker(leader)
+            connection = self._pool.broker(leader)
         except BrokerUnreachable:
             return None
-        if not link.is_open:
+        if not connection.is_open:
             return None
-        template = template_of(buffer, link.version(apis.PRODUCE), topic.topic_id, self._timeout_ms)
-        frame = partial(template.frame, link.framer.head_end(apis.PRODUCE, template.version))
-        return Route(metadata.snapshot, leader, link, link.opened_count, template, frame)
+        template = template_of(buffer, connection.version(apis.PRODUCE), topic.topic_id, self._timeout_ms)
+        frame = partial(template.frame, connection.framer.head_end(apis.PRODUCE, template.version))
+        return Route(metadata.snapshot, leader, connection, connection.opened_count, template, frame)
 
     def _enter(self, pending: ProducerBatch) -> None:
         """Put the batch into its lane."""

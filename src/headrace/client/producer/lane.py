@@ -54,7 +54,7 @@ class Outcome(Enum):
 
     WRITTEN = auto()
     """Acknowledged."""
-    KNOWN = auto()
+    DUPLICATE = auto()
     """The log has had this sequence; where is not told."""
     REFUSED = auto()
     """Not written, worth another try."""
@@ -62,15 +62,15 @@ class Outcome(Enum):
     """May be written, worth another try."""
     NEVER_SENT = auto()
     """No byte of it left."""
-    GAP = auto()
+    OUT_OF_ORDER = auto()
     """Not written in this attempt: the log has not had the sequence before it, or has forgotten this producer."""
     FENCED = auto()
     """Not written in this attempt: the log has seen a newer epoch of this producer."""
-    DENIED = auto()
+    FATAL = auto()
     """Not written, and no try will change that."""
     TOO_LARGE = auto()
     """Not written: fewer records at once may be."""
-    LOST = auto()
+    FATAL_UNKNOWN = auto()
     """May be written, and no try makes sense."""
 
 
@@ -83,9 +83,9 @@ _NOT_WRITTEN: Final = frozenset(
     }
 )
 _OF_SEQUENCES: Final = {
-    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: Outcome.KNOWN,
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: Outcome.GAP,
-    ErrorCode.UNKNOWN_PRODUCER_ID: Outcome.GAP,
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: Outcome.DUPLICATE,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: Outcome.OUT_OF_ORDER,
+    ErrorCode.UNKNOWN_PRODUCER_ID: Outcome.OUT_OF_ORDER,
     ErrorCode.INVALID_PRODUCER_EPOCH: Outcome.FENCED,
     ErrorCode.PRODUCER_FENCED: Outcome.FENCED,
 }
@@ -104,13 +104,17 @@ def outcome_of_code(code: int) -> Outcome:
     _, retriable = schema.error_codes().get(code, ("", False))
     if retriable:
         return Outcome.UNSURE
-    return Outcome.DENIED if code in schema.error_codes() and code != ErrorCode.UNKNOWN_SERVER_ERROR else Outcome.LOST
+    return (
+        Outcome.FATAL
+        if code in schema.error_codes() and code != ErrorCode.UNKNOWN_SERVER_ERROR
+        else Outcome.FATAL_UNKNOWN
+    )
 
 
 def outcome_of_error(error: HeadraceError, sent: bool) -> Outcome:
     """What it says when no answer came; `sent` tells whether a byte of the request left."""
     if isinstance(error, Unsupported):
-        return Outcome.DENIED
+        return Outcome.FATAL
     return Outcome.UNSURE if sent else Outcome.NEVER_SENT
 
 
@@ -139,7 +143,7 @@ class LaneBatch:
     deadline: float
     movable: bool = False
     """No key and no partition was asked for: another partition is as good."""
-    place: int = -1
+    position: int = -1
     """Order of arrival in its lane: how many records came before it."""
     producer_id: int = -1
     epoch: int = -1
@@ -213,7 +217,7 @@ class Lane(Generic[B]):
     backoff_until: float = 0.0
     """Nothing leaves before, after an attempt that failed."""
     _next_sequence: int = 0
-    _places: int = 0
+    _next_position: int = 0
     _proven_at: float | None = None
     _sure_hole: int | None = None
     _open_holes: set[int] = field(default_factory=set)
@@ -232,8 +236,8 @@ class Lane(Generic[B]):
         return not self.waiting and not self.in_flight
 
     def add(self, batch: B) -> None:
-        batch.place = self._places
-        self._places += batch.count
+        batch.position = self._next_position
+        self._next_position += batch.count
         self.waiting.append(batch)
 
     def adopt(self, producer_id: int, epoch: int) -> None:
@@ -264,7 +268,7 @@ class Lane(Generic[B]):
 
     def went_alone(self, count: int, now: float) -> None:
         """A batch of so many records was written under that stamp; nothing else was asked of the lane meanwhile."""
-        self._places += count
+        self._next_position += count
         self._proven_at = now
         if self.idempotent:
             self._next_sequence = (self._next_sequence + count) % SEQUENCES
@@ -297,21 +301,21 @@ class Lane(Generic[B]):
         if attempt != batch.attempt or batch not in self.in_flight:
             return []
         self.in_flight.remove(batch)
-        if outcome is Outcome.KNOWN and not batch.unsure:
+        if outcome is Outcome.DUPLICATE and not batch.unsure:
             # The log claims to have a sequence under which nothing of ours can be: to believe it would lose the batch.
-            outcome = Outcome.GAP
-        if outcome in (Outcome.WRITTEN, Outcome.KNOWN):
+            outcome = Outcome.OUT_OF_ORDER
+        if outcome in (Outcome.WRITTEN, Outcome.DUPLICATE):
             if outcome is Outcome.WRITTEN and batch.stamped:
                 batch.rule_out_origins()
             self._written(batch, now)
             return [] if batch.reported else [(batch, Fate.DELIVERED)]
         self._proven_at = None
-        if outcome in (Outcome.UNSURE, Outcome.LOST):
+        if outcome in (Outcome.UNSURE, Outcome.FATAL_UNKNOWN):
             batch.unsure = True
         verdicts: list[Verdict[B]] = []
-        if batch.reported or outcome in (Outcome.DENIED, Outcome.TOO_LARGE, Outcome.LOST):
+        if batch.reported or outcome in (Outcome.FATAL, Outcome.TOO_LARGE, Outcome.FATAL_UNKNOWN):
             verdicts = self._give_up(batch)
-        elif not self.idempotent or outcome not in (Outcome.GAP, Outcome.FENCED):
+        elif not self.idempotent or outcome not in (Outcome.OUT_OF_ORDER, Outcome.FENCED):
             self._wait_again(batch, now)
         else:
             verdicts = self._out_of_sequence(batch, outcome, now)
@@ -328,18 +332,18 @@ class Lane(Generic[B]):
         assert sum(part.count for part in parts) == batch.count
         self.in_flight.remove(batch)
         self._proven_at = None
-        followed = any(other.stamped and other.place > batch.place for other in (*self.in_flight, *self.waiting))
+        followed = any(other.stamped and other.position > batch.position for other in (*self.in_flight, *self.waiting))
         keep = batch.stamped and (followed or batch.unsure)
         if batch.stamped and not keep:
             self._next_sequence = batch.sequence
         first, origin = 0, batch.as_origin()
         for part in parts:
-            part.place, part.origin = batch.place + first, origin
+            part.position, part.origin = batch.position + first, origin
             if keep:
                 part.producer_id, part.epoch = batch.producer_id, batch.epoch
                 part.sequence = (batch.sequence + first) % SEQUENCES
             first += part.count
-            insort(self.waiting, part, key=lambda waiting: waiting.place)
+            insort(self.waiting, part, key=lambda waiting: waiting.position)
 
     def expire(self, now: float) -> list[Verdict[B]]:
         """Fates of batches whose time is up. Those in flight stay there, reported, until their attempt ends."""
@@ -393,12 +397,12 @@ class Lane(Generic[B]):
         self.end_backoff()
         if self._open_holes:
             # Sequences are taken in order, so what was given up before this one is in the log.
-            self._open_holes = {place for place in self._open_holes if place > batch.place}
+            self._open_holes = {position for position in self._open_holes if position > batch.position}
 
     def _out_of_sequence(self, batch: B, outcome: Outcome, now: float) -> list[Verdict[B]]:
-        behind_sure_hole = self._sure_hole is not None and self._sure_hole < batch.place
-        behind_open_hole = any(place < batch.place for place in self._open_holes)
-        follows = any(other.stamped and other.place < batch.place for other in (*self.in_flight, *self.waiting))
+        behind_sure_hole = self._sure_hole is not None and self._sure_hole < batch.position
+        behind_open_hole = any(position < batch.position for position in self._open_holes)
+        follows = any(other.stamped and other.position < batch.position for other in (*self.in_flight, *self.waiting))
         if outcome is Outcome.FENCED:
             self._fenced = self._distrusted = True
         elif follows or behind_sure_hole:
@@ -408,35 +412,35 @@ class Lane(Generic[B]):
             self._distrusted = True
         if batch.unsure:
             return self._give_up(batch)
-        self._note_hole(batch.place - 1)
+        self._note_hole(batch.position - 1)
         self._wait_again(batch, now)
         return []
 
     def _wait_again(self, batch: B, now: float) -> None:
-        insort(self.waiting, batch, key=lambda waiting: waiting.place)
+        insort(self.waiting, batch, key=lambda waiting: waiting.position)
         if self.backoff_until <= now:
             # Once for all batches that come back together.
             self.backoff_until = now + self._backoff.take()
 
     def _give_up(self, batch: B) -> list[Verdict[B]]:
         if batch.stamped and batch.unsure:
-            self._open_holes.add(batch.place)
+            self._open_holes.add(batch.position)
         elif batch.stamped:
-            self._note_hole(batch.place)
+            self._note_hole(batch.position)
         if batch.reported:
             return []
         return [(batch, Fate.UNKNOWN if batch.unsure else Fate.FAILED)]
 
-    def _note_hole(self, place: int) -> None:
-        self._sure_hole = place if self._sure_hole is None else min(place, self._sure_hole)
+    def _note_hole(self, position: int) -> None:
+        self._sure_hole = position if self._sure_hole is None else min(position, self._sure_hole)
 
     def _old_epoch_serves(self, first: B) -> bool:
         """Whether the first batch that waits goes on under the old epoch, though there is a hole somewhere."""
         if not first.stamped or self._fenced:
             return False
-        if self._sure_hole is not None and self._sure_hole < first.place:
+        if self._sure_hole is not None and self._sure_hole < first.position:
             return False
-        return first.unsure or not any(place < first.place for place in self._open_holes)
+        return first.unsure or not any(position < first.position for position in self._open_holes)
 
     def _renew(self) -> None:
         """Begin a new epoch. Nothing is in flight, and the log has nothing of what waits."""

@@ -58,7 +58,7 @@ class Options:
     def codec_id(self) -> int:
         return int(_CODECS[self.codec])
 
-    def numbered(self, acks: int) -> bool:
+    def is_idempotent(self, acks: int) -> bool:
         """Whether batches sent with these acks carry sequence numbers: the broker must answer for all its replicas."""
         return self.idempotent and acks == -1
 

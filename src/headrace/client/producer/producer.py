@@ -1,4 +1,4 @@
-"""The public producer, for threads: any of them may send, and whoever waits drives the engine meanwhile.
+"""The public producer, for threads: any of them may send, and whoever waits drives the connections meanwhile.
 
     with Producer("127.0.0.1:9092") as producer:
         report = producer.send("orders", b"...", key=b"42")           # waits; Report(topic, partition, offset, ...)
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import ProducerClosed
@@ -48,7 +48,7 @@ class ThreadDriver:
 
     def callbacks_ended(self, deadline: float) -> bool:
         """Wait until the user's code has heard all that it is to hear; False at the deadline."""
-        return self.reactor.wait_told(deadline)
+        return self.reactor.wait_callbacks(deadline)
 
     def until(self, need: Need, done: Callable[[], bool], deadline: float) -> bool:
         if need is not Need.ROOM:
@@ -83,7 +83,7 @@ class ThreadDriver:
         raise TypeError("this producer is for threads: call delivery.result(), or use headrace.aio.Producer")
 
 
-class Intake:
+class RecordAppender:
     """How records get into their batches, by threads that may be kept waiting."""
 
     def __init__(self, sender: Sender, driver: ThreadDriver) -> None:
@@ -188,10 +188,12 @@ class Intake:
                     leave(sent.pending)
 
 
-def connect(bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None) -> tuple[Network, ThreadDriver]:
-    network = shared(bootstrap, client_id=client_id, tls=tls)
-    assert isinstance(network.reactor, ThreadReactor)
-    return network, ThreadDriver(network.reactor)
+def connect(
+    bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None
+) -> tuple[ConnectionPool, ThreadDriver]:
+    pool = shared(bootstrap, client_id=client_id, tls=tls)
+    assert isinstance(pool.reactor, ThreadReactor)
+    return pool, ThreadDriver(pool.reactor)
 
 
 class Producer:
@@ -253,13 +255,13 @@ class Producer:
             latency_table=latency_table,
             exit_timeout_ms=exit_timeout_ms,
         )
-        self._network, self._driver = connect(bootstrap, client_id, tls)
-        self._sender = Sender(self._network, options, self._driver)
-        self._intake = Intake(self._sender, self._driver)
+        self._pool, self._driver = connect(bootstrap, client_id, tls)
+        self._sender = Sender(self._pool, options, self._driver)
+        self._appender = RecordAppender(self._sender, self._driver)
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # Without a call in between.
-            self.send_async = self._intake.send_async  # type: ignore[method-assign]
+            self.send_async = self._appender.send_async  # type: ignore[method-assign]
 
     def __enter__(self) -> Self:
         return self
@@ -281,7 +283,7 @@ class Producer:
         acks: int | None = None,
     ) -> Report:
         """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
-        return self._intake.send(topic, value, key, headers, partition, timestamp_ms, acks)
+        return self._appender.send(topic, value, key, headers, partition, timestamp_ms, acks)
 
     def send_async(
         self,
@@ -299,7 +301,7 @@ class Producer:
 
         Without a partition the key's hash chooses (murmur2, as in other clients), without a key records are spread.
         """
-        return self._intake.send_now(
+        return self._appender.send_now(
             topic,
             value,
             key=key,
@@ -321,7 +323,7 @@ class Producer:
         timestamp_ms: int | None = None,
     ) -> None:
         """Send a record that no broker answers for: it may be lost without a sign."""
-        self._intake.send_async(
+        self._appender.send_async(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, acks=ONE_WAY
         )
 
@@ -341,7 +343,7 @@ class Producer:
 
         When a record fails, those of its order key that wait behind it fail too.
         """
-        return self._intake.send_ordered(
+        return self._appender.send_ordered(
             topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, acks=acks, callback=callback
         )
 
@@ -371,7 +373,7 @@ class Producer:
         """
         if self._closed:
             return
-        self._intake.refuse()
+        self._appender.refuse()
         try:
             self.flush(timeout_s)
         except RequestTimedOut:
@@ -383,10 +385,10 @@ class Producer:
         with self._driver.lock:
             if self._closed:
                 return
-            self._intake.close()
+            self._appender.close()
             self._sender.close(ProducerClosed("the producer was closed before that"))
             self._closed = True
         try:
             self._driver.wake()
         finally:
-            self._network.release()
+            self._pool.release()

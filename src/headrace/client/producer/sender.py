@@ -1,4 +1,4 @@
-"""The sender: what is ready leaves at the end of a turn, in requests to each leader, by acks; answers settle batches.
+"""The sender: what is ready leaves when a turn ends, in requests to each leader for each acks; answers settle batches.
 
 All of this runs under the reactor's lock. A batch is open until it is full, or its linger (`interval_ms`) is over and
 its lane can send; it is settled when its fate is known, at the latest when its delivery timeout is over. A record
@@ -18,7 +18,7 @@ from typing import Final
 
 from headrace.client.connection import exits
 from headrace.client.connection.broker_connection import Written
-from headrace.client.connection.connections import Network
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import Topic
 from headrace.client.connection.reactor import Backoff, Timer, WeakIdentitySet
 from headrace.client.connection.thread_reactor import ThreadReactor
@@ -84,10 +84,10 @@ class ProducerIds:
     is called when an id has come, or when it is time to ask again.
     """
 
-    def __init__(self, network: Network, timeout_s: float, on_change: Callable[[], None]) -> None:
+    def __init__(self, pool: ConnectionPool, timeout_s: float, on_change: Callable[[], None]) -> None:
         self.failure: HeadraceError | None = None
         """Why there is none."""
-        self._network = network
+        self._pool = pool
         self._timeout_s = timeout_s
         self._on_change = on_change
         self._known: tuple[int, int] | None = None
@@ -107,14 +107,14 @@ class ProducerIds:
             return
         self._asking = True
         body = Message(transactional_id=None, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
-        self._network.ask_any(apis.INIT_PRODUCER_ID, body, self._heard, timeout_s=self._timeout_s)
+        self._pool.ask_any(apis.INIT_PRODUCER_ID, body, self._on_response, timeout_s=self._timeout_s)
 
-    def _heard(self, answer: Message | HeadraceError) -> None:
+    def _on_response(self, answer: Message | HeadraceError) -> None:
         if not isinstance(answer, HeadraceError) and answer.error_code != ErrorCode.NONE:
             answer = Refusal(answer.error_code, "producer id")
         if isinstance(answer, HeadraceError):
             self.failure = answer
-            reactor = self._network.reactor
+            reactor = self._pool.reactor
             reactor.call_at(reactor.now() + self._backoff.take(), self._again)
             return
         self._asking, self.failure = False, None
@@ -128,9 +128,9 @@ class ProducerIds:
 
 
 class Sender:
-    def __init__(self, network: Network, options: Options, driver: Driver) -> None:
-        self.network = network
-        self.reactor = network.reactor
+    def __init__(self, pool: ConnectionPool, options: Options, driver: Driver) -> None:
+        self.pool = pool
+        self.reactor = pool.reactor
         self.options = options
         self.driver = driver
         self.quota = Quota(options.queue_bytes, options.queue_records)
@@ -157,8 +157,8 @@ class Sender:
         """Over how many partitions of a topic order keys are spread."""
         self.unbatched = 0
         """Records that wait outside of batches."""
-        network.metadata.listeners.append(self._routed)
-        _stay_with_parent.add(self)
+        pool.metadata.listeners.append(self._on_metadata)
+        _senders.add(self)
         exits.opened(self)
 
     # For accumulators and producers.
@@ -175,7 +175,7 @@ class Sender:
         return list(self._accumulators.values())
 
     def producer_ids(self, on_change: Callable[[], None]) -> ProducerIds:
-        return ProducerIds(self.network, self.options.request_timeout_ms / 1000, on_change)
+        return ProducerIds(self.pool, self.options.request_timeout_ms / 1000, on_change)
 
     def refuse(self, error: HeadraceError) -> None:
         """Take no record any more. What is in batches goes on."""
@@ -186,7 +186,7 @@ class Sender:
 
     def avoided(self) -> frozenset[int]:
         """Brokers that records which may go anywhere stay away from."""
-        failing = self.network.failing()
+        failing = self.pool.failing()
         return failing | self.latency.avoided(self.reactor.now()) if self.options.avoid_slow else failing
 
     def wait(self, delivery: Delivery, deadline: float | None) -> None:
@@ -239,7 +239,7 @@ class Sender:
             }
 
     def close(self, error: HeadraceError) -> None:
-        """Settle what is left as it is. The network may go on for others, so nothing of it stays in a lane."""
+        """Settle what is left as it is. The connections may go on for others, so nothing of it stays in a lane."""
         self._closed = True
         exits.closed(self)
         left = list(self.incomplete.unsettled.values())
@@ -249,7 +249,7 @@ class Sender:
             for pending, fate in lane.expire(math.inf):
                 self._fail(pending, fate, error)
         self._ready.clear()
-        self.network.metadata.listeners.remove(self._routed)
+        self.pool.metadata.listeners.remove(self._on_metadata)
         self.incomplete.end()
         if self._slow_check is not None:
             self._slow_check.cancel()
@@ -263,7 +263,7 @@ class Sender:
             return
         ready, self._ready = self._ready, {}
         requests: dict[tuple[int, int], list[ProduceRequest]] = {}
-        failing = self.network.failing()
+        failing = self.pool.failing()
         for buffer in ready:
             self._drain(buffer, failing, requests)
         for (leader, acks), rounds in requests.items():
@@ -275,11 +275,11 @@ class Sender:
     ) -> None:
         """Put the batches of a partition that may leave into requests to its leader."""
         now, lane, accumulator = self.reactor.now(), buffer.lane, buffer.accumulator
-        leader = self.network.metadata.leader(buffer.topic, buffer.partition)
+        leader = self.pool.metadata.leader(buffer.topic, buffer.partition)
         if leader is None or leader in failing:
             self._move_away(buffer, failing)
         if leader is None:
-            self.network.metadata.stale(buffer.topic)
+            self.pool.metadata.stale(buffer.topic)
             self._look_again(buffer, now + LEADERLESS_S)
             return
         rounds = requests.setdefault((leader, accumulator.acks), [])
@@ -297,7 +297,7 @@ class Sender:
             except Exception as error:
                 log.exception("a batch for %s cannot be packed", buffer.label)
                 pending.reason = InvalidRecord(f"the batch cannot be packed: {error!r}")
-                self.settle(lane.answered(pending, pending.attempt, Outcome.DENIED, now))
+                self.settle(lane.answered(pending, pending.attempt, Outcome.FATAL, now))
         if lane.waiting and lane.wants_producer_id:
             accumulator.producer_ids.ask()
         if lane.waiting and lane.backoff_until > now:
@@ -310,7 +310,7 @@ class Sender:
     def _move_away(self, buffer: PartitionBuffer, failing: frozenset[int]) -> None:
         """Give what may go anywhere, and is not in this log, to a partition whose broker answers."""
         buffers = buffer.accumulator.buffers(buffer.topic)
-        leader = partial(self.network.metadata.leader, buffer.topic)
+        leader = partial(self.pool.metadata.leader, buffer.topic)
         if not buffers:
             return
         target = next_partition(buffer.partition, len(buffers), leader, self.avoided())
@@ -346,20 +346,20 @@ class Sender:
         if self._slow_check is None:
             self._slow_check = self.reactor.call_at(self.reactor.now() + SLOW_AFTER_S, self._look_for_slow)
         self.count.retries += sum(each.number > 1 for each in request.attempts)
-        body = request.body(self.network.metadata, acks, int(self.options.request_timeout_ms))
-        heard = partial(self._heard, leader, acks, request, self.reactor.now())
+        body = request.body(self.pool.metadata, acks, int(self.options.request_timeout_ms))
+        heard = partial(self._on_response, leader, acks, request, self.reactor.now())
         try:
-            link = self.network.broker(leader)
+            connection = self.pool.broker(leader)
         except BrokerUnreachable as error:
             heard(NeverSent(str(error)))
             return
         timeout_s = self.options.request_timeout_ms / 1000 + ANSWER_MARGIN_S
         reads, answered = request.read if len(request.attempts) == 1 else None, acks != 0
-        link.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=answered, reads=reads, written=written)
+        connection.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=answered, reads=reads, written=written)
 
     # Answers.
 
-    def _heard(
+    def _on_response(
         self,
         leader: int,
         acks: int,
@@ -374,9 +374,9 @@ class Sender:
                 self.latency.failed(leader, now)
             outcome = outcome_of_error(answer, not isinstance(answer, NeverSent))
             if acks == 0 and outcome is Outcome.UNSURE:
-                outcome = Outcome.LOST
+                outcome = Outcome.FATAL_UNKNOWN
             for each in request.attempts:
-                self.network.metadata.stale(each.buffer.topic)
+                self.pool.metadata.stale(each.buffer.topic)
                 self._ended(each, outcome, answer, now)
             return
         if self.options.avoid_slow:
@@ -397,21 +397,21 @@ class Sender:
                 )
                 self._ended(each, Outcome.UNSURE, missing, now)
             else:
-                self._row(each, row, answer, leader, now)
+                self._on_partition_response(each, row, answer, leader, now)
 
-    def _row(self, each: Attempt, row: Message, answer: Message, leader: int, now: float) -> None:
+    def _on_partition_response(self, each: Attempt, row: Message, answer: Message, leader: int, now: float) -> None:
         buffer, code = each.buffer, int(row.error_code)
         outcome = outcome_of_code(code)
         if outcome is Outcome.WRITTEN:
             self._ended(each, outcome, None, now, row.base_offset, row.log_append_time_ms)
             return
-        metadata = self.network.metadata
+        metadata = self.pool.metadata
         hinted = row.current_leader
         if hinted is not None and hinted.leader_id >= 0:
             ends = answer.node_endpoints
             metadata.hint(buffer.topic, buffer.partition, hinted.leader_id, hinted.leader_epoch, ends)
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
-            self.network.failed(leader)
+            self.pool.failed(leader)
         self._ended(each, outcome, Refusal(code, f"produce to {buffer.label}", row.error_message), now)
         if metadata.leader(buffer.topic, buffer.partition) != leader:
             buffer.lane.end_backoff()
@@ -483,7 +483,7 @@ class Sender:
 
     def _fail(self, pending: ProducerBatch, fate: Fate, reason: HeadraceError | None) -> None:
         count, where = pending.batch.count, pending.buffer.label
-        reason = reason or self._hindrance(pending.buffer)
+        reason = reason or self._obstacle(pending.buffer)
         unknown = fate is Fate.UNKNOWN
         if unknown:
             self.count.unknown += count
@@ -494,9 +494,9 @@ class Sender:
         if pending.orders and not self._closed:
             self._fail_followers(pending, error)
 
-    def _hindrance(self, buffer: PartitionBuffer) -> HeadraceError | None:
+    def _obstacle(self, buffer: PartitionBuffer) -> HeadraceError | None:
         """What keeps a batch that was never tried from leaving, as far as it is known."""
-        metadata = self.network.metadata
+        metadata = self.pool.metadata
         if metadata.topic(buffer.topic) is None:
             return UnknownTopic(buffer.topic)
         if metadata.leader(buffer.topic, buffer.partition) is None:
@@ -535,7 +535,7 @@ class Sender:
     def _fail_apart(self, sent: SentBatch, error: HeadraceError) -> None:
         """Fail records that are in no batch any more."""
         if sent.fail(error):
-            self.reactor.tell(partial(self.memory.run_callbacks, sent))
+            self.reactor.run_callback(partial(self.memory.run_callbacks, sent))
 
     # Time.
 
@@ -553,7 +553,7 @@ class Sender:
             if request.attempts[0].pending.sent_at > now - SLOW_AFTER_S:
                 break
             for each in request.attempts:
-                self.network.metadata.stale(each.buffer.topic)
+                self.pool.metadata.stale(each.buffer.topic)
         if self._unanswered:
             self._slow_check = self.reactor.call_at(now + SLOW_AFTER_S, self._look_for_slow)
 
@@ -568,13 +568,13 @@ class Sender:
         if pending.buffer.pending is pending:
             pending.buffer.accumulator.close(pending.buffer)
 
-    def _routed(self, name: str, topic: Topic | None) -> None:
+    def _on_metadata(self, name: str, topic: Topic | None) -> None:
         """A topic has more partitions, other leaders, or is another one."""
         for accumulator in self._accumulators.values():
             if topic is not None and name in accumulator.own_router.topics:
-                accumulator.learn(topic)
+                accumulator.update_topic(topic)
             for buffer in accumulator.buffers(name):
-                leader = self.network.metadata.leader(name, buffer.partition)
+                leader = self.pool.metadata.leader(name, buffer.partition)
                 if leader is not None and leader != buffer.lane.leader:
                     buffer.lane.end_backoff()
                 if buffer.due or not buffer.lane.idle:
@@ -586,7 +586,7 @@ class Sender:
     def at_exit(self, since: float) -> Iterator[None]:
         """A program ends that has not closed its producer: what waits is sent for a while yet, what is lost is logged.
 
-        Until `exit_timeout_ms` after `since`; see `exits.Leaver`.
+        Until `exit_timeout_ms` after `since`; see `exits.OpenClient`.
         """
         reactor = self.reactor
         if not isinstance(reactor, ThreadReactor):
@@ -603,7 +603,7 @@ class Sender:
                 yield
                 deadline = since + within_ms / 1000
                 reactor.wait(lambda: self.flushed(mark), deadline)
-                reactor.wait_told(deadline)
+                reactor.wait_callbacks(deadline)
         except (KeyboardInterrupt, SystemExit):
             self._log_lost("interrupted")
             return
@@ -621,7 +621,7 @@ class Sender:
     def _log_lost(self, why: str) -> None:
         uncalled = self.memory.uncalled_records
         lost = self.quota.records - uncalled + self.unbatched
-        client_id = self.network.client_id
+        client_id = self.pool.client_id
         if lost:
             log.warning("%d records of a producer (%s) are not known to be delivered: %s", lost, client_id, why)
         if uncalled:
@@ -641,16 +641,16 @@ def _failure(count: int, where: str, unknown: bool, reason: HeadraceError | None
     return NotDelivered(f"{count} records for {where} were not written{why}", reason)
 
 
-_stay_with_parent: WeakIdentitySet[Sender] = WeakIdentitySet()
+_senders: WeakIdentitySet[Sender] = WeakIdentitySet()
 
 
 def _after_fork() -> None:
     """In a forked child every send of a producer made before is refused: nobody there would let its batches leave."""
-    for sender in _stay_with_parent:
+    for sender in _senders:
         sender.refusal = ForkedEngine()
         for accumulator in sender.accumulators():
             accumulator.own_router.closed = sender.refusal
-    _stay_with_parent.clear()
+    _senders.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from brokers import Broker, wait_for
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.connections import parse_address, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import EngineClosed, ForkedEngine
@@ -127,7 +127,7 @@ def exchange_at_random(reactor: ThreadReactor, echo: Echo, draw: random.Random, 
             elif way == 3:
                 with reactor.lock:
                     reactor.call_at(reactor.now() + 0.0003, lambda: None)
-                    reactor.tell(lambda: None)
+                    reactor.run_callback(lambda: None)
             else:
                 # Without a deadline, at which it would look again by itself.
                 assert reactor.wait(lambda: bool(heard), math.inf)  # noqa: B023
@@ -157,18 +157,18 @@ def test_callers_take_over_from_each_other_for_long(
 
 @proves("R16")
 def test_many_threads_share_one_link_to_a_broker(callers_only: ThreadReactor, broker: Broker) -> None:
-    link = Link(callers_only, parse_address(broker.bootstrap), client_id="crowd")
+    connection = BrokerConnection(callers_only, parse_address(broker.bootstrap), client_id="crowd")
 
     def work(nth: int) -> None:
         for _ in range(30):
             heard: list[Message | HeadraceError] = []
-            link.ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
+            connection.ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
             assert callers_only.wait(lambda: bool(heard), callers_only.now() + WAIT_S)  # noqa: B023
             assert isinstance(heard[0], Message)
 
     in_threads(8, work)
-    assert link.opened_count == 1
-    link.close(EngineClosed("enough"))
+    assert connection.opened_count == 1
+    connection.close(EngineClosed("enough"))
 
 
 def test_who_leaves_hands_over_to_one_that_stands_by(callers_only: ThreadReactor) -> None:
@@ -304,7 +304,7 @@ def test_the_background_does_what_a_caller_left_undone(reactor: ThreadReactor, l
         elif left == "soon":
             reactor.call_soon(done.set)
         elif left == "told":
-            reactor.tell(done.set)
+            reactor.run_callback(done.set)
     if left == "posted":
         reactor.post(done.set)
     assert done.wait(WAIT_S)
@@ -361,7 +361,7 @@ def test_the_users_code_runs_outside_the_lock_one_at_a_time_and_in_order(reactor
         nonlocal count
         for _ in range(100):
             with reactor.lock:
-                reactor.tell(lambda nth=count: user_code(nth))  # type: ignore[misc]
+                reactor.run_callback(lambda nth=count: user_code(nth))  # type: ignore[misc]
                 count += 1
             reactor.turn(0)
 
@@ -373,12 +373,12 @@ def test_the_users_code_runs_outside_the_lock_one_at_a_time_and_in_order(reactor
 def test_the_users_code_may_raise(callers_only: ThreadReactor, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[int] = []
     with callers_only.lock:
-        callers_only.tell(lambda: 1 // 0)  # type: ignore[arg-type]
-        callers_only.tell(lambda: heard.append(1))
+        callers_only.run_callback(lambda: 1 // 0)  # type: ignore[arg-type]
+        callers_only.run_callback(lambda: heard.append(1))
         callers_only.call_soon(lambda: 1 // 0)  # type: ignore[arg-type]
         callers_only.call_soon(lambda: heard.append(2))
     callers_only.turn(0)
-    assert callers_only.wait_told(callers_only.now() + WAIT_S)
+    assert callers_only.wait_callbacks(callers_only.now() + WAIT_S)
     assert sorted(heard) == [1, 2]
     assert caplog.text.count("ZeroDivisionError") == 2
 
@@ -396,13 +396,13 @@ def test_no_call_into_the_client_runs_the_users_code(reactor: ThreadReactor) -> 
         for _ in range(50):
             heard = echo.ask()
             with reactor.lock:
-                reactor.tell(user_code)
+                reactor.run_callback(user_code)
             reactor.turn(0)
             assert reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)  # noqa: B023
         heard = echo.ask()
         wait_for("the background thread", lambda: bool(heard), WAIT_S, 0.001)
-        assert not reactor.wait_told(reactor.now() + 0.001)
-    assert reactor.wait_told(reactor.now() + WAIT_S)
+        assert not reactor.wait_callbacks(reactor.now() + 0.001)
+    assert reactor.wait_callbacks(reactor.now() + WAIT_S)
     assert len(tellers) == 1
     assert tellers.isdisjoint({threading.current_thread(), reactor._thread})
     echo.close()
@@ -411,15 +411,15 @@ def test_no_call_into_the_client_runs_the_users_code(reactor: ThreadReactor) -> 
 def test_the_thread_of_the_users_code_starts_when_needed_and_ends_with_the_reactor() -> None:
     reactor, here = ThreadReactor(), list[threading.Thread]()
     reactor.turn(0)
-    assert reactor.wait_told(math.inf)
-    assert reactor._teller._last is None
+    assert reactor.wait_callbacks(math.inf)
+    assert reactor._callbacks._last is None
     with reactor.lock:
-        reactor.tell(lambda: here.append(threading.current_thread()))
+        reactor.run_callback(lambda: here.append(threading.current_thread()))
     reactor.close()
     assert not here[0].is_alive()
     with reactor.lock:
-        reactor.tell(lambda: here.append(threading.current_thread()))
-    assert reactor.wait_told(math.inf)
+        reactor.run_callback(lambda: here.append(threading.current_thread()))
+    assert reactor.wait_callbacks(math.inf)
     assert len(here) == 2
     here[1].join(WAIT_S)
 
@@ -427,10 +427,10 @@ def test_the_thread_of_the_users_code_starts_when_needed_and_ends_with_the_react
 def test_the_users_code_may_wait_for_all_that_was_told_and_close() -> None:
     reactor, heard = ThreadReactor(), list[object]()
     with reactor.lock:
-        reactor.tell(lambda: heard.append(reactor.wait_told(math.inf)))
-        reactor.tell(reactor.close)
-        reactor.tell(lambda: heard.append("after"))
-    assert reactor.wait_told(reactor.now() + WAIT_S)
+        reactor.run_callback(lambda: heard.append(reactor.wait_callbacks(math.inf)))
+        reactor.run_callback(reactor.close)
+        reactor.run_callback(lambda: heard.append("after"))
+    assert reactor.wait_callbacks(reactor.now() + WAIT_S)
     assert heard == [True, "after"]
     assert reactor._closed
 
@@ -450,9 +450,9 @@ def test_a_callback_that_raises_keeps_no_other_from_being_told(
         Delivery(sent, place, 0).add_callback(callback)
     sent.finish(0)
     with reactor.lock:
-        reactor.tell(sent.tell)
-        reactor.tell(lambda: heard.append(5))
-    assert reactor.wait_told(reactor.now() + WAIT_S)
+        reactor.run_callback(sent.run_callbacks)
+        reactor.run_callback(lambda: heard.append(5))
+    assert reactor.wait_callbacks(reactor.now() + WAIT_S)
     assert heard == [0, 1, 2, 3, 4, 5]
 
 
@@ -518,33 +518,33 @@ def test_what_was_to_be_told_is_told_by_closing(kind: type[ThreadReactor]) -> No
     reactor, heard = kind(), list[str]()
     with reactor.lock:
         reactor.call_soon(lambda: heard.append("soon"))
-        reactor.call_soon(lambda: reactor.tell(lambda: heard.append("told")))
+        reactor.call_soon(lambda: reactor.run_callback(lambda: heard.append("told")))
     reactor.close()
     assert heard == ["soon", "told"]
 
 
 def test_a_callback_may_close_the_reactor_that_runs_it() -> None:
-    for leave in ("soon", "told"):
+    for leave in ("soon", "callback"):
         reactor = ThreadReactor()
         with reactor.lock:
-            (reactor.call_soon if leave == "soon" else reactor.tell)(reactor.close)
+            (reactor.call_soon if leave == "soon" else reactor.run_callback)(reactor.close)
         wait_for("the reactor to close", lambda: reactor._epoll.closed, WAIT_S)  # noqa: B023
 
 
 def test_a_child_process_is_told_not_to_use_its_parents_client(broker: Broker) -> None:
     """And one of its own serves it, while the parent's goes on."""
-    network = shared(broker.bootstrap, client_id="forking")
-    assert asks(network.reactor, network) == "MetadataResponse"
-    lock = network.reactor.lock
+    pool = shared(broker.bootstrap, client_id="forking")
+    assert asks(pool.reactor, pool) == "MetadataResponse"
+    lock = pool.reactor.lock
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            said = [in_child(lambda: network.reactor.turn(0)), in_child(lambda: network.reactor.lock.__enter__())]  # type: ignore[attr-defined]
+            said = [in_child(lambda: pool.reactor.turn(0)), in_child(lambda: pool.reactor.lock.__enter__())]  # type: ignore[attr-defined]
             with lock:
-                said.append(in_child(lambda: network.ask_any(apis.METADATA, Message(), print, timeout_s=1)))
+                said.append(in_child(lambda: pool.ask_any(apis.METADATA, Message(), print, timeout_s=1)))
             own = shared(broker.bootstrap, client_id="forking")
-            said += [str(own is network), asks(own.reactor, own)]
+            said += [str(own is pool), asks(own.reactor, own)]
             own.release()
             os.write(write, "\n".join(said).encode())
         finally:
@@ -556,8 +556,8 @@ def test_a_child_process_is_told_not_to_use_its_parents_client(broker: Broker) -
     told = str(ForkedEngine())
     assert "make the Producer or Consumer in the child" in told
     assert said == [told, told, told, "False", "MetadataResponse"]
-    assert asks(network.reactor, network) == "MetadataResponse"
-    network.release()
+    assert asks(pool.reactor, pool) == "MetadataResponse"
+    pool.release()
 
 
 def in_child(use: Callable[[], object]) -> str:
@@ -567,9 +567,9 @@ def in_child(use: Callable[[], object]) -> str:
         return str(error)
 
 
-def asks(reactor: object, network: object) -> str:
+def asks(reactor: object, pool: object) -> str:
     heard: list[Message | HeadraceError] = []
-    network.ask_any(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)  # type: ignore[attr-defined]
+    pool.ask_any(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)  # type: ignore[attr-defined]
     assert isinstance(reactor, ThreadReactor)
     reactor.wait(lambda: bool(heard), reactor.now() + WAIT_S)
     return type(heard[0]).__name__

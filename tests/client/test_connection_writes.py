@@ -23,11 +23,11 @@ SCRIPT = textwrap.dedent("""
     from headrace.records import kernel
     from headrace.wire import api as apis
 
-    network, name, known = shared(sys.argv[1], client_id="traced"), sys.argv[2], []
-    reactor = network.reactor
-    network.metadata.want(name, create=False, on_known=known.append)
+    pool, name, known = shared(sys.argv[1], client_id="traced"), sys.argv[2], []
+    reactor = pool.reactor
+    pool.metadata.want(name, create=False, on_known=known.append)
     reactor.wait(lambda: known, reactor.now() + 30)
-    link = network.broker(network.metadata.leader(name, 0))
+    connection = pool.broker(pool.metadata.leader(name, 0))
     batch = kernel.build([(1, None, b"v" * 100, [])])
     body = lambda version: encode_parts(
         version, [Outgoing(name, 0, batch)], {name: known[0].topic_id}, acks=-1, timeout_ms=9000)
@@ -36,14 +36,14 @@ SCRIPT = textwrap.dedent("""
     def send(count):
         with reactor.lock:
             for _ in range(count):
-                link.ask(apis.PRODUCE, body, heard.append, timeout_s=30)
+                connection.ask(apis.PRODUCE, body, heard.append, timeout_s=30)
 
     send(1)
     assert reactor.wait(lambda: len(heard) == 1, reactor.now() + 30)
     send(int(sys.argv[3]))
     assert reactor.wait(lambda: len(heard) == 1 + int(sys.argv[3]), reactor.now() + 30)
     assert all(answer.responses[0].partition_responses[0].error_code == 0 for answer in heard)
-    network.release()
+    pool.release()
 """)
 
 

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from brokers import free_port
-from client.engine_peer import Answer, Peer
+from client.connection_peer import Answer, Peer
 from headrace.client.connection import connections as networks
-from headrace.client.connection import metadata as engine_routes
-from headrace.client.connection.connections import Network
+from headrace.client.connection import metadata
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import Topic
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal, UnknownTopic
@@ -79,14 +79,14 @@ class Told:
 
 
 class Scene:
-    def __init__(self, told: Told, peer: Peer, network: Network) -> None:
+    def __init__(self, told: Told, peer: Peer, pool: ConnectionPool) -> None:
         self.told = told
         self.peer = peer
-        self.network = network
-        self.metadata = network.metadata
+        self.pool = pool
+        self.metadata = pool.metadata
 
     def until(self, done: Callable[[], object]) -> None:
-        reactor = self.network.reactor
+        reactor = self.pool.reactor
         assert isinstance(reactor, ThreadReactor)
         assert reactor.wait(lambda: bool(done()), reactor.now() + WAIT_S)
 
@@ -112,9 +112,9 @@ def scene(told: Told) -> Iterator[Scene]:
     """Refreshed every 50 ms; broker 1 is the peer."""
     with Peer(told.reply) as peer:
         told.brokers[1] = peer.address
-        network = Network((peer.address,), client_id="routes", refresh_ms=50)
-        yield Scene(told, peer, network)
-        network.release()
+        pool = ConnectionPool((peer.address,), client_id="routes", refresh_ms=50)
+        yield Scene(told, peer, pool)
+        pool.release()
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def quiet(told: Told) -> Iterator[Scene]:
     """Refreshed only when it is stale."""
     with Peer(told.reply) as peer:
         told.brokers[1] = peer.address
-        network = Network((peer.address,), client_id="routes", refresh_ms=600_000)
-        yield Scene(told, peer, network)
-        network.release()
+        pool = ConnectionPool((peer.address,), client_id="routes", refresh_ms=600_000)
+        yield Scene(told, peer, pool)
+        pool.release()
 
 
 @proves("R16")
@@ -146,8 +146,8 @@ def test_routes_are_refreshed_by_the_clock_and_listeners_hear_what_changed(scene
 
 
 def test_routes_are_refreshed_every_thirty_seconds_unless_told_otherwise() -> None:
-    assert engine_routes.REFRESH_MS == 30_000
-    assert Network((Address("127.0.0.1", 1),), client_id="x").metadata._refresh_s == 30
+    assert metadata.REFRESH_MS == 30_000
+    assert ConnectionPool((Address("127.0.0.1", 1),), client_id="x").metadata._refresh_s == 30
 
 
 @proves("R16")
@@ -225,7 +225,7 @@ def test_a_topic_is_gone_when_it_stays_away_and_not_when_one_answer_lacks_it(
     scene.told.topics["t"] = [(1, 0)]
     before = len(scene.told.asked)
     scene.until(lambda: len(scene.told.asked) > before + 2)
-    monkeypatch.setattr(engine_routes, "GONE_AFTER_S", 0.0)
+    monkeypatch.setattr(metadata, "GONE_AFTER_S", 0.0)
     del scene.told.topics["t"]
     scene.until(lambda: heard)
     assert heard == [("t", None)]
@@ -247,7 +247,7 @@ def test_a_hint_counts_if_its_epoch_is_newer(quiet: Scene) -> None:
     assert [name for name, _ in heard] == ["t"]
     assert quiet.metadata.leader("t", 0) == 7
     assert quiet.metadata.leader("t", 1) == 1
-    assert quiet.network.broker(7).address == Address("127.0.0.1", 99)
+    assert quiet.pool.broker(7).address == Address("127.0.0.1", 99)
     assert before.topics["t"].partitions[0].leader_id == 1
 
 
@@ -255,7 +255,7 @@ def test_many_who_want_topics_are_answered_by_one_request(quiet: Scene) -> None:
     names = [f"t{nth}" for nth in range(20)]
     quiet.told.topics = {name: [(1, 0)] for name in names}
     found: list[Topic | HeadraceError] = []
-    with quiet.network.reactor.lock:
+    with quiet.pool.reactor.lock:
         for name in names * 3:
             quiet.metadata.want(name, create=False, on_known=found.append)
     quiet.until(lambda: len(found) == 60)
@@ -285,14 +285,14 @@ def test_only_topics_that_are_to_be_created_are_asked_for_so(quiet: Scene) -> No
 def test_a_topic_that_is_not_there_is_told_and_one_that_does_not_appear(
     quiet: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_routes, "APPEAR_WITHIN_S", 0.1)
+    monkeypatch.setattr(metadata, "APPEAR_WITHIN_S", 0.1)
     assert isinstance(quiet.want("nowhere"), UnknownTopic)
     assert isinstance(quiet.want("never", create=True), UnknownTopic)
     quiet.told.refused["bad name"] = ErrorCode.INVALID_TOPIC_EXCEPTION
     refused = quiet.want("bad name")
     assert isinstance(refused, Refusal)
     assert "letters, digits" in str(refused)
-    monkeypatch.setattr(engine_routes, "WANT_WITHIN_S", 0.1)
+    monkeypatch.setattr(metadata, "WANT_WITHIN_S", 0.1)
     quiet.told.refused["busy"] = ErrorCode.LEADER_NOT_AVAILABLE
     assert isinstance(quiet.want("busy"), Refusal)
 
@@ -326,7 +326,7 @@ def test_a_broker_that_lags_behind_is_left_for_another(told: Told) -> None:
     with Peer(told.reply) as lagging, Peer(ahead.reply) as other:
         told.brokers = ahead.brokers = {1: lagging.address, 2: other.address}
         told.topics["t"], ahead.topics["t"] = [(1, 1)], [(2, 2)]
-        scene = Scene(told, lagging, Network((lagging.address,), client_id="lag", refresh_ms=600_000))
+        scene = Scene(told, lagging, ConnectionPool((lagging.address,), client_id="lag", refresh_ms=600_000))
         scene.want("t")
         assert scene.metadata.leader("t", 0) == 1
 
@@ -335,7 +335,7 @@ def test_a_broker_that_lags_behind_is_left_for_another(told: Told) -> None:
             return scene.metadata.leader("t", 0) == 2
 
         scene.until(moved)
-        scene.network.release()
+        scene.pool.release()
 
 
 @proves("R16")
@@ -346,46 +346,46 @@ def test_the_next_address_is_asked_when_one_does_not_answer(told: Told, monkeypa
     with Peer() as silent, Peer(greeting=b"no broker") as strange, Peer(told.reply) as peer:
         told.brokers[1] = peer.address
         addresses = (dead, silent.address, strange.address, peer.address)
-        scene = Scene(told, peer, Network(addresses, client_id="next"))
+        scene = Scene(told, peer, ConnectionPool(addresses, client_id="next"))
         assert isinstance(scene.want("t"), Topic)
-        scene.network.release()
+        scene.pool.release()
 
 
 def test_nobody_there_is_told_at_once_and_for_each_address() -> None:
     addresses = tuple(Address("127.0.0.1", free_port()) for _ in range(2))
-    scene = Scene(Told(), None, Network(addresses, client_id="nobody"))  # type: ignore[arg-type]
+    scene = Scene(Told(), None, ConnectionPool(addresses, client_id="nobody"))  # type: ignore[arg-type]
     error = scene.want("t")
     assert isinstance(error, NoBroker)
     assert all(f"no broker answers at {address}" in str(error) for address in addresses)
-    scene.network.release()
+    scene.pool.release()
 
 
 def test_a_broker_that_was_lost_is_failing_for_a_while_and_not_when_it_is_back(quiet: Scene) -> None:
     quiet.told.topics["t"] = [(1, 0)]
     quiet.want("t")
-    network = quiet.network
-    assert network.failing() == frozenset()
+    pool = quiet.pool
+    assert pool.failing() == frozenset()
     quiet.told.brokers[2] = Address("127.0.0.1", free_port())
     quiet.metadata.stale("t")
     quiet.until(lambda: 2 in quiet.metadata.brokers)
     heard: list[Message | HeadraceError] = []
-    network.broker(2).ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
+    pool.broker(2).ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
     quiet.until(lambda: heard)
-    assert network.failing() == {2}
-    network.failed(1)
-    assert network.failing() == {1, 2}
-    network._avoided.clear()
-    network._marked[1] = 0.0
-    assert network.failing() == frozenset()
+    assert pool.failing() == {2}
+    pool.failed(1)
+    assert pool.failing() == {1, 2}
+    pool._avoided.clear()
+    pool._marked[1] = 0.0
+    assert pool.failing() == frozenset()
     with pytest.raises(BrokerUnreachable, match="broker 9 is not in the cluster now"):
-        network.broker(9)
+        pool.broker(9)
 
 
 def test_a_coordinator_is_found_kept_and_forgotten_when_it_denies(quiet: Scene) -> None:
     def beat() -> Message | HeadraceError:
         heard: list[Message | HeadraceError] = []
         request = Message(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
-        quiet.network.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S)
+        quiet.pool.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S)
         quiet.until(lambda: heard)
         return heard[0]
 
@@ -414,15 +414,15 @@ def test_lanes_are_connections_of_their_own_and_end_alone(quiet: Scene) -> None:
     quiet.told.topics["t"] = [(1, 0)]
     quiet.want("t")
     heard: list[Message | HeadraceError] = []
-    fetch = quiet.network.broker(1, "fetch 1")
-    assert fetch is not quiet.network.broker(1)
+    fetch = quiet.pool.broker(1, "fetch 1")
+    assert fetch is not quiet.pool.broker(1)
     quiet.peer.reply = lambda key, request: None
     fetch.ask(apis.METADATA, Message(topics=[]), heard.append, timeout_s=WAIT_S)
     quiet.until(lambda: fetch.is_open)
-    quiet.network.close_lane("fetch 1")
+    quiet.pool.close_channel("fetch 1")
     assert isinstance(heard[0], EngineClosed)
     assert not fetch.is_open
-    assert quiet.network.broker(1, "fetch 1") is not fetch
+    assert quiet.pool.broker(1, "fetch 1") is not fetch
 
 
 def test_a_lane_that_was_closed_is_not_opened_again_by_what_still_waits(quiet: Scene) -> None:
@@ -430,11 +430,11 @@ def test_a_lane_that_was_closed_is_not_opened_again_by_what_still_waits(quiet: S
     heard: list[Message | HeadraceError] = []
     quiet.told.coordinator = 1
     request = Message(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
-    network = quiet.network
-    with network.reactor.lock:
-        network.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S, lane="gone")
-        network.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S, lane="stays")
-        network.close_lane("gone")
+    pool = quiet.pool
+    with pool.reactor.lock:
+        pool.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S, channel="gone")
+        pool.ask_coordinator("g", apis.HEARTBEAT, request, heard.append, timeout_s=WAIT_S, channel="stays")
+        pool.close_channel("gone")
     assert isinstance(heard[0], EngineClosed)
     quiet.until(lambda: len(heard) == 2)
     assert isinstance(heard[1], Message)
@@ -443,14 +443,14 @@ def test_a_lane_that_was_closed_is_not_opened_again_by_what_still_waits(quiet: S
 
 def test_the_last_release_tells_everyone_who_waits(told: Told) -> None:
     with Peer() as silent:
-        network = networks.shared(str(silent.address), client_id="leaving")
-        assert networks.shared(str(silent.address), client_id="leaving") is network
+        pool = networks.shared(str(silent.address), client_id="leaving")
+        assert networks.shared(str(silent.address), client_id="leaving") is pool
         found: list[Topic | HeadraceError] = []
-        network.metadata.want("t", create=False, on_known=found.append)
-        network.release()
+        pool.metadata.want("t", create=False, on_known=found.append)
+        pool.release()
         assert found == []
-        network.release()
+        pool.release()
         assert isinstance(found[0], EngineClosed)
-        assert networks.shared(str(silent.address), client_id="leaving") is not network
+        assert networks.shared(str(silent.address), client_id="leaving") is not pool
         networks.shared(str(silent.address), client_id="leaving").release()
         networks.shared(str(silent.address), client_id="leaving").release()

@@ -16,7 +16,7 @@ import pytest
 from brokers import Broker, wait_for
 from client.conftest import MakeTopic
 from client.reading_back import read_partition
-from client.test_engine_threads import WAIT_S, Echo, driven
+from client.test_connection_threads import WAIT_S, Echo, driven
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.thread_reactor import ThreadReactor
 from proving import proves
@@ -68,7 +68,7 @@ def test_what_holds_the_lock_is_finished_first(reactor: ThreadReactor, signum: i
 
 
 @pytest.mark.parametrize("way", ["turn", "wait"])
-def test_a_step_of_the_engine_is_not_left_half_done(reactor: ThreadReactor, signum: int, way: str) -> None:
+def test_a_step_of_the_reactor_is_not_left_half_done(reactor: ThreadReactor, signum: int, way: str) -> None:
     steps: list[int] = []
 
     def step() -> None:

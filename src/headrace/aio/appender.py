@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from headrace.aio.reactor import AsyncioReactor, Waiters
-from headrace.client.connection.connections import Network, shared
+from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.errors import ProducerClosed, QueueFull
 from headrace.client.producer.accumulator import FIND_WITHIN_S, Need, ProduceResult, not_heard_of
 from headrace.client.producer.sender import Sender
@@ -73,7 +73,7 @@ class LoopDriver(Waiters):
         return delivery.result()
 
 
-class Intake:
+class RecordAppender:
     """How records get into their batches, by coroutines of one loop."""
 
     def __init__(self, sender: Sender, driver: LoopDriver) -> None:
@@ -271,18 +271,18 @@ class Intake:
                     real.add_callback(partial(_pass_on, sent=delivery.sent))
                 except HeadraceError as error:
                     delivery.sent.fail(error)
-                    delivery.sent.tell()
+                    delivery.sent.run_callbacks()
                 except Exception as error:  # noqa: BLE001 - a value that is no bytes fails alone
                     refused = InvalidRecord(f"a record for {topic} cannot be sent: {error}")
                     refused.__cause__ = error
                     delivery.sent.fail(refused)
-                    delivery.sent.tell()
+                    delivery.sent.run_callbacks()
                 aside.popleft()
                 self._sender.unbatched -= 1
         finally:
             for _, delivery, _ in aside:
                 delivery.sent.fail(ProducerClosed("the producer was closed"))
-                delivery.sent.tell()
+                delivery.sent.run_callbacks()
                 self._sender.unbatched -= 1
             del self._aside[topic]
             self._driver.changed()
@@ -301,9 +301,11 @@ def _pass_on(real: Delivery, sent: SentBatch) -> None:
         report = real.result()
         sent.partition = report.partition
         sent.finish(report.offset, report.timestamp_ms)
-    sent.tell()
+    sent.run_callbacks()
 
 
-def connect(bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None) -> tuple[Network, LoopDriver]:
+def connect(
+    bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None
+) -> tuple[ConnectionPool, LoopDriver]:
     reactor = AsyncioReactor.of_running_loop()
     return shared(bootstrap, client_id=client_id, tls=tls, reactor=reactor), LoopDriver(reactor)

@@ -1,4 +1,4 @@
-"""The ways to drive the engine, as one interface, so that every test of a link runs on each of them."""
+"""The ways to drive a connection, as one interface, so that every test of one runs on each of them."""
 
 from __future__ import annotations
 

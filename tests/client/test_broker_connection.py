@@ -1,4 +1,4 @@
-"""One link, driven by callers, by the background thread, by asyncio and by uvloop: all of it must look the same."""
+"""One connection, driven by callers, by the background thread, by asyncio and uvloop: all of it must look the same."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from brokers import Broker, free_port
 from certificates import self_signed
 from client.conftest import MakeTopic
-from client.engine_drivers import KINDS, Driver
-from client.engine_peer import Peer
+from client.connection_drivers import KINDS, Driver
+from client.connection_peer import Peer
 from headrace.aio.reactor import AsyncioReactor
-from headrace.client.connection import broker_connection as links
-from headrace.client.connection.broker_connection import Link
+from headrace.client.connection import broker_connection as connections
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.connections import parse_address
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent
 from headrace.client.producer.request import Outgoing, encode_parts
@@ -49,13 +49,13 @@ def threads() -> Iterator[Driver]:
     made.close()
 
 
-def open_link(driver: Driver, address: Address, **how: object) -> Link:
-    return Link(driver.reactor, address, client_id="test", **how)  # type: ignore[arg-type]
+def open_link(driver: Driver, address: Address, **how: object) -> BrokerConnection:
+    return BrokerConnection(driver.reactor, address, client_id="test", **how)  # type: ignore[arg-type]
 
 
-def ask(link: Link, timeout_s: float = 20.0) -> Heard:
+def ask(connection: BrokerConnection, timeout_s: float = 20.0) -> Heard:
     heard: Heard = []
-    link.ask(apis.METADATA, NOTHING, heard.append, timeout_s=timeout_s)
+    connection.ask(apis.METADATA, NOTHING, heard.append, timeout_s=timeout_s)
     assert heard == []
     return heard
 
@@ -67,34 +67,34 @@ def produce_body(name: str, batch: Buffer, acks: int = -1) -> Callable[[int], li
 
 @proves("G4")
 def test_requests_wait_for_the_connection_and_are_answered_in_their_order(driver: Driver, broker: Broker) -> None:
-    link = open_link(driver, parse_address(broker.bootstrap))
+    connection = open_link(driver, parse_address(broker.bootstrap))
     with pytest.raises(Unsupported, match="not open"):
-        link.version(apis.METADATA)
+        connection.version(apis.METADATA)
     heard: list[tuple[int, str]] = []
     for nth in range(300):
         key = (apis.METADATA, apis.LIST_GROUPS, apis.DESCRIBE_CLUSTER)[nth % 3]
-        link.ask(key, NOTHING, lambda answer, nth=nth: heard.append((nth, type(answer).__name__)), timeout_s=20)  # type: ignore[misc]
+        connection.ask(key, NOTHING, lambda answer, nth=nth: heard.append((nth, type(answer).__name__)), timeout_s=20)  # type: ignore[misc]
     driver.until(lambda: len(heard) == 300)
     kinds = ("MetadataResponse", "ListGroupsResponse", "DescribeClusterResponse")
     assert heard == [(nth, kinds[nth % 3]) for nth in range(300)]
-    assert link.is_open
-    assert link.version(apis.FETCH) >= 4
-    link.close(EngineClosed("enough"))
-    assert not link.is_open
+    assert connection.is_open
+    assert connection.version(apis.FETCH) >= 4
+    connection.close(EngineClosed("enough"))
+    assert not connection.is_open
 
 
 @proves("G4")
 def test_a_large_batch_goes_there_and_back(driver: Driver, broker: Broker, topic: MakeTopic) -> None:
     name = topic(max_message_bytes=20 << 20)
     batch = kernel.build([(1, None, bytes(range(256)) * (9 << 12), [])])
-    link = open_link(driver, parse_address(broker.bootstrap))
-    known = ask_topic(driver, link, name)
+    connection = open_link(driver, parse_address(broker.bootstrap))
+    known = ask_topic(driver, connection, name)
 
     def body(version: int) -> list[Buffer]:
         return encode_parts(version, [Outgoing(name, 0, batch)], {name: known}, acks=-1, timeout_ms=9000)
 
     heard: Heard = []
-    link.ask(apis.PRODUCE, body, heard.append, timeout_s=30)
+    connection.ask(apis.PRODUCE, body, heard.append, timeout_s=30)
     driver.until(lambda: heard)
     assert isinstance(heard[0], Message)
     assert heard[0].responses[0].partition_responses[0].error_code == 0
@@ -103,17 +103,17 @@ def test_a_large_batch_goes_there_and_back(driver: Driver, broker: Broker, topic
     request = Message(
         replica_id=-1, max_wait_ms=9000, min_bytes=1, max_bytes=32 << 20, session_epoch=-1, topics=[asked]
     )
-    link.ask(apis.FETCH, request, heard.append, timeout_s=30)
+    connection.ask(apis.FETCH, request, heard.append, timeout_s=30)
     driver.until(lambda: len(heard) == 2)
     assert isinstance(heard[1], Message)
     records = heard[1].responses[0].partitions[0].records
     assert bytes(records[61:]) == bytes(batch[61:])
-    link.close(EngineClosed("enough"))
+    connection.close(EngineClosed("enough"))
 
 
-def ask_topic(driver: Driver, link: Link, name: str) -> bytes:
+def ask_topic(driver: Driver, connection: BrokerConnection, name: str) -> bytes:
     heard: Heard = []
-    link.ask(apis.METADATA, Message(topics=[Message(name=name)]), heard.append, timeout_s=20)
+    connection.ask(apis.METADATA, Message(topics=[Message(name=name)]), heard.append, timeout_s=20)
     driver.until(lambda: heard)
     assert isinstance(heard[0], Message)
     topic_id: bytes = heard[0].topics[0].topic_id
@@ -121,8 +121,8 @@ def ask_topic(driver: Driver, link: Link, name: str) -> bytes:
 
 
 def test_a_refused_connection_says_so_and_that_nothing_was_sent(driver: Driver) -> None:
-    link = open_link(driver, Address("127.0.0.1", free_port()))
-    heard = ask(link)
+    connection = open_link(driver, Address("127.0.0.1", free_port()))
+    heard = ask(connection)
     driver.until(lambda: heard)
     assert isinstance(heard[0], NeverSent)
     assert "no broker answers at 127.0.0.1:" in str(heard[0])
@@ -173,57 +173,57 @@ def test_a_broken_answer_is_told_with_its_place_and_ends_the_connection(
     driver: Driver, answer: bytes, expected: str
 ) -> None:
     with Peer(lambda key, request: answer) as peer:
-        link = open_link(driver, peer.address)
-        first, second = ask(link), ask(link)
+        connection = open_link(driver, peer.address)
+        first, second = ask(connection), ask(connection)
         driver.until(lambda: first and second)
         assert isinstance(first[0], ProtocolError)
         assert f"{peer.address} {expected}" in str(first[0])
         assert isinstance(second[0], ProtocolError)
-        assert not link.is_open
+        assert not connection.is_open
 
 
 def test_a_connection_that_is_cut_fails_what_is_in_flight_and_opens_again_for_the_next(driver: Driver) -> None:
     answers: list[Message | bytes | None] = [b"", Message(brokers=[], topics=[])]
     with Peer(lambda key, request: answers.pop(0)) as peer:
-        link = open_link(driver, peer.address)
-        lost = ask(link)
+        connection = open_link(driver, peer.address)
+        lost = ask(connection)
         driver.until(lambda: lost)
         assert type(lost[0]) is BrokerUnreachable
         assert "closed the connection" in str(lost[0])
-        heard = ask(link)
+        heard = ask(connection)
         driver.until(lambda: heard)
         assert isinstance(heard[0], Message)
-        assert link.opened_count == 2
-        link.close(EngineClosed("enough"))
+        assert connection.opened_count == 2
+        connection.close(EngineClosed("enough"))
 
 
 def test_a_connection_that_is_cut_while_idle_is_no_error_to_anyone(driver: Driver) -> None:
     with Peer(lambda key, request: Message(brokers=[], topics=[])) as peer:
         failures: list[HeadraceError] = []
-        link = open_link(driver, peer.address, on_failed=lambda link, error: failures.append(error))
-        first = ask(link)
+        connection = open_link(driver, peer.address, on_failed=lambda connection, error: failures.append(error))
+        first = ask(connection)
         driver.until(lambda: first)
         peer.drop()
-        driver.until(lambda: not link.is_open)
-        again = ask(link)
+        driver.until(lambda: not connection.is_open)
+        again = ask(connection)
         driver.until(lambda: again)
         assert isinstance(again[0], Message)
         assert failures == []
-        link.close(EngineClosed("enough"))
+        connection.close(EngineClosed("enough"))
 
 
 def test_a_request_that_is_not_answered_in_time_takes_the_connection_with_it(driver: Driver) -> None:
     with Peer() as peer:
-        link = open_link(driver, peer.address)
-        first, second = ask(link, timeout_s=0.1), ask(link, timeout_s=30)
+        connection = open_link(driver, peer.address)
+        first, second = ask(connection, timeout_s=0.1), ask(connection, timeout_s=30)
         driver.until(lambda: first and second)
         assert f"no answer to Metadata from {peer.address} within 0.1 s" in str(first[0])
         assert type(second[0]) is BrokerUnreachable
-        assert not link.is_open
+        assert not connection.is_open
 
 
 def test_a_peer_that_accepts_and_says_nothing_is_given_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SETUP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connections, "SETUP_TIMEOUT_S", 0.2)
     with Peer(greeting=None) as peer:
         heard = ask(open_link(driver, peer.address))
         driver.until(lambda: heard)
@@ -233,28 +233,28 @@ def test_a_peer_that_accepts_and_says_nothing_is_given_up(driver: Driver, monkey
 
 def test_one_that_waits_too_long_for_the_connection_hears_so_alone(driver: Driver) -> None:
     with Peer(greeting=None) as peer:
-        link = open_link(driver, peer.address)
-        short, long = ask(link, timeout_s=0.05), ask(link, timeout_s=30)
+        connection = open_link(driver, peer.address)
+        short, long = ask(connection, timeout_s=0.05), ask(connection, timeout_s=30)
         driver.until(lambda: short)
         assert isinstance(short[0], NeverSent)
         assert "Metadata could not be sent to" in str(short[0])
         assert long == []
-        link.close(EngineClosed("that is enough"))
+        connection.close(EngineClosed("that is enough"))
         assert isinstance(long[0], EngineClosed)
 
 
 def test_a_peer_that_stops_reading_holds_back_what_has_not_begun(driver: Driver) -> None:
     """What the kernel has begun to send may have arrived; what waits behind it certainly has not."""
     with Peer(reads=False) as peer:
-        link = open_link(driver, peer.address)
+        connection = open_link(driver, peer.address)
         batch = kernel.build([(1, None, bytes(24 << 20), [])])
         begun: Heard = []
         oneway: Heard = []
-        link.ask(apis.PRODUCE, produce_body("t", batch), begun.append, timeout_s=0.5)
-        driver.until(lambda: link.is_open)
-        driver.reached(lambda: link._writes_blocked, 10)
-        link.ask(apis.PRODUCE, produce_body("t", batch, acks=0), oneway.append, timeout_s=30, answered=False)
-        waits = ask(link, timeout_s=30)
+        connection.ask(apis.PRODUCE, produce_body("t", batch), begun.append, timeout_s=0.5)
+        driver.until(lambda: connection.is_open)
+        driver.reached(lambda: connection._writes_blocked, 10)
+        connection.ask(apis.PRODUCE, produce_body("t", batch, acks=0), oneway.append, timeout_s=30, answered=False)
+        waits = ask(connection, timeout_s=30)
         driver.until(lambda: begun and oneway and waits)
         assert type(begun[0]) is BrokerUnreachable
         assert isinstance(oneway[0], NeverSent)
@@ -263,57 +263,57 @@ def test_a_peer_that_stops_reading_holds_back_what_has_not_begun(driver: Driver)
 
 def test_a_request_without_an_answer_is_done_when_the_kernel_has_it(driver: Driver) -> None:
     with Peer() as peer:
-        link = open_link(driver, peer.address)
+        connection = open_link(driver, peer.address)
         heard: Heard = []
         batch = kernel.build([(1, None, b"x", [])])
-        link.ask(apis.PRODUCE, produce_body("t", batch, acks=0), heard.append, timeout_s=20, answered=False)
+        connection.ask(apis.PRODUCE, produce_body("t", batch, acks=0), heard.append, timeout_s=20, answered=False)
         driver.until(lambda: heard)
         assert heard == [Message()]
-        assert link.in_flight == 0
-        link.close(EngineClosed("enough"))
+        assert connection.in_flight == 0
+        connection.close(EngineClosed("enough"))
 
 
 def test_what_cannot_be_encoded_fails_alone(driver: Driver, broker: Broker) -> None:
-    link = open_link(driver, parse_address(broker.bootstrap))
+    connection = open_link(driver, parse_address(broker.bootstrap))
     wrong: Heard = []
-    link.ask(apis.METADATA, Message(topics=[Message(name=3)]), wrong.append, timeout_s=20)
-    right = ask(link)
+    connection.ask(apis.METADATA, Message(topics=[Message(name=3)]), wrong.append, timeout_s=20)
+    right = ask(connection)
     driver.until(lambda: wrong and right)
     assert isinstance(wrong[0], ProtocolError)
     assert isinstance(right[0], Message)
-    link.close(EngineClosed("enough"))
+    connection.close(EngineClosed("enough"))
 
 
 def test_a_callback_that_raises_stops_nobody_else(
     driver: Driver, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = open_link(driver, parse_address(broker.bootstrap))
+    connection = open_link(driver, parse_address(broker.bootstrap))
 
     def faulty(answer: object) -> None:
         raise RuntimeError("by mistake")
 
-    link.ask(apis.METADATA, NOTHING, faulty, timeout_s=20)
-    heard = ask(link)
+    connection.ask(apis.METADATA, NOTHING, faulty, timeout_s=20)
+    heard = ask(connection)
     driver.until(lambda: heard)
     assert isinstance(heard[0], Message)
     assert "by mistake" in caplog.text
-    link.close(EngineClosed("enough"))
+    connection.close(EngineClosed("enough"))
 
 
 def test_a_link_that_has_ended_takes_nothing_more(driver: Driver) -> None:
-    link = open_link(driver, Address("127.0.0.1", free_port()))
-    link.end(EngineClosed("it is over"))
-    heard = ask(link)
+    connection = open_link(driver, Address("127.0.0.1", free_port()))
+    connection.end(EngineClosed("it is over"))
+    heard = ask(connection)
     driver.until(lambda: heard)
     assert str(heard[0]) == "it is over"
 
 
 def test_a_loop_that_is_closed_is_told_as_such() -> None:
     driver = Driver("asyncio")
-    link = open_link(driver, Address("127.0.0.1", free_port()))
+    connection = open_link(driver, Address("127.0.0.1", free_port()))
     driver.close()
     with pytest.raises(EngineClosed, match="the event loop of this client is closed"):
-        ask(link)
+        ask(connection)
 
 
 def test_clients_of_one_loop_share_what_drives_them_and_those_of_another_do_not() -> None:
@@ -327,30 +327,30 @@ def test_clients_of_one_loop_share_what_drives_them_and_those_of_another_do_not(
 
 
 def test_requests_without_a_connection_are_bounded(threads: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "WAITING_MAX", 10)
+    monkeypatch.setattr(connections, "WAITING_MAX", 10)
     with Peer(greeting=None) as peer:
-        link = open_link(threads, peer.address)
-        heard = [ask(link) for _ in range(11)]
+        connection = open_link(threads, peer.address)
+        heard = [ask(connection) for _ in range(11)]
         threads.until(lambda: heard[10])
         assert "10 requests wait for" in str(heard[10][0])
         assert not any(heard[:10])
-        link.end(EngineClosed("enough"))
+        connection.end(EngineClosed("enough"))
 
 
 @proves("R16")
 def test_a_failing_connection_is_tried_after_growing_pauses(driver: Driver) -> None:
     """However eagerly it is asked: after 20, 40, 80 ms and so on."""
     with Peer(greeting=b"") as peer:
-        link = open_link(driver, peer.address)
+        connection = open_link(driver, peer.address)
         outcomes: Heard = []
 
         def again(answer: Message | HeadraceError) -> None:
             outcomes.append(answer)
             if len(outcomes) < 6:
-                link.ask(apis.METADATA, NOTHING, again, timeout_s=20)
+                connection.ask(apis.METADATA, NOTHING, again, timeout_s=20)
 
         began_at = time.monotonic()
-        link.ask(apis.METADATA, NOTHING, again, timeout_s=20)
+        connection.ask(apis.METADATA, NOTHING, again, timeout_s=20)
         driver.until(lambda: len(outcomes) == 6)
         assert all(isinstance(outcome, BrokerUnreachable) for outcome in outcomes)
         # The peer may accept late, on a busy machine, and never early; loops count whole milliseconds.
@@ -370,9 +370,9 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
     trusting = ssl.create_default_context(cafile=str(certificate.certificate_path))
     for kind in KINDS:
         driver = Driver(kind)
-        link = open_link(driver, address, tls=trusting)
-        assert send_many(driver, link, f"sealed-{kind}", 20) == list(range(20))
-        link.close(EngineClosed("enough"))
+        connection = open_link(driver, address, tls=trusting)
+        assert send_many(driver, connection, f"sealed-{kind}", 20) == list(range(20))
+        connection.close(EngineClosed("enough"))
         strange = ask(open_link(driver, address, tls=ssl.create_default_context()))
         driver.until(lambda: strange)  # noqa: B023
         assert isinstance(strange[0], NeverSent)
@@ -380,11 +380,11 @@ def test_a_tls_listener_is_spoken_to_over_tls(fresh_broker: Callable[..., Broker
         driver.close()
 
 
-def send_many(driver: Driver, link: Link, name: str, count: int) -> list[int]:
+def send_many(driver: Driver, connection: BrokerConnection, name: str, count: int) -> list[int]:
     """Batches of half a megabyte, all at once; the offsets that they got."""
     heard: Heard = []
     request = Message(topics=[Message(name=name)], allow_auto_topic_creation=True)
-    link.ask(apis.METADATA, request, heard.append, timeout_s=20)
+    connection.ask(apis.METADATA, request, heard.append, timeout_s=20)
     driver.until(lambda: heard)
     assert isinstance(heard[0], Message)
     ids = {name: heard[0].topics[0].topic_id}
@@ -395,7 +395,7 @@ def send_many(driver: Driver, link: Link, name: str, count: int) -> list[int]:
         return encode_parts(version, [Outgoing(name, 0, batch)], ids, acks=-1, timeout_ms=9000)
 
     for _ in range(count):
-        link.ask(apis.PRODUCE, body, produced.append, timeout_s=30)
+        connection.ask(apis.PRODUCE, body, produced.append, timeout_s=30)
     driver.until(lambda: len(produced) == count)
     answers = [answer for answer in produced if isinstance(answer, Message)]
     return [answer.responses[0].partition_responses[0].base_offset for answer in answers]

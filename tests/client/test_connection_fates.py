@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from client.engine_drivers import KINDS, Driver
-from client.engine_peer import Answer, Peer
-from headrace.client.connection import broker_connection as links
-from headrace.client.connection.broker_connection import Link
+from client.connection_drivers import KINDS, Driver
+from client.connection_peer import Answer, Peer
+from headrace.client.connection import broker_connection as connections
+from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent
@@ -80,7 +80,7 @@ def body(name: str, draw: random.Random) -> Message:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "SETUP_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(connections, "SETUP_TIMEOUT_S", 2.0)
 
 
 @proves("R16")
@@ -91,23 +91,23 @@ def test_every_request_hears_once_and_never_sent_means_never_seen(kind: str, see
     moody = Moody(random.Random(seed + 1))
     asked = 0
     with Peer(moody.reply) as peer:
-        link = Link(driver.reactor, peer.address, client_id="fates", backoff=Backoff(most_s=0.03))
+        connection = BrokerConnection(driver.reactor, peer.address, client_id="fates", backoff=Backoff(most_s=0.03))
         for _ in range(60):
             for _ in range(draw.randrange(1, 15)):
                 name = f"request-{asked}"
                 timeout_s = draw.choice((0.02, 0.2, 5.0))
-                link.ask(apis.METADATA, body(name, draw), fates.hear(name), timeout_s=timeout_s)
+                connection.ask(apis.METADATA, body(name, draw), fates.hear(name), timeout_s=timeout_s)
                 asked += 1
             way = draw.randrange(10)
             if way == 0:
-                link.close(BrokerUnreachable("closed on purpose"))
+                connection.close(BrokerUnreachable("closed on purpose"))
             elif way == 1:
                 peer.drop()
             else:
                 goal = draw.randrange(asked - 10, asked + 1)
                 driver.until(lambda: fates.told.total() >= goal)  # noqa: B023
         driver.until(lambda: fates.told.total() == asked)
-        link.end(EngineClosed("enough"))
+        connection.end(EngineClosed("enough"))
     fates.check(asked, moody.seen)
     assert fates.kinds[Message] > 0
     assert fates.never
@@ -120,13 +120,13 @@ def test_every_request_of_many_threads_hears_once(seed: int) -> None:
     moody = Moody(random.Random(seed))
     done: list[int] = []
     with Peer(moody.reply) as peer:
-        link = Link(reactor, peer.address, client_id="fates", backoff=Backoff(most_s=0.03))
+        connection = BrokerConnection(reactor, peer.address, client_id="fates", backoff=Backoff(most_s=0.03))
 
         def work(nth: int) -> None:
             draw = random.Random(seed + nth)
             for count in range(60):
                 name = f"request-{nth}-{count}"
-                link.ask(apis.METADATA, body(name, draw), fates.hear(name), timeout_s=draw.choice((0.05, 5.0)))
+                connection.ask(apis.METADATA, body(name, draw), fates.hear(name), timeout_s=draw.choice((0.05, 5.0)))
                 assert reactor.wait(lambda: name in fates.told, reactor.now() + 30)  # noqa: B023
             done.append(nth)
 
@@ -136,6 +136,6 @@ def test_every_request_of_many_threads_hears_once(seed: int) -> None:
         for thread in threads:
             thread.join(60)
         assert sorted(done) == list(range(6))
-        link.end(EngineClosed("enough"))
+        connection.end(EngineClosed("enough"))
     fates.check(360, moody.seen)
     reactor.close()
