@@ -253,8 +253,9 @@ class Lane(Generic[B]):
 
     def end_backoff(self) -> None:
         """What made the last attempt fail has changed."""
-        self.backoff_until = 0.0
-        self._backoff.reset()
+        if self.backoff_until:
+            self.backoff_until = 0.0
+            self._backoff.reset()
 
     def stamp_alone(self, leader: int) -> tuple[int, int, int] | None:
         """The stamp under which a batch may go to this leader now, as the only one; None if it is not as simple."""
