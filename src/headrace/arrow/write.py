@@ -24,7 +24,7 @@ from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.produce import ACKS_ALL, ACKS_NONE, Produced, ProducerId, init_producer_id, produce
 from headrace.client.errors import Refusal
 from headrace.client.producer.request import Outgoing
-from headrace.errors import HeadraceError
+from headrace.errors import ErrorCode, HeadraceError
 from headrace.records.arrow import Builder, Offsets, by_partition, spread
 from headrace.records.codecs import Codec
 
@@ -38,7 +38,6 @@ ROUNDS_WAITING: Final = 2
 SPREAD_ROWS: Final = 1_000
 
 _SEQUENCE_MASK: Final = 0x7FFFFFFF
-_DUPLICATE: Final = 46
 
 
 class WriteFailed(HeadraceError):
@@ -210,7 +209,9 @@ class Pending:
             self._offsets.put(sent.first, sent.end, result.base_offset)
         elif self._acks != ACKS_NONE:
             told = "the broker has it already, and no longer says at which offsets"
-            return Refusal(_DUPLICATE, f"batch for {self._topic}-{sent.outgoing.partition}", told)
+            return Refusal(
+                ErrorCode.DUPLICATE_SEQUENCE_NUMBER, f"batch for {self._topic}-{sent.outgoing.partition}", told
+            )
         return None
 
 

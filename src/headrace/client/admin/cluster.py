@@ -175,7 +175,7 @@ class Cluster:
     def leader(self, topic: str, partition: int, channel: str = ADMIN) -> BrokerConnection:
         leader_id = self.partition(topic, partition).leader_id
         if leader_id == NO_LEADER:
-            raise Refusal(5, f"partition {topic}-{partition}")
+            raise Refusal(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition}")
         return self._connection(leader_id, channel)
 
     def controller(self) -> BrokerConnection:

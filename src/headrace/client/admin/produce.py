@@ -6,7 +6,9 @@ the same write.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -14,7 +16,8 @@ from typing import Final
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.errors import Refusal, check
-from headrace.client.producer.request import Outgoing, encode_parts
+from headrace.client.producer.lane import Outcome, outcome_of_code
+from headrace.client.producer.request import Outgoing, answered_rows, encode_parts, producer_id_request
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.records.batch import NO_PRODUCER, read_header
 from headrace.wire import api as apis
@@ -45,12 +48,27 @@ def init_producer_id(cluster: Cluster) -> ProducerId:
     """An identity under which repeated batches are recognised, for an idempotent producer."""
 
     def ask() -> ProducerId:
-        request = Message(transactional_id=None, transaction_timeout_ms=60_000)
-        answer = cluster.ask(apis.INIT_PRODUCER_ID, request)
+        answer = cluster.ask(apis.INIT_PRODUCER_ID, producer_id_request())
         check(answer.error_code, "producer id")
         return ProducerId(answer.producer_id, answer.producer_epoch)
 
     return cluster.retry(ask)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    outgoing: Outgoing
+    result: Produced | HeadraceError
+
+    @property
+    def target(self) -> tuple[str, int]:
+        return self.outgoing.topic, self.outgoing.partition
+
+    @property
+    def is_first(self) -> bool:
+        """Of a producer in its partition."""
+        header = read_header(self.outgoing.batch)
+        return header.producer_id != NO_PRODUCER and header.base_sequence == 0
 
 
 def produce(
@@ -61,136 +79,109 @@ def produce(
     Retriable errors are retried. Batches with a producer id stay in their order and are written once; without one, a
     batch may be written twice when its answer was lost, and may end up behind a later one when it was refused first.
     """
-    results: list[Produced | HeadraceError] = [Refusal(7, "produce")] * len(outgoing)
-    waiting = list(range(len(outgoing)))
+    batches = [_Batch(each, Refusal(ErrorCode.REQUEST_TIMED_OUT, "produce")) for each in outgoing]
+    waiting = batches
 
     def send_waiting() -> None:
         nonlocal waiting
-        again: list[int] = []
+        again: list[_Batch] = []
         while waiting:
-            now, waiting = _take_round(outgoing, waiting)
-            _send_round(cluster, outgoing, now, results, again, acks, timeout_ms)
+            now, waiting = _take_round(waiting)
+            again += _send_round(cluster, now, {batch.target for batch in again}, acks, timeout_ms)
         waiting = again
         if waiting:
-            failure = results[waiting[0]]
+            failure = waiting[0].result
             assert isinstance(failure, HeadraceError)
             raise failure
 
-    try:
+    # What is left has its own reason as its result.
+    with suppress(HeadraceError):
         cluster.retry(send_waiting)
-    except HeadraceError as error:
-        for nth in waiting:
-            if not isinstance(results[nth], HeadraceError):
-                results[nth] = error
-    return results
+    return [batch.result for batch in batches]
 
 
-def _take_round(outgoing: Sequence[Outgoing], waiting: Sequence[int]) -> tuple[list[int], list[int]]:
+def _take_round(waiting: Sequence[_Batch]) -> tuple[list[_Batch], list[_Batch]]:
     """What may leave at once, and what has to wait for its answers.
 
     The first batch of a producer in a partition travels alone: a broker that knows nothing of a producer takes
     any sequence from it, so a later batch could slip past a first one that is refused.
     """
-    now: list[int] = []
-    later: list[int] = []
+    now: list[_Batch] = []
+    later: list[_Batch] = []
     closed: set[tuple[str, int]] = set()
-    for nth in waiting:
-        target = (outgoing[nth].topic, outgoing[nth].partition)
-        if target in closed or len(now) == BATCHES_PER_ROUND:
-            closed.add(target)
-            later.append(nth)
+    for batch in waiting:
+        if batch.target in closed or len(now) == BATCHES_PER_ROUND:
+            closed.add(batch.target)
+            later.append(batch)
             continue
-        now.append(nth)
-        header = read_header(outgoing[nth].batch)
-        if header.producer_id != NO_PRODUCER and header.base_sequence == 0:
-            closed.add(target)
+        now.append(batch)
+        if batch.is_first:
+            closed.add(batch.target)
     return now, later
 
 
 def _send_round(
-    cluster: Cluster,
-    outgoing: Sequence[Outgoing],
-    places: Sequence[int],
-    results: list[Produced | HeadraceError],
-    again: list[int],
-    acks: int,
-    timeout_ms: int,
-) -> None:
-    """Send the batches at `places`; what is worth another try is added to `again`."""
-    held = {(outgoing[nth].topic, outgoing[nth].partition) for nth in again}
-    rounds = _plan(cluster, outgoing, places, results, held, again)
-    asked = []
-    for leader, request in rounds:
-        chosen = [outgoing[nth] for nth in request]
-        topic_ids = {each.topic: cluster.topic(each.topic).topic_id for each in chosen}
-        body = partial(encode_parts, outgoing=chosen, topic_ids=topic_ids, acks=acks, timeout_ms=timeout_ms)
-        asked.append((leader, Request(apis.PRODUCE, body, answered=acks != ACKS_NONE)))
-    for (_, request), answer in zip(rounds, cluster.exchange(asked, timeout_ms + ANSWER_MARGIN_MS), strict=True):
-        answered = _answers(cluster, answer) if acks != ACKS_NONE and isinstance(answer, Message) else {}
-        for nth in request:
-            target = (outgoing[nth].topic, outgoing[nth].partition)
-            if isinstance(answer, HeadraceError):
-                results[nth] = answer
-            elif acks == ACKS_NONE:
-                results[nth] = Produced(-1, -1)
-            else:
-                results[nth] = _result(answered.get(target), target)
-            _retry_later(results[nth], nth, target, held, again)
+    cluster: Cluster, batches: Sequence[_Batch], held: set[tuple[str, int]], acks: int, timeout_ms: int
+) -> list[_Batch]:
+    """Send the batches, but not to partitions that are held; gives those that are worth another try, in order."""
+    again: list[_Batch] = []
 
+    def settle(batch: _Batch, result: Produced | HeadraceError) -> None:
+        """Keep a batch for the next try if that makes sense, and with it those of its partition that come after it."""
+        batch.result = result
+        if isinstance(result, HeadraceError):
+            follows_a_failure = batch.target in held and outcome_of_code(result.kafka_code) is Outcome.OUT_OF_ORDER
+            if result.mapping.retriable or follows_a_failure:
+                held.add(batch.target)
+                again.append(batch)
 
-def _plan(
-    cluster: Cluster,
-    outgoing: Sequence[Outgoing],
-    places: Sequence[int],
-    results: list[Produced | HeadraceError],
-    held: set[tuple[str, int]],
-    again: list[int],
-) -> list[tuple[BrokerConnection, list[int]]]:
-    """Requests with their leaders: one batch per partition in each, a partition's batches in order."""
-    rounds: dict[tuple[BrokerConnection, int], list[int]] = {}
-    depth: dict[tuple[str, int], int] = {}
-    for nth in places:
-        target = (outgoing[nth].topic, outgoing[nth].partition)
-        if target in held:
-            again.append(nth)
+    rounds: dict[tuple[BrokerConnection, int], list[_Batch]] = {}
+    depth = Counter[tuple[str, int]]()
+    for batch in batches:
+        if batch.target in held:
+            again.append(batch)
             continue
         try:
-            leader = cluster.leader(*target)
+            leader = cluster.leader(*batch.target)
         except HeadraceError as error:
-            results[nth] = error
-            _retry_later(error, nth, target, held, again)
+            settle(batch, error)
             continue
-        rounds.setdefault((leader, depth.get(target, 0)), []).append(nth)
-        depth[target] = depth.get(target, 0) + 1
-    return [(leader, rounds[leader, level]) for leader, level in sorted(rounds, key=lambda key: key[1])]
-
-
-def _retry_later(
-    result: Produced | HeadraceError, nth: int, target: tuple[str, int], held: set[tuple[str, int]], again: list[int]
-) -> None:
-    """Keep a batch for the next try if that makes sense, and with it those of its partition that come after it."""
-    if isinstance(result, Produced):
-        return
-    follows_a_failure = target in held and result.kafka_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    if result.mapping.retriable or follows_a_failure:
-        held.add(target)
-        again.append(nth)
-
-
-def _answers(cluster: Cluster, answer: Message) -> dict[tuple[str, int], Message]:
-    return {
-        (topic.name or cluster.topic_name(topic.topic_id), partition.index): partition
-        for topic in answer.responses
-        for partition in topic.partition_responses
-    }
+        rounds.setdefault((leader, depth[batch.target]), []).append(batch)
+        depth[batch.target] += 1
+    requests = [(leader, rounds[leader, level]) for leader, level in sorted(rounds, key=lambda key: key[1])]
+    topic_ids = {topic: cluster.topic(topic).topic_id for topic in {topic for topic, _ in depth}}
+    names = {topic_id: name for name, topic_id in topic_ids.items()}
+    asked = []
+    for leader, chosen in requests:
+        parts = partial(
+            encode_parts,
+            outgoing=[batch.outgoing for batch in chosen],
+            topic_ids=topic_ids,
+            acks=acks,
+            timeout_ms=timeout_ms,
+        )
+        asked.append((leader, Request(apis.PRODUCE, parts, answered=acks != ACKS_NONE)))
+    for (_, chosen), answer in zip(requests, cluster.exchange(asked, timeout_ms + ANSWER_MARGIN_MS), strict=True):
+        if isinstance(answer, HeadraceError):
+            for batch in chosen:
+                settle(batch, answer)
+        elif acks == ACKS_NONE:
+            for batch in chosen:
+                settle(batch, Produced(-1, -1))
+        else:
+            rows = answered_rows(answer, names)
+            for batch in chosen:
+                settle(batch, _result(rows.get(batch.target), batch.target))
+    return again
 
 
 def _result(partition: Message | None, target: tuple[str, int]) -> Produced | HeadraceError:
     about = f"produce to {target[0]}-{target[1]}"
     if partition is None:
         return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, about, "the broker's answer leaves this partition out")
-    if partition.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-        return Produced(-1, -1)
-    if partition.error_code != ErrorCode.NONE:
-        return Refusal(partition.error_code, about, partition.error_message)
-    return Produced(partition.base_offset, partition.log_append_time_ms)
+    match outcome_of_code(partition.error_code):
+        case Outcome.WRITTEN:
+            return Produced(partition.base_offset, partition.log_append_time_ms)
+        case Outcome.DUPLICATE:
+            return Produced(-1, -1)
+    return Refusal(partition.error_code, about, partition.error_message)

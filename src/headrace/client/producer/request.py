@@ -25,6 +25,8 @@ from headrace.wire.codec import encode_response, write_response
 from headrace.wire.message import ZERO_UUID, Message
 from headrace.wire.varint import write_uvarint
 
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+
 _NUMBERS: Final = struct.Struct(">qqq")
 _STAND_INS: Final = (0x6261_7365_5F6F_6666, 0x6170_7065_6E64_5F74, 0x6C6F_675F_7374_6172)
 _ID_AT: Final = 4
@@ -95,6 +97,20 @@ class _BodyWriter:
 
     def finish(self) -> list[Buffer]:
         return [*self._parts, self.head]
+
+
+def answered_rows(answer: Message, names: Mapping[bytes, str]) -> dict[tuple[str, int], Message]:
+    """An answer by topic and partition; `names` has the topics by id."""
+    return {
+        (topic.name or names.get(topic.topic_id, ""), partition.index): partition
+        for topic in answer.responses
+        for partition in topic.partition_responses
+    }
+
+
+def producer_id_request() -> Message:
+    """InitProducerId outside of transactions."""
+    return Message(transactional_id=None, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
 
 
 class Acknowledged(NamedTuple):
@@ -234,14 +250,6 @@ class ProduceRequest:
     def read(self, frame: bytes, correlation_id: int) -> Acknowledged | None:
         """What the answer says, if it can be told without decoding it."""
         return None if self.template is None else self.template.read(frame, correlation_id)
-
-    def rows(self, answer: Message) -> dict[tuple[str, int], Message]:
-        """The answer by topic and partition."""
-        return {
-            (topic.name or self.names.get(topic.topic_id, ""), partition.index): partition
-            for topic in answer.responses
-            for partition in topic.partition_responses
-        }
 
 
 def template_of(buffer: PartitionBuffer, version: int, topic_id: bytes | None, timeout_ms: int) -> ProduceTemplate:

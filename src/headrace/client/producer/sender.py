@@ -42,7 +42,14 @@ from headrace.client.producer.accumulator import (
 from headrace.client.producer.lane import SIZES, Fate, Lane, Outcome, Verdict, outcome_of_code, outcome_of_error
 from headrace.client.producer.options import Options
 from headrace.client.producer.partitioner import FaultLatency, next_partition
-from headrace.client.producer.request import Acknowledged, Attempt, ProduceRequest, add
+from headrace.client.producer.request import (
+    Acknowledged,
+    Attempt,
+    ProduceRequest,
+    add,
+    answered_rows,
+    producer_id_request,
+)
 from headrace.errors import ErrorCode, HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.router import Quota
@@ -56,7 +63,6 @@ ABANDON_AFTER_S: Final = 0.5
 SLOW_AFTER_S: Final = 1.0
 NO_OFFSET: Final = -1
 ID_BACKOFF_S: Final = 0.05
-TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
 @dataclass(slots=True)
@@ -106,8 +112,7 @@ class ProducerIds:
         if self._asking or self._known is not None:
             return
         self._asking = True
-        body = Message(transactional_id=None, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS)
-        self._pool.ask_any(apis.INIT_PRODUCER_ID, body, self._on_response, timeout_s=self._timeout_s)
+        self._pool.ask_any(apis.INIT_PRODUCER_ID, producer_id_request(), self._on_response, timeout_s=self._timeout_s)
 
     def _on_response(self, answer: Message | HeadraceError) -> None:
         if not isinstance(answer, HeadraceError) and answer.error_code != ErrorCode.NONE:
@@ -384,7 +389,7 @@ class Sender:
         if isinstance(answer, Acknowledged):
             self._ended(request.attempts[0], Outcome.WRITTEN, None, now, answer.base_offset, answer.append_ms)
             return
-        rows = request.rows(answer) if acks else {}
+        rows = answered_rows(answer, request.names) if acks else {}
         for each in request.attempts:
             row = rows.get((each.buffer.topic, each.buffer.partition))
             if acks == 0:
