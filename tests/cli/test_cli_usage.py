@@ -30,6 +30,13 @@ def test_help_names_every_command_and_imports_none(alone: Run) -> None:
         assert f"'{heavy}'" not in loaded
 
 
+def test_a_command_that_reads_no_records_loads_neither_checksums_nor_codecs() -> None:
+    """They take as long to load as all the rest of `headrace topic create`."""
+    script = "import sys; import headrace.cli.topic; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"crc32c", "cramjam", "lz4", "headrace.records.batch"} & set(loaded.stdout.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(alone: Run, command: str) -> None:
     assert alone(command, "--help").stdout.startswith(f"Usage: headrace {command}")

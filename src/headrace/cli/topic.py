@@ -10,9 +10,7 @@ from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_json, show_table
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import list_offsets
 from headrace.client.connection.metadata import Topic
-from headrace.client.fetch_requests import EARLIEST, LATEST
 
 
 @click.group()
@@ -110,6 +108,10 @@ def _is_lossy(configs: list[operations.Config]) -> bool:
 
 
 def _partition_rows(cluster: Cluster, found: Topic) -> list[dict[str, Any]]:
+    # What reads logs brings checksums and codecs with it, which take longer to load than all the rest of a command.
+    from headrace.client.admin.fetch import list_offsets
+    from headrace.client.fetch_requests import EARLIEST, LATEST
+
     led = [partition.index for partition in found.partitions if partition.leader_id >= 0]
     starts = list_offsets(cluster, found.name, dict.fromkeys(led, EARLIEST))
     ends = list_offsets(cluster, found.name, dict.fromkeys(led, LATEST))

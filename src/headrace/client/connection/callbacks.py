@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from headrace.client.connection.reactor import Callback
-from headrace.records.builder import SentBatch
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +96,7 @@ class CallbackThread:
         with self._turn:
             self._running_in = threading.current_thread()
             while (fn := self._queue.get()) is not None:
-                while not _ran(fn):
-                    pass
+                _run(fn)
                 del fn
             self._running_in = None
 
@@ -117,8 +115,7 @@ class CallbackThread:
                     # It is for a thread that was started after all.
                     self._queue.put(None)
                     return
-                while not _ran(fn):
-                    pass
+                _run(fn)
         except Empty:
             return
         finally:
@@ -131,8 +128,7 @@ def _left_s(deadline: float) -> float:
     return -1 if left_s == math.inf else min(max(0.0, left_s), threading.TIMEOUT_MAX)
 
 
-def _ran(fn: Callback) -> bool:
-    """Run it; False if one of several callbacks failed in a way that left the others out."""
+def _run(fn: Callback) -> None:
     try:
         fn()
     except BaseException as error:
@@ -140,6 +136,3 @@ def _ran(fn: Callback) -> bool:
             raise
         # There is nobody else to hear it: not even SystemExit may keep the others from running.
         log.exception("a callback failed: %r", fn)
-        batch = getattr(fn, "__self__", None)
-        return not (isinstance(batch, SentBatch) and batch.callbacks)
-    return True

@@ -203,7 +203,7 @@ class ReactorLock(RLock):  # type: ignore[misc]
         self.acquire()
         if self.on_next_acquire is not None:
             try:
-                self.hear()
+                self.run_left()
             except BaseException:
                 self.__exit__()
                 raise
@@ -216,8 +216,8 @@ class ReactorLock(RLock):  # type: ignore[misc]
             if _deferral.deferred and not _deferral.depth:
                 _deferral.end()
 
-    def hear(self) -> None:
-        """Run the word that was left, if one was."""
+    def run_left(self) -> None:
+        """Run what was left for the next one to take the lock, if anything was."""
         on_next_acquire, self.on_next_acquire = self.on_next_acquire, None
         if on_next_acquire is not None:
             on_next_acquire()
@@ -598,7 +598,7 @@ class ThreadReactor:
         alone.register(self._background_bell, select.POLLIN)
         visits, park_s = -1, AWAY_S
         while True:
-            # To look in is not to take the lock: a word is for who does something.
+            # To look in is not to take the lock: what was left for that is for who does something.
             self.lock.acquire()
             try:
                 self._background_polls = False
@@ -612,8 +612,8 @@ class ThreadReactor:
                     self._work(self._epoll.poll(0, EVENTS_MAX))
                     until = self._timers.next_at
                 elif self._soon:
-                    # Left before the word was, by code that interrupted who sleeps now.
-                    self._run(self.lock.hear)
+                    # Left before `on_next_acquire` was, by code that interrupted who sleeps now.
+                    self._run(self.lock.run_left)
                     self._work(())
                 if away:
                     self._background_polls = True
