@@ -222,6 +222,31 @@ def test_a_rebalance_waits_for_what_is_running_so_nothing_is_done_twice(
     assert saved(cluster, group, target) == 60
 
 
+def test_a_rebalance_that_waits_is_heard_of_at_once(
+    broker: Broker, topic: MakeTopic, group: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the consumer has waited for records as long as it does."""
+    target = topic(partitions=PARTITIONS)
+    write(broker, target, PARTITIONS)
+    monkeypatch.setattr("headrace.aio.listener.POLL_WAIT_S", 10 * DEADLINE_S)
+
+    async def main() -> None:
+        may_end = asyncio.Event()
+        seen = Watched(lambda _: may_end.wait())
+        first = Consumer(target, bootstrap=broker.bootstrap, group=group)
+        async with first.listen(seen, tasks=1, ordered=True) as running:
+            await seen.until(lambda: bool(seen.records))
+            # Until the other one joins it waits for more.
+            await asyncio.sleep(0.1)
+            async with Consumer(target, bootstrap=broker.bootstrap, group=group) as second:
+                async with asyncio.timeout(DEADLINE_S):
+                    while not running._load.holds:
+                        await second.poll(20)
+                may_end.set()
+
+    run(main())
+
+
 def test_values_are_decoded_once_when_listening_follows_reading(
     broker: Broker, topic: MakeTopic, group: str, run: Run
 ) -> None:

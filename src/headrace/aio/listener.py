@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from headrace.aio.producer import Producer
-from headrace.aio.tasks import POLL_WAIT_S, Condition, Crew, Driver, Event, Listener, Work, blocking, call
+from headrace.aio.tasks import Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets
@@ -30,6 +30,8 @@ from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 
 CHUNK_RECORDS: Final = 500
+POLL_WAIT_S: Final = 1.0
+"""How long a consumer waits for records before it looks at its partitions again."""
 JOIN_S: Final = 30.0
 GRACE_S: Final = 30.0
 """How long a rebalance waits for what is being worked on, at most."""

@@ -22,8 +22,6 @@ from headrace.records.consumer_records import ReceivedRecord
 
 TURN_S: Final = 0.0005
 """While records are there, others on the loop run no more seldom than this."""
-POLL_WAIT_S: Final = 0.2
-"""How long a listener's consumer waits for records before it looks at its partitions again."""
 
 Work = Callable[[], Coroutine[None, None, None]]
 Listener = Callable[[ReceivedRecord], Awaitable[object]]

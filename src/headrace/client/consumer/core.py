@@ -62,7 +62,7 @@ class ProgressTracker(Protocol):
 
 
 class ConsumerCore:
-    """`on_ready` is called whenever `ready`, the assignment or a position may have changed."""
+    """`on_ready` is called whenever `ready`, `rebalance_waits`, the assignment or a position may have changed."""
 
     def __init__(self, pool: ConnectionPool, options: ConsumerConfig, on_ready: Callable[[], None]) -> None:
         self.options = options
@@ -108,6 +108,7 @@ class ConsumerCore:
                 on_revoked=self._on_revoked,
                 on_lost=self._on_lost,
                 on_unsaved=self._on_unsaved,
+                on_rebalance_waits=self._on_ready,
                 on_error=self._on_error,
             )
         if options.group:

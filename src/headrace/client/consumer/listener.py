@@ -22,13 +22,15 @@ from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets
 from headrace.client.consumer.retries import LARGEST_BYTES, OutgoingRecord, failure_policy, make_topics, retry_options
-from headrace.client.consumer.threads import POLL_WAIT_S, Condition, Crew, Driver, Event, Listener, Work, blocking, call
+from headrace.client.consumer.threads import Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 
 CHUNK_RECORDS: Final = 500
+POLL_WAIT_S: Final = 1.0
+"""How long a consumer waits for records before it looks at its partitions again."""
 JOIN_S: Final = 30.0
 GRACE_S: Final = 30.0
 """How long a rebalance waits for what is being worked on, at most."""

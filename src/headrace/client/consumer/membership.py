@@ -91,6 +91,7 @@ class Membership:
         on_revoked: Revoked,
         on_lost: Lost,
         on_unsaved: Callable[[Offsets], None] = lambda _: None,
+        on_rebalance_waits: Callable[[], None] = lambda: None,
         on_error: Callable[[HeadraceError], None],
         session_timeout_ms: int = 45_000,
         rebalance_timeout_ms: int = 300_000,
@@ -114,6 +115,7 @@ class Membership:
         self._on_revoked = on_revoked
         self._on_lost = on_lost
         self._on_unsaved = on_unsaved
+        self._on_rebalance_waits = on_rebalance_waits
         self._on_error = on_error
         self._timeouts = Timeouts(session_timeout_ms, rebalance_timeout_ms)
         self._session_s = session_timeout_ms / 1000
@@ -331,6 +333,7 @@ class Membership:
             fn()
         else:
             self._at_poll = fn
+            self._on_rebalance_waits()
 
     def _give_up(self, places: frozenset[TopicPartition]) -> None:
         self._rejoining = True
@@ -433,6 +436,7 @@ class Membership:
         self._begin(State.OUT)
         self._lose()
         self._at_poll = self._join
+        self._on_rebalance_waits()
         self._say_goodbye(lambda: None)
 
     def _look_later(self, topics: frozenset[str]) -> None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 IDLE_S: Final = 3600.0
 TURN_S: Final = 0.0005
 """While records are there, the network is looked after no more often than this."""
-POLL_WAIT_S: Final = 1.0
-"""How long a listener's consumer waits for records before it looks at its partitions again."""
 
 Condition = threading.Condition
 Event = threading.Event
