@@ -90,5 +90,4 @@ class Administrator:
             if answer is not None and not answer.responses[0].error_code:
                 self._clients.history.counts["settings changed"] += 1
 
-        broker = self._clients.some_broker(self._random)
-        self._client.call(broker, api.INCREMENTAL_ALTER_CONFIGS, message, answered)
+        self._client.call(self._clients.some_broker(self._random), api.INCREMENTAL_ALTER_CONFIGS, message, answered)

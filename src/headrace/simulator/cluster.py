@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import random
 import traceback
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.cluster import keys
@@ -45,14 +45,14 @@ READ_BYTES: Final = 1 << 20
 @dataclass(slots=True)
 class Outcome:
     seed: int
-    violation: str = ""
-    faults: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    fault_list: list[str] = field(default_factory=list)
-    trace_sum: str = ""
-    events: int = 0
-    simulated_seconds: float = 0.0
-    last_lines: list[str] = field(default_factory=list)
+    violation: str
+    faults: dict[str, int]
+    counts: dict[str, int]
+    fault_list: list[str]
+    trace_sum: str
+    events: int
+    simulated_seconds: float
+    last_lines: list[str]
 
 
 class Cluster:
@@ -118,15 +118,11 @@ class Cluster:
         assert first.participant is not None
         partitions = self.scenario.settings["offsets.topic.partitions"] if self.scenario.groups else 0
         await first.process.run(create_topics(first.participant, self.scenario, partitions))
+        retained, key = bool(self.scenario.retention), key_of if self.scenario.compacted else None
         for topic in self.scenario.topics:
+            may_lose = topic.durability != "disk" and self.faults.regime == ANY
             for where in topic.all_partitions():
-                may_lose = topic.durability != "disk" and self.faults.regime == ANY
-                self.history.watch(
-                    where,
-                    may_lose=may_lose,
-                    retained=bool(self.scenario.retention),
-                    key_of=key_of if self.scenario.compacted else None,
-                )
+                self.history.watch(where, may_lose=may_lose, retained=retained, key_of=key)
 
     # What can be seen of it.
 
@@ -147,12 +143,10 @@ class Cluster:
             self._image = apply(known, changes)
         return self._image
 
-    def machine(self, broker: int) -> Machine | None:
-        return next((machine for machine in self.machines if machine.id == broker), None)
-
     def controller(self) -> Machine | None:
         found = self.store.get(keys.controller_key(keys.cluster_prefix(CLUSTER)))
-        return None if found is None else self.machine(int(keys.decode(found.key, found.value)["broker"]))
+        broker = -1 if found is None else int(keys.decode(found.key, found.value)["broker"])
+        return next((machine for machine in self.machines if machine.id == broker), None)
 
     def registered(self, machine: Machine) -> str:
         broker = self.image().brokers.get(machine.id)
@@ -191,7 +185,7 @@ class Cluster:
                 continue
             wall_ms = machine.take_furthest_wall_ms()
             for where in self.history.partitions():
-                partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+                partition = machine.replica(where)
                 if partition is None:
                     continue
                 if partition.leading:
@@ -325,8 +319,7 @@ class Cluster:
 
 
 def _log(machine: Machine, where: TopicPartition) -> Log:
-    assert machine.participant is not None
-    partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+    partition = machine.replica(where)
     if partition is None:
         raise Violation(f"{machine.life} holds no replica of {where}")
     return partition.log
@@ -334,8 +327,7 @@ def _log(machine: Machine, where: TopicPartition) -> Log:
 
 def _read_through(machine: Machine, where: TopicPartition) -> bool:
     """False if a broker checks no more in one turn; what it has checked it knows the next time."""
-    assert machine.participant is not None
-    partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+    partition = machine.replica(where)
     assert partition is not None
     offset = partition.log.start_offset
     while offset < partition.high_watermark:
@@ -348,8 +340,7 @@ def _read_through(machine: Machine, where: TopicPartition) -> bool:
 
 
 def _ends(machine: Machine, where: TopicPartition) -> tuple[int, int]:
-    assert machine.participant is not None
-    partition = machine.participant.partitions.find_replica(where.topic, where.partition)
+    partition = machine.replica(where)
     return (-1, -2) if partition is None else (partition.log.written_offset, partition.high_watermark)
 
 
@@ -390,21 +381,23 @@ def simulate(scenario: Scenario) -> Outcome:
     """Run one scenario from beginning to end. What the rooms raise by mistake counts as a violation too."""
     trace = Trace()
     cluster = Cluster(scenario, trace)
-    outcome = Outcome(scenario.seed)
-    work: Coroutine[Any, Any, None] = cluster.run()
+    violation = ""
     try:
-        cluster.loop.run_until_complete(work)
+        cluster.loop.run_until_complete(cluster.run())
     except Exception as raised:  # noqa: BLE001 - whatever a room raises by mistake is a finding
         error = cluster.failure or raised
-        outcome.violation = str(error) if isinstance(error, Violation) else f"{error!r} {_place(error)}"
+        violation = str(error) if isinstance(error, Violation) else f"{error!r} {_place(error)}"
     finally:
         with contextlib.suppress(RuntimeError):
             cluster.close()
-    outcome.faults = dict(cluster.faults.counts)
-    outcome.counts = dict(cluster.history.counts)
-    outcome.fault_list = cluster.faults.list
-    outcome.trace_sum = trace.sum
-    outcome.events = trace.count
-    outcome.simulated_seconds = cluster.clock.now()
-    outcome.last_lines = list(trace.lines) if outcome.violation else []
-    return outcome
+    return Outcome(
+        scenario.seed,
+        violation,
+        faults=dict(cluster.faults.counts),
+        counts=dict(cluster.history.counts),
+        fault_list=cluster.faults.list,
+        trace_sum=trace.sum,
+        events=trace.count,
+        simulated_seconds=cluster.clock.now(),
+        last_lines=list(trace.lines) if violation else [],
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -127,8 +127,7 @@ class Clients:
 
     def epoch(self, machine: Machine, where: TopicPartition) -> int:
         """In which the machine leads the partition by its own account; -1 if it does not."""
-        participant = machine.participant
-        partition = None if participant is None else participant.partitions.find(where.topic, where.partition)
+        partition = machine.leading(where)
         return -1 if partition is None or not partition.leading else partition.epoch
 
     def look(self, machine: Machine, where: TopicPartition, leader: Partition) -> None:
@@ -140,8 +139,7 @@ class Clients:
 
     def is_synced(self, machine: Machine, where: TopicPartition, sent_at: float) -> bool:
         """Whether what was sent then, and is acknowledged now, cannot count by page caches."""
-        participant = machine.participant
-        partition = None if participant is None else participant.partitions.find(where.topic, where.partition)
+        partition = machine.leading(where)
         if partition is None or partition.log.settings.durability != "disk":
             return False
         return sent_at > self.synced_since.get((where, machine.life), float("inf"))
@@ -161,9 +159,10 @@ def _read(call: Call, frame: memoryview) -> Message:
 class Client:
     """One client: at most one connection to each broker."""
 
-    def __init__(self, clients: Clients, name: str) -> None:
+    def __init__(self, clients: Clients, name: str, versions: Mapping[int, int] = VERSIONS) -> None:
         self.name = name
         self._clients = clients
+        self._versions = versions
         self._links: dict[int, Link] = {}
 
     def call(
@@ -175,14 +174,13 @@ class Client:
         *,
         decided: Decided | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
-        version: int | None = None,
     ) -> None:
         """`reply` hears the answer, or None when the connection is lost or given up."""
         clients = self._clients
         link = self._links.get(broker)
         if link is None or link.gone:
             link = self._links[broker] = Link(clients, clients.address(broker))
-        version, correlation_id = VERSIONS[api_key] if version is None else version, len(clients.calls) + 1
+        version, correlation_id = self._versions[api_key], len(clients.calls) + 1
         deadline = clients.clock.now() + patience_seconds
         call = clients.calls[correlation_id] = Call(api_key, correlation_id, reply, decided, deadline, version)
         body = encode_request(api_key, version, message)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.partitions.leader_core import FollowerState
-from headrace.partitions.partition import Partition
 from headrace.simulator.harm import Harm
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
@@ -217,28 +216,23 @@ def has_joined(harm: Harm, machine: Machine, where: TopicPartition) -> bool:
     )
 
 
-def partition_on(machine: Machine, where: TopicPartition) -> Partition | None:
-    participant = machine.participant
-    return None if participant is None else participant.partitions.find_replica(where.topic, where.partition)
-
-
 def _end(machine: Machine, where: TopicPartition) -> int:
-    partition = partition_on(machine, where)
+    partition = machine.replica(where)
     return -1 if partition is None else partition.log.end_offset
 
 
 def _durable(machine: Machine, where: TopicPartition) -> int:
-    partition = partition_on(machine, where)
+    partition = machine.replica(where)
     return -1 if partition is None else partition.log.durable_offset
 
 
 def _watermark(machine: Machine, where: TopicPartition) -> int:
-    partition = partition_on(machine, where)
+    partition = machine.replica(where)
     return -1 if partition is None else partition.high_watermark
 
 
 def _follower_state(leader: Machine, follower: Machine, where: TopicPartition) -> FollowerState | None:
-    partition = partition_on(leader, where)
+    partition = leader.replica(where)
     return None if partition is None or partition.core is None else partition.core.followers.get(follower.id)
 
 

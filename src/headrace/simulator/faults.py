@@ -22,9 +22,9 @@ from headrace.simulator.harm import ANY, MEND_SECONDS, PATIENCE_SECONDS, SPARE, 
 from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
 from headrace.simulator.move_courses import MOVE_COURSES
-from headrace.simulator.node_faults import NODE_FAULTS, strike
 from headrace.simulator.scenario import Scenario
 from headrace.simulator.trouble import NUMBERS, FailingCall, TooFewDescriptors
+from headrace.virtual.quorum import CoordinationQuorum
 
 BURST_SECONDS: Final = 0.02
 COURSE_SECONDS_MAX: Final = 8.0
@@ -63,6 +63,8 @@ DECAY: Final = "flip byte under broker"
 UNHEARD_SHARE: Final = 0.25
 TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full")
 """What calls of a disk can meet."""
+NODE_FAULTS: Final = ("slow node", "cut off node", "part from node", "elect node")
+"""What befalls single nodes of coordination, where it has several."""
 CALLS_LOG2: Final = 8.0
 CLOCK_STEP_MS: Final = 1_800_000
 """Less than what timestamps of producers may be ahead by."""
@@ -186,7 +188,7 @@ class Faults:
         if kind in COURSES or kind in MOVE_COURSES:
             return self._begin_course(kind)
         if kind in NODE_FAULTS:
-            return strike(kind, self.harm, seconds)
+            return self._apply_to_node(kind, seconds)
         match kind.split():
             case ["kill", "two", "leaders"]:
                 return self._kill_two_leaders(seconds)
@@ -226,8 +228,7 @@ class Faults:
 
     def _whom(self, who: list[str]) -> Machine | None:
         if who == ["leader"]:
-            where = self.harm.some_partition()
-            return None if where is None else self.harm.leader_of(where)
+            return self.harm.leader_of(self.harm.some_partition())
         return self.harm.controller() if who == ["controller"] else self.harm.some_machine()
 
     # Courses.
@@ -239,7 +240,7 @@ class Faults:
         if where is not None and meant:
             where = self.random.choice(meant)
         state = None if where is None else self.harm.state_of(where)
-        leader = None if where is None else self.harm.leader_of(where)
+        leader = self.harm.leader_of(where)
         if self._in_course or where is None or state is None or leader is None:
             return None
         replicas = [machine for machine in self._machines if machine.id in state.replicas]
@@ -296,7 +297,7 @@ class Faults:
     def _kill_two_leaders(self, seconds: float) -> str | None:
         """The next leader dies soon after it was elected, before it has told all that it knows."""
         where = self.harm.some_partition()
-        first = None if where is None else self.harm.leader_of(where)
+        first = self.harm.leader_of(where)
         if where is None or first is None or not first.up:
             return None
         self.harm.kill(first, seconds + PATIENCE_SECONDS)
@@ -311,7 +312,7 @@ class Faults:
     def _return_before_leader(self, seconds: float) -> str | None:
         """A follower restarts, without its page cache where that may be, and its leader dies while it catches up."""
         where = self.harm.some_partition()
-        leader = None if where is None else self.harm.leader_of(where)
+        leader = self.harm.leader_of(where)
         others = [machine for machine in self._machines if machine is not leader and machine.up]
         if where is None or leader is None or not others:
             return None
@@ -417,3 +418,33 @@ class Faults:
             case "compact":
                 store.compact(store.revision)
         return ""
+
+    def _apply_to_node(self, kind: str, seconds: float) -> str | None:
+        store = self.harm.store
+        assert isinstance(store, CoordinationQuorum)
+        node = self.random.choice(store.nodes)
+        name = f"node {node.number}"
+        match kind:
+            case "slow node":
+                if node.lag_seconds:
+                    return None
+                store.slow(node, self.random.choice((0.05, 0.5, 3.0)))
+                self.harm.until(seconds, partial(store.hasten, node))
+                return f"{name} by {node.lag_seconds:g} s"
+            case "cut off node":
+                if node.is_cut_off:
+                    return None
+                store.cut_off(node)
+                self.harm.until(seconds, partial(store.heal_node, node))
+                return name
+            case "part from node":
+                machine = self.harm.some_machine()
+                asked = store.asked[machine.name]
+                store.part(machine.name, asked)
+                self.harm.until(seconds, partial(store.join, machine.name, asked))
+                return f"{machine.name} from {asked.number}"
+            case _:
+                if store.leader is None:
+                    return None
+                store.elect()
+                return ""

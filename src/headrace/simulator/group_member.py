@@ -31,6 +31,7 @@ from headrace.wire.message import Message
 
 SESSION_MS: Final = 1000
 REBALANCE_MS: Final = 1500
+REBALANCE_PATIENCE_SECONDS: Final = PATIENCE_SECONDS + REBALANCE_MS / 1000
 HEARTBEAT_SECONDS: Final = 0.3
 COMMIT_SECONDS: Final = 0.3
 RESTART_SECONDS: Final = 3.0
@@ -40,8 +41,6 @@ STALL_LOOK_SECONDS: Final = 0.1
 """Nobody stands still when the load has ended."""
 PROTOCOL: Final = "range"
 NO_OFFSET: Final = -1
-
-Asked = dict[TopicPartition, dict[int, int]]
 
 
 class GroupMember:
@@ -173,8 +172,7 @@ class GroupMember:
             protocol_type="consumer",
             protocols=[Message(name=PROTOCOL, metadata=subscription)],
         )
-        patience = PATIENCE_SECONDS + REBALANCE_MS / 1000
-        self._ask(api.JOIN_GROUP, message, self._joined, patience_seconds=patience)
+        self._ask(api.JOIN_GROUP, message, self._joined, patience_seconds=REBALANCE_PATIENCE_SECONDS)
 
     def _joined(self, answer: Message) -> None:
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
@@ -196,8 +194,7 @@ class GroupMember:
             group_instance_id=None,
             assignments=[Message(member_id=one, assignment=encode_assignment(each)) for one, each in given.items()],
         )
-        patience = PATIENCE_SECONDS + REBALANCE_MS / 1000
-        self._ask(api.SYNC_GROUP, message, self._synced, patience_seconds=patience)
+        self._ask(api.SYNC_GROUP, message, self._synced, patience_seconds=REBALANCE_PATIENCE_SECONDS)
 
     def _synced(self, answer: Message) -> None:
         if answer.error_code:
@@ -244,20 +241,14 @@ class GroupMember:
             topics=[Message(name=topic, partition_indexes=indexes) for topic, indexes in topics.items()],
             require_stable=False,
         )
-        self._ask(
-            api.OFFSET_FETCH,
-            message,
-            self._took_committed,
-            decided=lambda answer, machine: self._told_committed(asked, answer, machine),
-        )
 
-    def _told_committed(self, asked: Asked, answer: Message, machine: Machine) -> None:
-        if answer.error_code:
-            return
-        epoch = self._clients.known_epoch(machine, self._home)
-        for where, row in _rows(answer).items():
-            number = None if row.committed_offset == NO_OFFSET else int(row.metadata)
-            self._clients.history.committed_told(self._group, where, asked[where], number, epoch, machine.life)
+        def decided(answer: Message, machine: Machine) -> None:
+            epoch = self._clients.known_epoch(machine, self._home)
+            for where, row in {} if answer.error_code else _rows(answer).items():
+                number = None if row.committed_offset == NO_OFFSET else int(row.metadata)
+                self._clients.history.committed_told(self._group, where, asked[where], number, epoch, machine.life)
+
+        self._ask(api.OFFSET_FETCH, message, self._took_committed, decided=decided)
 
     def _took_committed(self, answer: Message) -> None:
         if answer.error_code:
@@ -265,8 +256,8 @@ class GroupMember:
             return
         for where, row in _rows(answer).items():
             self._leaders.learn(where, row.committed_leader_epoch)
-        self._positions = {where: max(0, row.committed_offset) for where, row in _rows(answer).items()}
-        self._committed = {where: row.committed_offset for where, row in _rows(answer).items()}
+            self._positions[where] = max(0, row.committed_offset)
+            self._committed[where] = row.committed_offset
         self._fetch()
         self._wait(COMMIT_SECONDS, self._commit_sometimes)
 

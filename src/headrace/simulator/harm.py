@@ -70,7 +70,7 @@ class Harm:
         self.keeps_power: Callable[[Machine], bool] = lambda _: False
         """Of a machine that would lose too much with its power: it loses its process instead."""
         self._scene = scene
-        self._ends: dict[int, Callable[[], None]] = {}
+        self._ends: dict[int, Callable[[], object]] = {}
         self._number = 0
 
     def some_partition(self) -> TopicPartition | None:
@@ -79,13 +79,12 @@ class Harm:
     def some_machine(self) -> Machine:
         return self.random.choice(self.machines)
 
-    def leader_of(self, where: TopicPartition) -> Machine | None:
-        state = self.state_of(where)
+    def leader_of(self, where: TopicPartition | None) -> Machine | None:
+        state = None if where is None else self.state_of(where)
         return next((each for each in self.machines if state is not None and each.id == state.leader), None)
 
-    def until(self, seconds: float, end: Callable[[], None]) -> None:
-        self._number += 1
-        number = self._number
+    def until(self, seconds: float, end: Callable[[], object]) -> None:
+        number = self._number = self._number + 1
         self._ends[number] = end
         self.clock.call_later(seconds, lambda: self._end(number))
 
@@ -175,12 +174,8 @@ class Harm:
 
     def drain(self, machine: Machine, seconds: float) -> None:
         key = keys.draining_key(self.image().prefix, machine.id)
-
-        def give_back() -> None:
-            self.store.transact((), (Delete(key),))
-
         self.store.transact((), (Put(key, keys.encode({})),))
-        self.until(seconds, give_back)
+        self.until(seconds, lambda: self.store.transact((), (Delete(key),)))
 
     # Links.
 

@@ -7,6 +7,7 @@ in a real broker: connection, handlers, partitions, and back.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 from headrace.errors import ErrorCode
@@ -53,7 +54,8 @@ class Load:
         self.clients = Clients(network.host(CLIENT), clock, machines, history, self._random)
         self._producers: list[Producer] = []
         self._consumers: dict[TopicPartition, Consumer] = {}
-        self._members: list[GroupMember] = []
+        self._stops: list[Callable[[], None]] = []
+        """Of all that would go on for ever."""
         self.renewal: Renewal | None = None
         for machine in machines:
             machine.overheard = self.clients.overhear
@@ -77,21 +79,20 @@ class Load:
             for nth in range(MEMBERS):
                 name = f"{group} {nth}"
                 count = scenario.settings["offsets.topic.partitions"]
-                self._members.append(GroupMember(clients, group, name, topics, count, PAUSE_SECONDS))
+                self._stops.append(GroupMember(clients, group, name, topics, count, PAUSE_SECONDS).stop)
         if scenario.deletions:
-            self._deleter = Deleter(clients, self._consumers)
+            self._stops.append(Deleter(clients, self._consumers).stop)
         if scenario.administered:
             caches_go = scenario.regime == ANY
-            self._administrator = Administrator(clients, scenario.topics, scenario.seed, caches_go=caches_go)
+            self._stops.append(Administrator(clients, scenario.topics, scenario.seed, caches_go=caches_go).stop)
+        offsets_partitions = scenario.settings["offsets.topic.partitions"] if scenario.groups else 0
         if scenario.moves:
-            self._reassigner = Reassigner(clients, scenario.topics, self._offsets_partitions(), scenario.seed)
+            self._stops.append(Reassigner(clients, scenario.topics, offsets_partitions, scenario.seed).stop)
         if scenario.renewed:
-            self.renewal = Renewal(clients, scenario.seed, self._offsets_partitions())
+            self.renewal = Renewal(clients, scenario.seed, offsets_partitions)
+            self._stops.append(self.renewal.stop)
         if scenario.restored:
-            self._restorer = Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds)
-
-    def _offsets_partitions(self) -> int:
-        return self._scenario.settings["offsets.topic.partitions"] if self._scenario.groups else 0
+            self._stops.append(Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds).stop)
 
     def _add_producer(self, topic: str, partitions: int) -> None:
         scenario = self._scenario
@@ -107,6 +108,7 @@ class Load:
             forgettable=scenario.moves and bool(scenario.deletions or scenario.retention),
         )
         self._producers.append(producer)
+        self._stops.append(producer.stop)
         self._make_batches(producer, scenario.batch_pause_seconds / partitions)
 
     def _make_batches(self, producer: Producer, pause_seconds: float) -> None:
@@ -116,20 +118,8 @@ class Load:
             self.clients.clock.call_later(delay, lambda: self._make_batches(producer, pause_seconds))
 
     def stop(self) -> None:
-        for producer in self._producers:
-            producer.stop()
-        for member in self._members:
-            member.stop()
-        if self._scenario.deletions:
-            self._deleter.stop()
-        if self._scenario.administered:
-            self._administrator.stop()
-        if self._scenario.moves:
-            self._reassigner.stop()
-        if self.renewal is not None:
-            self.renewal.stop()
-        if self._scenario.restored:
-            self._restorer.stop()
+        for stop in self._stops:
+            stop()
 
 
 class Deleter:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from headrace.cluster.participant import Participant
 from headrace.errors import HeadraceError
+from headrace.partitions.partition import Partition
 from headrace.ports.network import Part
 from headrace.records import kernel
 from headrace.simulator.history import Trace
@@ -83,8 +84,6 @@ class Machine:
         self.wanted = False
         """Whether the supervisor keeps it running."""
         self.stopping = False
-        self.refuses = True
-        """Whether a call for a connection is refused while nothing runs, not just lost."""
         self._trace = trace
         self._build = build
         self._host: VirtualHost | None = None
@@ -118,12 +117,15 @@ class Machine:
     def paused(self) -> bool:
         return self.process is not None and self.process.paused
 
-    def hear(self, call: Callable[[], None]) -> None:
-        """A call of a client arrives: the process runs it, or the machine itself when there is none."""
-        if self.process is not None:
-            self.process.hear(call)
-        else:
-            call()
+    def replica(self, where: TopicPartition) -> Partition | None:
+        """The partition, if a broker runs here that holds a replica of it, whatever its role."""
+        if self.participant is None:
+            return None
+        return self.participant.partitions.find_replica(where.topic, where.partition)
+
+    def leading(self, where: TopicPartition) -> Partition | None:
+        """The partition, if a broker runs here that leads it by its own account."""
+        return None if self.participant is None else self.participant.partitions.find(where.topic, where.partition)
 
     def start(self) -> None:
         """Have a broker run here."""
@@ -132,7 +134,6 @@ class Machine:
             return
         self.lives += 1
         self.note("starts")
-        self.refuses = True
         process = self.process = Process(self.loop, self.name)
         process.wall_offset_ms = self.wall_offset_ms
         self.disk.serve(process, lambda: self.random.uniform(*self.sync_seconds))
@@ -214,10 +215,8 @@ class Machine:
     def cut_power(self) -> None:
         """What was not synced is lost in part; peers hear nothing."""
         self.note("loses power")
-        silent = self.random.random() < 0.7
-        self._clear(silent=silent)
+        self._clear(silent=self.random.random() < 0.7)
         self.boots += 1
-        self.refuses = not silent
         self.disk.crash(self.random.randrange(1 << 30))
 
     def fail_sync(self, *, unheard: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from headrace.simulator.courses import Cast, Course, has_joined, is_member, partition_on
+from headrace.simulator.courses import Cast, Course, has_joined, is_member
 from headrace.simulator.harm import ANY, Harm
 from headrace.simulator.machine import Machine
 from headrace.storage.log import TopicPartition
@@ -65,7 +65,7 @@ def _take_away_and_add(harm: Harm, cast: Cast, spare: Machine, blind: Machine) -
     harm.order_move(cast.where, None)
     if blind is not spare:
         harm.cut_one_way(spare, blind, seconds + 0.3)
-        yield lambda: partition_on(spare, cast.where) is None
+        yield lambda: spare.replica(cast.where) is None
     harm.order_move(cast.where, (spare.id, cast.follower.id, cast.third.id))
     yield lambda: has_joined(harm, spare, cast.where)
     yield harm.random.choice((0.0, harm.random.uniform(0, 0.05)))

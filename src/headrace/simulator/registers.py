@@ -62,9 +62,6 @@ class Register:
         self.writes.append(Write(value, self.clock))
         return len(self.writes) - 1
 
-    def acknowledged(self, number: int, epoch: int) -> None:
-        self._known(number, epoch)
-
     def ask(self) -> dict[int, int]:
         """A question is asked: what its answer is to be compared with."""
         self.clock += 1
@@ -78,10 +75,11 @@ class Register:
         write = self.writes[number]
         if write.done < newest:
             return f"{write.value}, though a later value was acknowledged or seen"
-        self._known(number, epoch)
+        self.acknowledged(number, epoch)
         return ""
 
-    def _known(self, number: int, epoch: int) -> None:
+    def acknowledged(self, number: int, epoch: int) -> None:
+        """The write is known to have been made: it was acknowledged, or seen."""
         self.clock += 1
         write = self.writes[number]
         write.done = min(write.done, self.clock)

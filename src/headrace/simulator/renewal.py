@@ -18,7 +18,7 @@ from headrace.errors import ErrorCode
 from headrace.groups.coordinator import partition_of
 from headrace.records import kernel
 from headrace.records.record import NewRecord
-from headrace.simulator.connection import Client, Clients
+from headrace.simulator.connection import VERSIONS, Client, Clients
 from headrace.simulator.consumer import fetch, take
 from headrace.simulator.contents import content_of, parse_content
 from headrace.simulator.history import Batch, History, Record, Violation
@@ -48,7 +48,7 @@ ACT_SECONDS: Final = 0.15
 DELETION_SHARE: Final = 0.2
 PAUSE_SECONDS: Final = 0.05
 COMMIT_SHARE: Final = 0.2
-BY_ID: Final = {
+BY_ID: Final = VERSIONS | {
     api.PRODUCE: 13,
     api.FETCH: 13,
     api.METADATA: 12,
@@ -108,22 +108,18 @@ class Renewal:
         self.leader = self.epoch = -1
         self._known: dict[bytes, Incarnation] = {}
         self._random = random.Random(f"{seed} renewal")
-        self._client = Client(clients, "renewal")
+        self._client = Client(clients, "renewal", BY_ID)
         self._doomed: bytes = b""
         """To be deleted now."""
-        self._stopped = False
+        self.is_stopped = False
         self._act()
         self._ask()
         RenewedProducer(self, random.Random(f"{seed} renewed producer"))
         RenewedConsumer(self, random.Random(f"{seed} renewed consumer"), offsets_partitions)
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped
-
     def stop(self) -> None:
         """Delete it no more; it is made if it is not there."""
-        self._stopped = True
+        self.is_stopped = True
 
     def _act(self) -> None:
         clients, chance = self.clients, self._random
@@ -137,7 +133,7 @@ class Renewal:
             topic = Message(name=NAME, num_partitions=1, replication_factor=REPLICAS, assignments=[], configs=configs)
             message = Message(topics=[topic], timeout_ms=1000, validate_only=False)
             self._client.call(broker, api.CREATE_TOPICS, message, lambda _: None)
-        elif not self._stopped and chance.random() < DELETION_SHARE:
+        elif not self.is_stopped and chance.random() < DELETION_SHARE:
             clients.history.note(f"asks to delete {where_of(current.topic_id)}")
             current.is_doomed, self._doomed = True, current.topic_id
 
@@ -162,8 +158,7 @@ class Renewal:
             if answer is not None and not answer.topics[0].error_code and answer.topics[0].partitions:
                 self._told(bytes(answer.topics[0].topic_id), answer.topics[0].partitions[0])
 
-        broker = clients.some_broker(self._random)
-        self._client.call(broker, api.METADATA, message, answered, version=BY_ID[api.METADATA])
+        self._client.call(clients.some_broker(self._random), api.METADATA, message, answered)
 
     def _told(self, topic_id: bytes, row: Message) -> None:
         found = self._known.get(topic_id)
@@ -183,14 +178,12 @@ class Renewal:
 
     def leading_epoch(self, machine: Machine, topic_id: bytes) -> int:
         """In which the machine leads that topic by its own account; -1 if it does not."""
-        participant = machine.participant
-        partition = None if participant is None else participant.partitions.find(NAME, 0)
+        partition = machine.leading(WHERE)
         return -1 if partition is None or partition.log.topic_id != topic_id else partition.epoch
 
     def look(self, machine: Machine) -> None:
         """Who leads, and where watermarks are."""
-        participant = machine.participant
-        partition = None if participant is None else participant.partitions.find(NAME, 0)
+        partition = machine.leading(WHERE)
         found = None if partition is None else self._known.get(partition.log.topic_id)
         if partition is not None and partition.leading and found is not None:
             found.leads(WHERE, partition.epoch, machine.life)
@@ -232,7 +225,7 @@ class RenewedProducer:
         self._renewal = renewal
         self._clients = renewal.clients
         self._random = chance
-        self._client = Client(renewal.clients, "renewed producer")
+        self._client = Client(renewal.clients, "renewed producer", BY_ID)
         self._producer_id = -1
         self._topic: Incarnation | None = None
         self._sequence = self._made = self._tries = 0
@@ -295,8 +288,7 @@ class RenewedProducer:
             if answer is not None and topic is self._topic:
                 self._answered(topic, answer.responses[0].partition_responses[0].error_code)
 
-        call = self._client.call
-        call(self._renewal.leader, api.PRODUCE, message, answered, decided=decided, version=BY_ID[api.PRODUCE])
+        self._client.call(self._renewal.leader, api.PRODUCE, message, answered, decided=decided)
 
     def _answered(self, topic: Incarnation, code: int) -> None:
         is_done = code == ErrorCode.NONE or (code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER and self._tries > 1)
@@ -314,7 +306,7 @@ class RenewedConsumer:
         self._renewal = renewal
         self._clients = renewal.clients
         self._random = chance
-        self._client = Client(renewal.clients, "renewed consumer")
+        self._client = Client(renewal.clients, "renewed consumer", BY_ID)
         self._commits = offsets_partitions > 0
         self._home = TopicPartition(OFFSETS_TOPIC, partition_of(GROUP, offsets_partitions or 1))
         self._coordinator = -1
@@ -378,8 +370,7 @@ class RenewedConsumer:
                 self._committed = row.committed_offset
                 self._offset = max(0, row.committed_offset)
 
-        call = self._client.call
-        call(self._coordinator, api.OFFSET_FETCH, message, answered, decided=decided, version=BY_ID[api.OFFSET_FETCH])
+        self._client.call(self._coordinator, api.OFFSET_FETCH, message, answered, decided=decided)
 
     def _commit(self, topic: Incarnation) -> None:
         offset = self._offset
@@ -410,8 +401,7 @@ class RenewedConsumer:
             elif topic is self._topic:
                 self._committed = offset
 
-        call = self._client.call
-        call(self._coordinator, api.OFFSET_COMMIT, message, answered, decided=decided, version=BY_ID[api.OFFSET_COMMIT])
+        self._client.call(self._coordinator, api.OFFSET_COMMIT, message, answered, decided=decided)
 
     def _fetch(self, topic: Incarnation) -> None:
         broker = self._renewal.leader
@@ -428,7 +418,7 @@ class RenewedConsumer:
             elif row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise Violation(f"{where_of(topic.topic_id)}: {by} says that {self._offset} is out of range")
 
-        self._client.call(broker, api.FETCH, message, answered, version=BY_ID[api.FETCH])
+        self._client.call(broker, api.FETCH, message, answered)
 
 
 def _fetched_offset(answer: Message) -> Message | None:

@@ -83,7 +83,10 @@ class VirtualClock:
         end = self._now + seconds
         self.run_soon()
         while self._timers and self._timers[0][0] <= end:
-            self._run_timer()
+            moment, _, timer = heappop(self._timers)
+            if timer.call is not None:  # one that was called off moves nothing
+                self._now = max(self._now, moment)
+                timer.run()
             self.run_soon()
         self._now = end
 
@@ -110,12 +113,3 @@ class VirtualClock:
     def halt(self) -> None:
         """`run` returns after the call that is running."""
         self._halted = True
-
-    def _run_timer(self) -> bool:
-        """Take the next timer; one that was called off moves nothing."""
-        moment, _, timer = heappop(self._timers)
-        if timer.call is None:
-            return False
-        self._now = max(self._now, moment)
-        timer.run()
-        return True

@@ -11,7 +11,7 @@ import builtins
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from headrace.ports.clock import Clock
@@ -32,7 +32,7 @@ class VirtualFile:
     @property
     def node(self) -> FileNode | FolderNode:
         if self._node is None or self._age != self._disk.age:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
+            raise _error(errno.EBADF, self.path)
         return self._node
 
     def _file(self, call: str = "", *, write: bool = False) -> FileNode:
@@ -46,7 +46,7 @@ class VirtualFile:
 
     def _unfit(self) -> OSError:
         if isinstance(self.node, FolderNode):
-            return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+            return _error(errno.EISDIR, self.path)
         return OSError(errno.EBADF, "not open for writing", self.path)
 
     def fileno(self) -> int:
@@ -64,7 +64,7 @@ class VirtualFile:
             fits = max(0, len(data) + room)
             if fits:
                 node.change(Write(position, data[:fits]))
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            raise _error(errno.ENOSPC, self.path)
         if data:
             node.change(Write(position, data))
             node.changed_ms = self._disk.wall_ms()
@@ -73,7 +73,7 @@ class VirtualFile:
     def pread(self, count: int, position: int) -> bytes:
         node = self._file("read")
         if node.bad and node.is_bad(position, count):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+            raise _error(errno.EIO, self.path)
         return bytes(node.content[position : position + count])
 
     def truncate(self, size: int) -> None:
@@ -83,14 +83,14 @@ class VirtualFile:
         node = self._file("allocate", write=True)
         if size > len(node.content):
             if self._disk.room(len(node.content), size) < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+                raise _error(errno.ENOSPC, self.path)
             node.change(Resize(size))
 
     def reserve(self, size: int) -> None:
         self._disk.meet("reserve", self.path)
         node = self._file(write=True)
         if self._disk.room(len(node.content), size) < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            raise _error(errno.ENOSPC, self.path)
 
     def map(self, size: int, *, writable: bool, populate: bool) -> memoryview:
         node = self._file("map")
@@ -179,48 +179,33 @@ class VirtualDisk:
 
     def go_bad(self, path: str, position: int) -> None:
         """The sector there cannot be read any more."""
-        node = self._find(path)
-        assert isinstance(node, FileNode)
-        node.bad.add(position // SECTOR_BYTES)
+        self._file(path).bad.add(position // SECTOR_BYTES)
 
     def recover(self) -> None:
         """Every sector can be read again."""
-        nodes: builtins.list[FileNode | FolderNode] = [self._root]
-        while nodes:
-            node = nodes.pop()
-            if isinstance(node, FolderNode):
-                nodes.extend(node.entries.values())
-            else:
-                node.bad.clear()
+        for node in self._files():
+            node.bad.clear()
 
     def flip(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter."""
-        node = self._find(path)
-        assert isinstance(node, FileNode)
+        node = self._file(path)
         node.content[position] ^= mask
         if position < len(node.safe):
             node.safe[position] ^= mask
 
     def decay(self, path: str, position: int, mask: int = 0x01) -> None:
         """Damage a byte on the platter, which the page cache still has as it was."""
-        node = self._find(path)
-        assert isinstance(node, FileNode)
-        node.safe[position] ^= mask
+        self._file(path).safe[position] ^= mask
 
     def drop_caches(self) -> None:
         """What is safe is read from the platter from now on."""
-        nodes: builtins.list[FileNode | FolderNode] = [self._root]
-        while nodes:
-            node = nodes.pop()
-            if isinstance(node, FolderNode):
-                nodes.extend(node.entries.values())
-            elif not node.changes and not node.mapped and len(node.safe) == len(node.content):
+        for node in self._files():
+            if not node.changes and not node.mapped and len(node.safe) == len(node.content):
                 node.content[:] = node.safe
 
     def synced_bytes(self, path: str) -> int:
         """How many bytes at the beginning of the file are safe, and read as they are on the platter."""
-        node = self._find(path)
-        assert isinstance(node, FileNode)
+        node = self._file(path)
         differing = (at for at in range(node.synced_bytes) if node.safe[at : at + 1] != node.content[at : at + 1])
         return next(differing, node.synced_bytes)
 
@@ -231,13 +216,11 @@ class VirtualDisk:
 
     def fill(self, spare_bytes: int) -> None:
         """There is room for so much more, and not for another byte."""
-        self.capacity_bytes = self._used(self._root) + spare_bytes
+        self.capacity_bytes = self._used() + spare_bytes
 
     def evict(self, path: str) -> None:
         """Drop a file from the page cache."""
-        node = self._find(path)
-        assert isinstance(node, FileNode)
-        node.cold = True
+        self._file(path).cold = True
 
     def hold_syncs(self) -> None:
         """Let asked-for syncs wait until `release_syncs`."""
@@ -262,14 +245,14 @@ class VirtualDisk:
         node = parent.entries.get(name)
         if node is None:
             if not create:
-                raise _missing(path)
+                raise _error(errno.ENOENT, path)
             node = parent.entries[name] = FileNode(changed_ms=self.wall_ms())
             parent.stepped()
         return VirtualFile(self, path, node, writable=writable)
 
     def lock(self, path: str) -> VirtualFile:
         if path in self._locked:
-            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
+            raise _error(errno.EWOULDBLOCK, path)
         self._locked.add(path)
         return _LockedFile(self, path, self.open(path, create=True, writable=True).node, writable=True)
 
@@ -307,14 +290,14 @@ class VirtualDisk:
                 node = folder.entries[name] = FolderNode()
                 folder.stepped()
             if not isinstance(node, FolderNode):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                raise _error(errno.EEXIST, path)
             folder = node
 
     def remove(self, path: str) -> None:
         self.meet("remove", path)
         parent, name = self._parent(path)
         if not isinstance(parent.entries.get(name), FileNode):
-            raise _missing(path)
+            raise _error(errno.ENOENT, path)
         del parent.entries[name]
         parent.stepped()
 
@@ -331,7 +314,7 @@ class VirtualDisk:
         parent, name = self._parent(source)
         target_parent, target_name = self._parent(target)
         if name not in parent.entries:
-            raise _missing(source)
+            raise _error(errno.ENOENT, source)
         node = parent.entries.pop(name)
         if isinstance(node, FolderNode):
             self._folders.clear()
@@ -349,7 +332,7 @@ class VirtualDisk:
 
     def free_bytes(self, path: str) -> int:
         self.meet("free bytes", path)
-        return max(0, self.capacity_bytes - self._used(self._root))
+        return max(0, self.capacity_bytes - self._used())
 
     def request_sync(self, files: Sequence[File], done: SyncDone) -> None:
         finish_sync = self._begin_sync([file for file in files if isinstance(file, VirtualFile)])
@@ -394,7 +377,7 @@ class VirtualDisk:
     def meet(self, call: str, path: str) -> None:
         """Fail if there is trouble."""
         if self.trouble is not None and (number := self.trouble(call, path)):
-            raise OSError(number, os.strerror(number), path)
+            raise _error(number, path)
 
     def check_write(self, path: str) -> None:
         if self.trouble is not None:
@@ -405,13 +388,13 @@ class VirtualDisk:
     def _fail_if_told(self, failing: dict[str, int], path: str) -> None:
         number = failing.pop(path, None)
         if number is not None:
-            raise OSError(number, os.strerror(number), path)
+            raise _error(number, path)
 
     def room(self, size: int, wanted: int) -> int:
         """Free bytes after growing a file from `size` to `wanted`; below zero: that many are missing."""
         if wanted <= size or not self.limited:
             return 0
-        return self.capacity_bytes - self._used(self._root) - (wanted - size)
+        return self.capacity_bytes - self._used() - (wanted - size)
 
     def _begin_sync(self, files: Sequence[VirtualFile]) -> Callable[[], SyncFailed | None]:
         """What the files hold now is safe, or lost, when the answer is called."""
@@ -455,7 +438,7 @@ class VirtualDisk:
         node: FileNode | FolderNode = self._root
         for name in filter(None, path.split("/")):
             if not isinstance(node, FolderNode) or name not in node.entries:
-                raise _missing(path)
+                raise _error(errno.ENOENT, path)
             node = node.entries[name]
         return node
 
@@ -465,7 +448,7 @@ class VirtualDisk:
             return known
         node = self._find(path)
         if not isinstance(node, FolderNode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            raise _error(errno.ENOTDIR, path)
         self._folders[path] = node
         return node
 
@@ -473,10 +456,23 @@ class VirtualDisk:
         folder, _, name = path.rpartition("/")
         return (self._folder(folder) if folder else self._root), name
 
-    def _used(self, folder: FolderNode) -> int:
-        return sum(
-            len(node.content) if isinstance(node, FileNode) else self._used(node) for node in folder.entries.values()
-        )
+    def _file(self, path: str) -> FileNode:
+        node = self._find(path)
+        assert isinstance(node, FileNode)
+        return node
+
+    def _files(self) -> Iterator[FileNode]:
+        """All that there are."""
+        nodes: builtins.list[FileNode | FolderNode] = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, FolderNode):
+                nodes.extend(node.entries.values())
+            else:
+                yield node
+
+    def _used(self) -> int:
+        return sum(len(node.content) for node in self._files())
 
 
 class _LockedFile(VirtualFile):
@@ -485,5 +481,6 @@ class _LockedFile(VirtualFile):
         self._disk.unlock(self.path)
 
 
-def _missing(path: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+def _error(number: int, path: str) -> OSError:
+    """Of the class that Python has for the number."""
+    return OSError(number, os.strerror(number), path)

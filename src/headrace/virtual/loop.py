@@ -42,30 +42,25 @@ class Stalled(Exception):
     """Somebody waits, and nothing is left that could happen."""
 
 
+def _run(handle: _Soon | _Timed) -> None:
+    if handle._cancelled:
+        return
+    if handle.owner is None or handle.owner.running:
+        handle._run()
+    else:
+        handle.owner.put_off(handle)
+
+
 class _Soon(asyncio.Handle):
     __slots__ = ("owner",)
     owner: Owner | None
-
-    def __call__(self) -> None:
-        if self._cancelled:
-            return
-        if self.owner is None or self.owner.running:
-            self._run()
-        else:
-            self.owner.put_off(self)
+    __call__ = _run
 
 
 class _Timed(asyncio.TimerHandle):
     __slots__ = ("owner",)
     owner: Owner | None
-
-    def __call__(self) -> None:
-        if self._cancelled:
-            return
-        if self.owner is None or self.owner.running:
-            self._run()
-        else:
-            self.owner.put_off(self)
+    __call__ = _run
 
 
 class VirtualLoop(asyncio.BaseEventLoop):

@@ -184,10 +184,8 @@ class VirtualHost:
         network = self._network
         local = Address(self.name, network.draw_port())
         way = (self.name, address.host)
-        network.clock.call_later(
-            network.draw_delay(way),
-            lambda: network.pass_on(way, lambda: network.reach(self, local, address, session)),
-        )
+        reach = partial(network.reach, self, local, address, session)
+        network.clock.call_later(network.draw_delay(way), partial(network.pass_on, way, reach))
 
 
 class VirtualListener:
