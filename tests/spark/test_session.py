@@ -132,17 +132,6 @@ def test_the_session_has_the_settings_and_stays_on_loopback(spark: SparkSession)
         assert spark.conf.get(key) == value
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.sparkContext.master == "local[2,3]"
-    assert session.hint(spark) is None
-
-
-def test_a_session_that_lacks_a_setting_gets_one_line(spark: SparkSession) -> None:
-    name = "spark.sql.python.filterPushdown.enabled"
-    other = spark.newSession()
-    other.conf.set(name, "false")
-    told = session.hint(other)
-    assert told is not None
-    assert f"{name}=true" in told
-    assert "\n" not in told
 
 
 def test_a_start_says_nothing_on_the_screen_and_leaves_no_folder(tmp_path: Path) -> None:

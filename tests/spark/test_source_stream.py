@@ -241,7 +241,8 @@ def test_a_task_says_where_the_log_begins_and_ends(
     send(broker, topic, numbered(10))
     with Cluster(broker.bootstrap) as cluster:
         topic_id = cluster.topic(topic).topic_id.hex()
-    reading = split_reader.ReadOptions(broker.bootstrap, 30_000, ("offset",), fail_on_data_loss=False)
+    given = {"bootstrap": broker.bootstrap, "subscribe": topic, "columns": "offset", "failOnDataLoss": "false"}
+    reading = options.parse(given, streaming=True)
 
     def read(next_offset: int) -> list[int]:
         rows = split_reader.read(reading, Split(topic, 0, 0, next_offset, topic_id))

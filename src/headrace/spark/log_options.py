@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from headrace.errors import SettingError
 from headrace.records.arrow import DEFAULT_COLUMNS, TYPES
-from headrace.spark.options import refuse_unknown
-
-T = TypeVar("T")
+from headrace.spark.options import choice, columns_of, names_in, pattern, positive, read, refuse_unknown
 
 DEFAULT_SPLIT_BYTES: Final = 128 << 20
 FOLDER: Final = "folder"
@@ -64,16 +62,16 @@ def parse(options: Mapping[str, str]) -> LogOptions:
     ways = [name for name in ("topic", "topics", "topicsPattern") if name.lower() in given]
     if len(ways) > 1:
         raise SettingError(f"options {' and '.join(ways)} exclude each other; write one of them")
+    mode = choice(given, "mode", ("failfast", "permissive"), "FAILFAST or PERMISSIVE")
     return LogOptions(
         folders=folders,
-        topics=tuple(_names(given.get("topic", "")) + _names(given.get("topics", ""))),
-        pattern=_pattern(given),
-        partitions=_read(given, "partitions", "", _numbers, "partitions such as 0,1"),
-        columns=_columns(given, len(folders)),
-        table=_read(given, "table", "records", _one_of("records", "problems"), "records or problems"),
-        fail_fast=_read(given, "mode", "failfast", _one_of("failfast", "permissive"), "FAILFAST or PERMISSIVE")
-        == "failfast",
-        split_bytes=_read(given, "maxPartitionBytes", str(DEFAULT_SPLIT_BYTES), _positive, "a number of bytes above 0"),
+        topics=tuple(names_in(given.get("topic", "")) + names_in(given.get("topics", ""))),
+        pattern=pattern(given.get("topicspattern", ""), "topicsPattern"),
+        partitions=read(given, "partitions", (), _numbers, "partitions such as 0,1"),
+        columns=columns_of(given, EVERY_COLUMN, (*DEFAULT_COLUMNS, FOLDER) if len(folders) > 1 else DEFAULT_COLUMNS),
+        table=choice(given, "table", ("records", "problems")),
+        fail_fast=mode == "failfast",
+        split_bytes=read(given, "maxPartitionBytes", DEFAULT_SPLIT_BYTES, positive, "a number of bytes above 0"),
     )
 
 
@@ -86,8 +84,8 @@ def _folders(given: Mapping[str, str]) -> tuple[str, ...]:
         except ValueError:
             raise SettingError(f"option paths={text!r} is not a list; write folders with commas between") from None
     else:
-        found = _names(text)
-    found += _names(given.get("path", ""))
+        found = names_in(text)
+    found += names_in(given.get("path", ""))
     if not found:
         raise SettingError('no data folder was given; write .load("/var/lib/headrace"), several with commas between')
     return tuple(dict.fromkeys(_local(each) for each in found))
@@ -102,53 +100,8 @@ def _local(folder: str) -> str:
     return folder
 
 
-def _columns(given: Mapping[str, str], folders: int) -> tuple[str, ...]:
-    names = {name.lower(): name for name in EVERY_COLUMN}
-    default = ",".join((*DEFAULT_COLUMNS, FOLDER) if folders > 1 else DEFAULT_COLUMNS)
-    asked = [name.lower() for name in _names(given.get("columns", default))]
-    unknown = [name for name in asked if name not in names]
-    if unknown or not asked:
-        told = f"has {unknown[0]!r}" if unknown else "is empty"
-        raise SettingError(f"option columns {told}; write some of {','.join(EVERY_COLUMN)}")
-    flag = _read(given, "includeHeaders", "false", _one_of("true", "false"), "true or false")
-    columns = dict.fromkeys(names[name] for name in asked)
-    return tuple(columns | {"headers": None} if flag == "true" else columns)
-
-
-def _pattern(given: Mapping[str, str]) -> str:
-    text = given.get("topicspattern", "")
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise SettingError(f"option topicsPattern={text!r} is not a regular expression: {error}") from None
-    return text
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _numbers(text: str) -> tuple[int, ...]:
-    numbers = tuple(int(name) for name in _names(text))
+    numbers = tuple(int(name) for name in names_in(text))
     if any(number < 0 for number in numbers):
         raise ValueError
     return numbers
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise ValueError
-    return number
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    return lambda text: choices[choices.index(text.lower())]
-
-
-def _read(given: Mapping[str, str], name: str, default: str, convert: Callable[[str], T], wanted: str) -> T:
-    text = given.get(name.lower(), default)
-    try:
-        return convert(text.strip())
-    except ValueError:
-        raise SettingError(f"option {name}={text!r} is not understood; write {wanted}") from None

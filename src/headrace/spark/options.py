@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -177,9 +177,9 @@ def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ..
         topics=topics,
         start=_bound(given, "starting", LATEST if streaming else EARLIEST),
         end=_bound(given, "ending", LATEST),
-        columns=columns or _columns(given),
-        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-        late_start=_choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest")),  # type: ignore[arg-type]
+        columns=columns or columns_of(given),
+        fail_on_data_loss=flag(given, "failOnDataLoss", True),
+        late_start=choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest")),  # type: ignore[arg-type]
         max_offsets=max_offsets,
         min_offsets=min_offsets,
         trigger_delay_ms=duration_ms(given, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS),
@@ -187,7 +187,7 @@ def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ..
         max_records=_count(given, "maxRecordsPerPartition"),
         group_id=given.get("kafka.group.id", ""),
         group_prefix=given.get("groupidprefix", ""),
-        push_filters=_flag(given, "pushFilters", False),
+        push_filters=flag(given, "pushFilters", False),
         timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
     )
 
@@ -229,18 +229,14 @@ def _topics(given: Mapping[str, str]) -> Topics:
         raise SettingError(f"one of the options subscribe, subscribePattern and assign is needed; {told}")
     text = given[ways[0].lower()].strip()
     if ways[0] == "subscribe":
-        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        names = tuple(dict.fromkeys(names_in(text)))
         if not names:
             raise SettingError("option subscribe is empty; write topics such as orders,payments")
         return Topics(names=names)
     if ways[0] == "subscribePattern":
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise SettingError(f"option subscribePattern={text!r} is not a regular expression: {error}") from None
         if not text:
             raise SettingError("option subscribePattern is empty; write such as orders-.*")
-        return Topics(pattern=text)
+        return Topics(pattern=pattern(text, "subscribePattern"))
     return Topics(assigned=_assigned(text))
 
 
@@ -304,19 +300,31 @@ def _per_partition(text: str, name: str, *, least: int, example: str) -> Offsets
     return offsets
 
 
-def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
-    headers = _flag(given, "includeHeaders", False)
-    text = given.get("columns")
-    if text is None:
-        return (*DEFAULT_COLUMNS, "headers") if headers else DEFAULT_COLUMNS
-    names = {name.lower(): name for name in TYPES}
-    asked = [name.strip().lower() for name in text.split(",") if name.strip()]
+def names_in(text: str) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def pattern(text: str, name: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise SettingError(f"option {name}={text!r} is not a regular expression: {error}") from None
+    return text
+
+
+def columns_of(
+    given: Mapping[str, str], every: Iterable[str] = TYPES, default: tuple[str, ...] = DEFAULT_COLUMNS
+) -> tuple[str, ...]:
+    """What `columns` and `includeHeaders` ask for, of every column that there is."""
+    names = {name.lower(): name for name in every}
+    asked = [name.lower() for name in names_in(given.get("columns", ",".join(default)))]
     unknown = [name for name in asked if name not in names]
     if unknown or not asked:
         told = f"has {unknown[0]!r}" if unknown else "is empty"
-        raise SettingError(f"option columns {told}; write some of {','.join(TYPES)}")
-    columns = tuple(dict.fromkeys(names[name] for name in asked))
-    return (*columns, "headers") if headers and "headers" not in columns else columns
+        raise SettingError(f"option columns {told}; write some of {','.join(every)}")
+    columns = dict.fromkeys(names[name] for name in asked)
+    return tuple(columns | {"headers": None} if flag(given, "includeHeaders", False) else columns)
 
 
 def _is_count(value: Any) -> bool:
@@ -336,32 +344,29 @@ def _number(text: str, name: str) -> int:
 
 
 def _count(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    return _read(text, name, _positive, "a number above 0")
+    return read(given, name, None, positive, "a number above 0")
 
 
-def _positive(text: str) -> int:
-    number = int(text.strip())
+def positive(text: str) -> int:
+    number = int(text)
     if number <= 0:
         raise ValueError
     return number
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+def flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    return read(given, name, default, {"true": True, "false": False}.__getitem__, "true or false")
+
+
+def choice(given: Mapping[str, str], name: str, choices: tuple[str, ...], wanted: str = "") -> str:
+    """One of the words, the first if none is given."""
+    return read(given, name, choices[0], {each: each for each in choices}.__getitem__, wanted or " or ".join(choices))
+
+
+def read(given: Mapping[str, str], name: str, default: T, convert: Callable[[str], T], wanted: str) -> T:
     text = given.get(name.lower())
     if text is None:
         return default
-    return _read(text, name, {"true": True, "false": False}.__getitem__, "true or false")
-
-
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    text = given.get(name.lower(), choices[0])
-    return _read(text, name, dict(zip(choices, choices, strict=True)).__getitem__, " or ".join(choices))
-
-
-def _read(text: str, name: str, convert: Callable[[str], T], wanted: str) -> T:
     try:
         return convert(text.strip().lower())
     except (ValueError, KeyError):

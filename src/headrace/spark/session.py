@@ -157,15 +157,6 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
         spark.dataSource.register(source)
 
 
-def hint(session: SparkSession) -> str | None:
-    """One line for a session that was made elsewhere and lacks settings that this package does better with."""
-    wanted = {key: value for key, value in SETTINGS.items() if not key.startswith(("spark.ui", "spark.sql.session"))}
-    lacking = [f"{key}={value}" for key, value in wanted.items() if session.conf.get(key, "") != value]
-    if not lacking:
-        return None
-    return f"headrace reads and writes faster with {', '.join(lacking)}; headrace.spark.session.start sets them"
-
-
 def check_spark() -> None:
     try:
         import pyspark

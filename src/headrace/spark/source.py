@@ -116,7 +116,6 @@ def _columns(asked: StructType) -> tuple[str, ...]:
 class BatchReader(DataSourceReader):
     def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
-        self._reading = split_reader.ReadOptions.of(chosen)
         self._pushed = filters.Pushed()
 
     def partitions(self) -> list[Split]:
@@ -163,7 +162,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Split)
-        return split_reader.read(self._reading, partition)
+        return split_reader.read(self._options, partition)
 
 
 class FilteringReader(BatchReader):

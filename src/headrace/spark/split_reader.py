@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -23,25 +22,11 @@ from headrace.spark.plan import Split, ends_of
 _GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What a task has to know beside its split."""
-
-    bootstrap: str
-    timeout_ms: int
-    columns: tuple[str, ...]
-    fail_on_data_loss: bool
-
-    @classmethod
-    def of(cls, options: SourceOptions) -> ReadOptions:
-        return cls(options.bootstrap, options.timeout_ms, options.columns, options.fail_on_data_loss)
-
-
-def read(reading: ReadOptions, split: Split) -> Iterator[pa.RecordBatch]:
+def read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
     # The address was right when the query was planned.
-    with cluster_at(reading.bootstrap, reading.timeout_ms, patient=True) as cluster:
-        decoder = Decoder(split.topic, split.partition, reading.columns, batch_bytes=PASSED_ON_BYTES)
+    with cluster_at(options.bootstrap, options.timeout_ms, patient=True) as cluster:
+        decoder = Decoder(split.topic, split.partition, options.columns, batch_bytes=PASSED_ON_BYTES)
         at, end = split.first_offset, split.next_offset
         while at < end:
             last: memoryview | None = None
@@ -56,7 +41,7 @@ def read(reading: ReadOptions, split: Split) -> Iterator[pa.RecordBatch]:
                 if error.kafka_code not in _GONE:
                     raise
                 at = at if last is None else _end_of(last)
-                left = _left(cluster, reading, _span(split, at, end))
+                left = _left(cluster, _span(split, at, end), fail=options.fail_on_data_loss)
                 if left == (at, end):
                     raise
                 at, end = left
@@ -73,7 +58,7 @@ def _end_of(records: memoryview) -> int:
     return end
 
 
-def _left(cluster: Cluster, reading: ReadOptions, span: Span) -> tuple[int, int]:
+def _left(cluster: Cluster, span: Span, *, fail: bool) -> tuple[int, int]:
     """What is left to read after the log was found not to have all of a span; all of it, if the log has it now."""
     place = (span.topic, span.partition)
     at, end = span.first_offset, span.next_offset
@@ -92,7 +77,7 @@ def _left(cluster: Cluster, reading: ReadOptions, span: Span) -> tuple[int, int]
             end = max(at, log_end)
         else:
             return at, end
-    loss.report([told], fail=reading.fail_on_data_loss)
+    loss.report([told], fail=fail)
     return at, end
 
 

@@ -33,7 +33,6 @@ from headrace.spark.progress import Position, StreamOffset
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, chosen: SourceOptions) -> None:
         self._options = chosen
-        self._reading = split_reader.ReadOptions.of(chosen)
         self._group_id = chosen.group_id or progress.default_group_id(chosen.topics, chosen.group_prefix)
         self._committed: dict[Place, int] = {}
         self._target: dict[Place, int] | None = None
@@ -96,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Split)
-        return split_reader.read(self._reading, partition)
+        return split_reader.read(self._options, partition)
 
     def commit(self, end: StreamOffset) -> None:
         with self._cluster() as cluster:
