@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli import formats, lines
+from headrace.cli import formats, produce
 from headrace.cli.formats import Line, make_format, parse_json_line, parse_line
-from headrace.cli.lines import read_lines
 from headrace.cli.output import format_bytes, format_cell
+from headrace.cli.produce import read_lines
 from headrace.errors import OperatorError
 from headrace.records.record import Record
 
@@ -105,7 +105,7 @@ def test_lines_come_as_they_are_written_and_being_idle_is_told_once() -> None:
 
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LINE_MAX_BYTES", 1000)
+    monkeypatch.setattr(produce, "LINE_MAX_BYTES", 1000)
     reading, writing = os.pipe()
     os.write(writing, b"x" * 1001)
     with pytest.raises(OperatorError, match="a line of more than 1000 bytes"):

@@ -7,7 +7,7 @@ import click
 from headrace.cli import placement as views
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.options import json_option
-from headrace.cli.output import optional_bytes, show_json, show_table
+from headrace.cli.output import optional_bytes, show_json, show_rows, show_table
 from headrace.cli.rebalance import partition_sizes, show_plan
 from headrace.client.admin import operations, placement
 from headrace.errors import OperatorError
@@ -24,10 +24,7 @@ def broker() -> None:
 def list_brokers(cluster: ReachedCluster, as_json: bool) -> None:
     """List brokers, also those that are down and hold something."""
     rows = views.broker_rows(views.ask(cluster))
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(rows, ("broker", "state", "address", "rack", "controller", "leads", "follows", "behind"))
+    show_rows(rows, ("broker", "state", "address", "rack", "controller", "leads", "follows", "behind"), as_json)
 
 
 @broker.command()

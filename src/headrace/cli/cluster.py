@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from headrace.cli import health
-from headrace.cli.accept_metadata import accept_metadata
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.local.commands import down, kill, start, status, up
 from headrace.cli.local.demo import demo_loss
@@ -15,6 +15,7 @@ from headrace.cli.options import json_option
 from headrace.cli.output import optional_bytes, show_json, show_table
 from headrace.cli.rebalance import rebalance
 from headrace.client.admin import operations
+from headrace.client.admin.operations import MetadataDoubt, metadata_doubts
 
 
 @click.group()
@@ -22,7 +23,7 @@ def cluster() -> None:
     """Describe a cluster and its brokers; run one on this machine."""
 
 
-for command in (up, status, start, kill, demo_loss, down, rebalance, accept_metadata):
+for command in (up, status, start, kill, demo_loss, down, rebalance):
     cluster.add_command(command)
 
 
@@ -56,17 +57,8 @@ def describe(cluster: ReachedCluster, as_json: bool) -> int:
     ]
     found = health.ask(cluster)
     if as_json:
-        told = {
-            "cluster_id": described.cluster_id,
-            "controller": described.controller_id,
-            "brokers": rows,
-            "partition_count": found.partition_count,
-            "leaderless": found.leaderless,
-            "behind": found.behind,
-            "below_factor": found.below_factor,
-            "in_doubt": found.in_doubt,
-        }
-        show_json(told)
+        asked = {"cluster_id": described.cluster_id, "controller": described.controller_id, "brokers": rows}
+        show_json(asdict(found) | asked)
     else:
         click.echo(f"cluster {described.cluster_id}")
         shown = [{**row, "stored": optional_bytes(stored.get(row["broker"]))} for row in rows]
@@ -81,3 +73,48 @@ def _layout(cluster: ReachedCluster, broker_id: int) -> str | None:
         return None
     settings = operations.describe_configs(cluster, "broker", str(broker_id))
     return next((setting.value for setting in settings if setting.name == "log.layout"), None)
+
+
+@cluster.command("accept-metadata")
+@click.option("--dry-run", is_flag=True, help="Show what brokers hold that the metadata does not know; change nothing.")
+@json_option
+@with_reached
+def accept_metadata(cluster: ReachedCluster, dry_run: bool, as_json: bool) -> int:
+    """Let the cluster go on with metadata that was restored from an older copy.
+
+    When brokers find that coordination has gone back to an older state, they change nothing until an operator
+    has decided. Better than this: stop the brokers, put newer metadata back, start them. With this, what the
+    metadata says now holds: every partition waits until all its replicas have said what they hold and goes on
+    with the one that holds most; logs of topics that have vanished are set aside and not deleted.
+
+    Start every broker first. The exit code is 1 if --dry-run finds a doubt.
+    """
+    doubts = metadata_doubts(cluster)
+    if doubts and not dry_run:
+        metadata_doubts(cluster, accept=True)
+    if as_json:
+        show_json({"accepted": bool(doubts) and not dry_run, "doubts": [_doubt_json(doubt) for doubt in doubts]})
+    elif not doubts:
+        click.echo("no broker doubts the metadata: nothing was changed")
+    else:
+        _show_doubts(doubts)
+        click.echo("nothing was changed" if dry_run else "accepted: partitions are led again as their replicas report")
+    return 1 if doubts and dry_run else 0
+
+
+def _doubt_json(doubt: MetadataDoubt) -> dict[str, object]:
+    return {**asdict(doubt), "differences": _difference_rows(doubt)}
+
+
+def _difference_rows(doubt: MetadataDoubt) -> list[dict[str, object]]:
+    return [{**asdict(row), "topic_id": row.topic_id.hex()} for row in doubt.differences]
+
+
+def _show_doubts(doubts: list[MetadataDoubt]) -> None:
+    for doubt in doubts:
+        click.echo(
+            f"broker {doubt.broker_id} has seen revision {doubt.seen_revision}, and found {doubt.found_revision}; "
+            f"{doubt.difference_count} of its logs differ"
+        )
+        if rows := _difference_rows(doubt):
+            show_table(rows, ("kind", "topic", "partition", "topic_id", "detail"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.cli.options import json_option
-from headrace.cli.output import show_json, show_table
+from headrace.cli.output import show_json, show_rows
 from headrace.client import DEFAULT_REGISTRIES
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ def cluster() -> None:
 def list_settings(registries: Registries, as_json: bool) -> None:
     """List all of them."""
     rows = [asdict(found) for found in registries.settings()]
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(rows, ("name", "value", "revision"))
+    show_rows(rows, ("name", "value", "revision"), as_json)
 
 
 @cluster.command()

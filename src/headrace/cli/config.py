@@ -8,7 +8,7 @@ import click
 
 from headrace.cli import cluster_settings
 from headrace.cli.options import json_option, pairs, with_cluster
-from headrace.cli.output import show_json, show_table
+from headrace.cli.output import show_rows
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import ResourceKind
@@ -47,10 +47,7 @@ def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: boo
         for entry in operations.describe_configs(cluster, _kind(kind, name), name)
         if not (changed and entry.source == "default")
     ]
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(rows, ("setting", "value", "source", "read_only"))
+    show_rows(rows, ("setting", "value", "source", "read_only"), as_json)
 
 
 @config.command("set")

@@ -6,15 +6,14 @@ With a group, what was printed is committed after it has left this process, so a
 from __future__ import annotations
 
 import sys
-import time
 from typing import Final
 
 import click
 
 from headrace.cli.formats import make_format
-from headrace.cli.options import with_cluster
+from headrace.cli.options import time_ms, with_cluster
 from headrace.cli.record_reader import GroupReader, Reader, Start
-from headrace.cli.times import EXPECTED, parse_time_ms
+from headrace.cli.times import EXPECTED
 from headrace.client.admin.cluster import Cluster
 from headrace.client.fetch_requests import FetchLimits
 
@@ -81,10 +80,7 @@ def consume(
 
 def _start(start: str | None, from_time: str | None) -> Start | None:
     if from_time is not None:
-        try:
-            return Start(time_ms=parse_time_ms(from_time, int(time.time() * 1000)))
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--from-time") from None
+        return Start(time_ms=time_ms(from_time, "--from-time"))
     match start:
         case None:
             return None

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from headrace.cli.options import pairs
+from headrace.cli.options import json_option, pairs
 from headrace.cli.output import format_bytes, show_json
 from headrace.cluster import keys
 from headrace.cluster.config import effective
@@ -38,7 +38,7 @@ from headrace.system.disk import SystemDisk, raise_open_files_limit
 @click.option("--dry-run", is_flag=True, help="Check the folder and say what would be done; change nothing.")
 @click.option("--config", "config_file", metavar="FILE", help="The broker's settings as TOML.")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other of its settings; repeat.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def convert(
     data: str,
     layout: str,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
-from headrace.cli.options import json_option, with_cluster
-from headrace.cli.output import show_json, show_table
-from headrace.cli.times import EXPECTED, parse_time_ms
+from headrace.cli.options import json_option, time_ms, with_cluster
+from headrace.cli.output import show_json, show_rows, show_table
+from headrace.cli.times import EXPECTED
 from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import list_offsets, offsets_at
@@ -32,10 +31,7 @@ def list_groups(cluster: Cluster, as_json: bool) -> None:
         {"group": listed.group_id, "state": listed.state, "type": listed.protocol_type}
         for listed in groups.list_groups(cluster)
     ]
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(rows, ("group", "state", "type"))
+    show_rows(rows, ("group", "state", "type"), as_json)
 
 
 @group.command()
@@ -127,7 +123,7 @@ def reset(
     wanted = topics or tuple(sorted({topic for topic, _ in committed}))
     if not wanted:
         raise OperatorError(f"group {name!r} has committed nothing; say with --topic what it shall read")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for topic in wanted:
         numbers = [cluster.partition(topic, n).index for n in only] or [
             p.index for p in cluster.topic(topic).partitions
@@ -137,9 +133,7 @@ def reset(
             {"topic": topic, "partition": n, "committed": committed.get((topic, n)), "new": goals[n]} for n in numbers
         ]
     if not dry_run:
-        groups.commit_offsets(
-            cluster, name, {(str(row["topic"]), int(row["partition"] or 0)): int(row["new"] or 0) for row in rows}
-        )
+        groups.commit_offsets(cluster, name, {(row["topic"], row["partition"]): row["new"] for row in rows})
     if as_json:
         show_json({"group": name, "dry_run": dry_run, "partitions": rows})
     else:
@@ -168,11 +162,8 @@ def _goals(cluster: Cluster, topic: str, partitions: list[int], target: str) -> 
     if target.isdigit():
         starts = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
         return {n: min(max(int(target), starts[n].offset), ends[n].offset) for n in partitions}
-    try:
-        time_ms = parse_time_ms(target, int(time.time() * 1000))
-    except ValueError as error:
-        raise click.BadParameter(f"{error}, nor earliest, latest or an offset", param_hint="--to") from None
-    return offsets_at(cluster, topic, partitions, time_ms)
+    at_ms = time_ms(target, "--to", ", nor earliest, latest or an offset")
+    return offsets_at(cluster, topic, partitions, at_ms)
 
 
 @group.command()

@@ -4,7 +4,7 @@ folder and for who has an address."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import click
@@ -40,9 +40,6 @@ class Health:
     def is_whole(self) -> bool:
         """What is below its factor for want of brokers is no fault: it grows when they come."""
         return self.controller is not None and not (self.leaderless or self.behind or self.in_doubt)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def ask(client: Cluster) -> Health:

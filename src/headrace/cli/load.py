@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from headrace.cli import EXIT_INTERRUPTED
 from headrace.cli.options import compression_option, json_option, with_connect
 from headrace.cli.output import format_bytes, show_json
 from headrace.client.admin import operations
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_RECORDS: Final = 100_000
 PROGRESS_SECONDS: Final = 0.5
-EXIT_INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import click
 
 from headrace.cli.convert import convert
 from headrace.cli.formats import format_json
+from headrace.cli.options import json_option
 from headrace.cli.output import format_bytes, show_json, show_table
 from headrace.cli.times import format_time_ms
 from headrace.errors import DataFolderError, HeadraceError
@@ -35,7 +36,7 @@ _DUMP_LINE: Final = "{:<24} {:>12} {:>12} {:>8} {:>10} {:<7} {:<24} {:>8} {}"
 
 def _selection(command: click.decorators.FC) -> click.decorators.FC:
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        json_option,
         click.option("--partition", type=click.IntRange(0), help="Only this partition."),
         click.option("--topic", help="Only this topic."),
         click.argument("data", metavar="DIR"),

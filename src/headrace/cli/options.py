@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import ssl
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.cli.times import parse_time_ms
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.errors import SettingError
 
@@ -81,6 +83,14 @@ def compression_option(command: F) -> F:
 
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def time_ms(text: str, option: str, more: str = "") -> int:
+    """The time that an option gives, in ms since 1970; `more` says what else it might have been."""
+    try:
+        return parse_time_ms(text, int(time.time() * 1000))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}{more}", param_hint=option) from None
 
 
 def pairs(given: Iterable[str], option: str) -> dict[str, str]:

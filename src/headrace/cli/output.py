@@ -18,6 +18,14 @@ def show_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def show_rows(rows: Sequence[Row], columns: Sequence[str], as_json: bool) -> None:
+    """What a listing command found: as a table, or all of it as JSON."""
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(rows, columns)
+
+
 def show_table(rows: Sequence[Row], columns: Sequence[str], title: str | None = None) -> None:
     """Rows by column name. Numbers are set to the right; an empty cell is a dash, so that each line has all fields."""
     cells = [[format_cell(row.get(column)) for column in columns] for row in rows]

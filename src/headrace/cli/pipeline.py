@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Final
 
 import click
 
-# Name and one line for the help; the command is `NAME` in `headrace.cli.pipelines.NAME`.
+from headrace.cli.lazy_group import LazyGroup
+
 PIPELINES: Final = {
     "archive": "Keep topics in a Delta table or as Parquet files, each record once.",
     "audit": "Account for every acknowledged record: lost, duplicated, out of order, corrupted.",
@@ -19,22 +19,7 @@ PIPELINES: Final = {
 }
 
 
-class PipelineGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(PIPELINES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in PIPELINES:
-            return None
-        command: click.Command = getattr(importlib.import_module(f"headrace.cli.pipelines.{cmd_name}"), cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(PIPELINES.items()))
-
-
-@click.group(cls=PipelineGroup)
+@click.group(cls=LazyGroup, package="headrace.cli.pipelines", summaries=PIPELINES)
 def pipeline() -> None:
     """Spark programs over topics and archives.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.cli.output import NOTHING
 from headrace.client.admin import placement
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.placement import Lost, MoveUnderWay, PlacementPlan, PlannedMove
@@ -51,14 +50,13 @@ def image_of(topology: MetadataSnapshot, draining: tuple[int, ...], moves: list[
 
 
 def partition_rows(found: Placement, topic: str | None, internal: bool) -> list[dict[str, Any]]:
-    """One row a partition. Watermarks stand in the order of the replicas, a dash for one that does not answer."""
+    """One row a partition. Watermarks stand in the order of the replicas, None for one that does not answer."""
     lost = {(each.topic, each.partition): each for each in found.lost}
     rows = []
     for row in found.partitions:
         if not _is_wanted(found.topology, row.topic, topic, internal):
             continue
         loss = lost.get((row.topic, row.partition))
-        marks = [NOTHING if each.high_watermark is None else each.high_watermark for each in row.replicas]
         rows.append(
             {
                 "topic": row.topic,
@@ -68,7 +66,7 @@ def partition_rows(found: Placement, topic: str | None, internal: bool) -> list[
                 "replicas": [each.broker for each in row.replicas],
                 "in_sync": [each.broker for each in row.replicas if each.in_sync],
                 "down": [each.broker for each in row.replicas if not each.live],
-                "watermarks": [None if mark == NOTHING else mark for mark in marks],
+                "watermarks": [each.high_watermark for each in row.replicas],
                 "moving_to": list(row.target),
                 "lost": None if loss is None else [loss.start, loss.end],
             }

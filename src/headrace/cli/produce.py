@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -15,8 +16,7 @@ from typing import Final, Self
 
 import click
 
-from headrace.cli import formats
-from headrace.cli.lines import read_lines
+from headrace.cli import EXIT_INTERRUPTED, formats
 from headrace.cli.options import compression_option, json_option, pairs, with_cluster
 from headrace.cli.output import show_json
 from headrace.client.admin.cluster import Cluster
@@ -32,7 +32,8 @@ FAILURES_KEPT: Final = 100
 BATCH_BYTES: Final = 256 << 10
 RECORD_BYTES: Final = 1 << 30
 """It is the topic's limit that counts."""
-EXIT_INTERRUPTED: Final = 130
+CHUNK_BYTES: Final = 256 << 10
+LINE_MAX_BYTES: Final = 64 << 20
 
 
 @click.command()
@@ -275,6 +276,31 @@ class _Intake:
         if self._shows_progress and time.monotonic() >= self._progress_due:
             self._progress_due = time.monotonic() + PROGRESS_SECONDS
             click.echo(f"\r\x1b[K{self._outbox.acknowledged} records acknowledged", nl=False, err=True)
+
+
+def read_lines(descriptor: int, idle_seconds: float) -> Iterator[list[bytes]]:
+    """Lines without their newlines, as many as one read brought; an empty list when none came for `idle_seconds`.
+
+    After an empty list it waits without end for the next line: being idle is told once.
+    """
+    rest = b""
+    wait: float | None = None
+    while True:
+        if not select.select([descriptor], [], [], wait)[0]:
+            wait = None
+            yield []
+            continue
+        chunk = os.read(descriptor, CHUNK_BYTES)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+        if len(rest) > LINE_MAX_BYTES:
+            raise OperatorError(f"a line of more than {LINE_MAX_BYTES} bytes: records so large cannot be sent")
+        if lines:
+            wait = idle_seconds
+            yield lines
+    if rest:
+        yield [rest]
 
 
 def _report(outbox: _Outbox, as_json: bool) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from headrace.cli.formats import Format, make_format
-from headrace.cli.options import with_connect
-from headrace.cli.times import EXPECTED, parse_time_ms
+from headrace.cli.options import time_ms, with_connect
+from headrace.cli.times import EXPECTED
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.query import RecordQuery, find
 from headrace.errors import OperatorError
@@ -152,9 +152,4 @@ def _ids(given: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _time(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_time_ms(text, int(time.time() * 1000))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from None
+    return None if text is None else time_ms(text, option)

@@ -6,8 +6,7 @@ import gc
 
 import click
 
-from headrace.cli.options import pairs
-from headrace.cli.printed_settings import print_config
+from headrace.cli import server_settings
 from headrace.coordination.choice import ETCD_SCHEME
 from headrace.settings import values
 
@@ -20,7 +19,7 @@ from headrace.settings import values
 )
 @click.option("--http", metavar="HOST:PORT|off", help="HTTP port.  [registry.http.listen]")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeat.")
-@click.option("--print-config", "printing", is_flag=True, help="Print all settings with their source, and exit.")
+@click.option("--print-config", is_flag=True, help="Print all settings with their source, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
 def registry(
     config_file: str | None,
@@ -28,7 +27,7 @@ def registry(
     listen: tuple[str, ...],
     http: str | None,
     assignments: tuple[str, ...],
-    printing: bool,
+    print_config: bool,
     as_json: bool,
 ) -> int:
     """Run a registry: it tells clients where brokers, topics and groups are.
@@ -42,16 +41,14 @@ def registry(
     headrace consume orders --bootstrap 127.0.0.1:9080
     curl 127.0.0.1:8083/brokers
     """
-    flags: dict[str, object] = dict(pairs(assignments, "--set"))
     named = {
         "coordination": None if etcd is None else ETCD_SCHEME + etcd.removeprefix(ETCD_SCHEME),
         "registry.listen": listen,
         "registry.http.listen": http,
     }
-    flags.update((name, value) for name, value in named.items() if value)
-    effective = values.load(config_file, flags=flags)
-    if printing:
-        print_config(effective, values.REGISTRY_BY_NAME.values(), as_json)
+    effective = server_settings.load(config_file, assignments, named)
+    if print_config:
+        server_settings.print_config(effective, values.REGISTRY_BY_NAME.values(), as_json)
         return 0
     gc.disable()  # until the registry stands: what a start makes stays
     from headrace.server.registry import run

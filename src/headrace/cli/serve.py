@@ -6,8 +6,7 @@ import gc
 
 import click
 
-from headrace.cli import printed_settings
-from headrace.cli.options import pairs
+from headrace.cli import server_settings
 from headrace.settings import values
 
 
@@ -36,12 +35,10 @@ def serve(
     environment (HEADRACE_NUM_PARTITIONS=3 is num.partitions) and the flags here;
     --print-config shows them all.
     """
-    flags: dict[str, object] = dict(pairs(assignments, "--set"))
     named = {"data": data, "listen": listen, "advertise": advertise, "http.listen": http}
-    flags.update((name, value) for name, value in named.items() if value)
-    effective = values.load(config_file, flags=flags)
+    effective = server_settings.load(config_file, assignments, named)
     if print_config:
-        printed_settings.print_config(effective, values.BROKER_BY_NAME.values(), as_json)
+        server_settings.print_config(effective, values.BROKER_BY_NAME.values(), as_json)
         return 0
     gc.disable()  # until the broker stands: what a start makes stays, and looking through it takes a tenth of the time
     from headrace.server.node import run

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from headrace.cli.options import json_option, pairs, with_cluster
-from headrace.cli.output import show_json, show_table
+from headrace.cli.output import show_json, show_rows, show_table
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.metadata import Topic
@@ -53,12 +53,8 @@ def list_topics(cluster: Cluster, internal: bool, as_json: bool) -> None:
         for name, found in sorted(topics.items())
         if internal or not found.is_internal
     ]
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(
-            rows, ("topic", "partitions", "replicas", "internal") if internal else ("topic", "partitions", "replicas")
-        )
+    columns = ("topic", "partitions", "replicas")
+    show_rows(rows, (*columns, "internal") if internal else columns, as_json)
 
 
 @topic.command()
@@ -180,7 +176,4 @@ def levels(as_json: bool) -> None:
         }
         for level in NAMED
     ]
-    if as_json:
-        show_json(rows)
-    else:
-        show_table(rows, tuple(rows[0]))
+    show_rows(rows, tuple(rows[0]), as_json)

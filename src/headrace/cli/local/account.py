@@ -7,7 +7,8 @@ then it was out of order. A number that comes again counts as duplicated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,7 @@ class Totals:
         return not (self.lost or self.duplicated or self.reordered or self.misplaced)
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.sent + other.sent,
-            self.acknowledged + other.acknowledged,
-            self.read + other.read,
-            self.lost + other.lost,
-            self.duplicated + other.duplicated,
-            self.reordered + other.reordered,
-            self.misplaced + other.misplaced,
-        )
+        return Totals(*map(add, astuple(self), astuple(other)))
 
 
 class Account:

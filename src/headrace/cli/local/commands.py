@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,7 +158,7 @@ def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> i
         all_up = all(row["state"] == "up" for row in rows)
     healthy = all_up and found is not None and found.is_whole
     if as_json:
-        show_json({"processes": rows, "cluster": None if found is None else found.as_dict(), "healthy": healthy})
+        show_json({"processes": rows, "cluster": None if found is None else asdict(found), "healthy": healthy})
         return 0 if healthy else 1
     if rows is not None:
         show_table(rows, ("name", "state", "pid", "address", "log"))

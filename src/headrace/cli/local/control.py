@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -199,7 +199,3 @@ def log_end(node: LocalNode) -> str:
     except FileNotFoundError:
         return "(it has said nothing)"
     return "\n".join(said.splitlines()[-LOG_LINES_SHOWN:])
-
-
-def states(nodes: Sequence[LocalNode]) -> dict[str, State]:
-    return {node.name: node.state() for node in nodes}

@@ -19,12 +19,18 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.local.cluster_file import HOST, LocalCluster, LocalNode
+from headrace.cli.local.cluster_file import HOST, Kind, LocalCluster, LocalNode
 from headrace.errors import OperatorError
 
 BLOCK: Final = 20
 BROKERS_MAX: Final = BLOCK
-USES: Final = ("kafka", "replication", "http", "client", "peer", "routes", "routes_http")
+USES_OF: Final[dict[Kind, tuple[str, ...]]] = {
+    "broker": ("kafka", "replication", "http"),
+    "etcd": ("client", "peer"),
+    "registry": ("routes", "routes_http"),
+}
+"""The first port of each is its address."""
+USES: Final = tuple(use for uses in USES_OF.values() for use in uses)
 FREE_PORTS: Final = (20_000, 32_000)
 FREE_TRIES: Final = 100
 
@@ -41,16 +47,16 @@ def plan(
     if etcd == 0 and (brokers > 1 or registries):
         raise OperatorError("several brokers, and registries, need etcd: give --etcd 1 or --etcd 3")
     base = base_port or _free_block()
-    nodes = tuple(_etcd_node(folder, base, number, etcd) for number in range(1, etcd + 1))
+    nodes = tuple(_node(folder, base, "etcd", number) for number in range(1, etcd + 1))
     return enlarge(LocalCluster(base, settings, nodes), folder, brokers, registries)
 
 
 def enlarge(cluster: LocalCluster, folder: Path, brokers: int, registries: int = 0) -> LocalCluster:
     """The same cluster with so many brokers and registries."""
     base = cluster.base_port
-    new = (_broker_node(folder, base, number) for number in range(len(cluster.brokers) + 1, brokers + 1))
-    added = (_registry_node(folder, base, number) for number in range(len(cluster.registries) + 1, registries + 1))
-    return LocalCluster(base, cluster.settings, (*cluster.nodes, *new, *added))
+    new = [_node(folder, base, "broker", number) for number in range(len(cluster.brokers) + 1, brokers + 1)]
+    new += [_node(folder, base, "registry", number) for number in range(len(cluster.registries) + 1, registries + 1)]
+    return LocalCluster(base, cluster.settings, (*cluster.nodes, *new))
 
 
 def write_configs(cluster: LocalCluster) -> None:
@@ -77,42 +83,23 @@ def check_ports(cluster: LocalCluster) -> None:
                 )
 
 
-def find_etcd() -> str:
+def _find_etcd() -> str:
     found = shutil.which("etcd")
     if found is None:
         raise OperatorError("the program etcd is not installed: `apt install etcd-server` on Debian")
     return found
 
 
-def _ports(base_port: int, number: int, *uses: str) -> dict[str, int]:
-    return {use: base_port + BLOCK * USES.index(use) + number - 1 for use in uses}
-
-
-def _etcd_node(folder: Path, base_port: int, number: int, count: int) -> LocalNode:
-    own = folder / f"etcd{number}"
-    ports = _ports(base_port, number, "client", "peer")
-    command = (find_etcd(), "--config-file", str(own / "etcd.json"))
-    return LocalNode(
-        own.name, "etcd", number, f"{HOST}:{ports['client']}", ports, str(own), str(own / "etcd.log"), command
-    )
-
-
-def _broker_node(folder: Path, base_port: int, number: int) -> LocalNode:
-    own = folder / f"broker{number}"
-    ports = _ports(base_port, number, "kafka", "replication", "http")
-    command = (sys.executable, "-m", "headrace.cli.main", "serve", "--config", str(own / "headrace.toml"))
-    return LocalNode(
-        own.name, "broker", number, f"{HOST}:{ports['kafka']}", ports, str(own), str(own / "broker.log"), command
-    )
-
-
-def _registry_node(folder: Path, base_port: int, number: int) -> LocalNode:
-    own = folder / f"registry{number}"
-    ports = _ports(base_port, number, "routes", "routes_http")
-    command = (sys.executable, "-m", "headrace.cli.main", "registry", "--config", str(own / "headrace.toml"))
-    return LocalNode(
-        own.name, "registry", number, f"{HOST}:{ports['routes']}", ports, str(own), str(own / "registry.log"), command
-    )
+def _node(folder: Path, base_port: int, kind: Kind, number: int) -> LocalNode:
+    own = folder / f"{kind}{number}"
+    if kind == "etcd":
+        command: tuple[str, ...] = (_find_etcd(), "--config-file", str(own / "etcd.json"))
+    else:
+        run = "serve" if kind == "broker" else "registry"
+        command = (sys.executable, "-m", "headrace.cli.main", run, "--config", str(own / "headrace.toml"))
+    ports = {use: base_port + BLOCK * USES.index(use) + number - 1 for use in USES_OF[kind]}
+    address = f"{HOST}:{ports[USES_OF[kind][0]]}"
+    return LocalNode(own.name, kind, number, address, ports, str(own), str(own / f"{kind}.log"), command)
 
 
 def _etcd_config(node: LocalNode, cluster: LocalCluster) -> dict[str, object]:

@@ -7,13 +7,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.options import bootstrap_option
-from headrace.cli.pipelines.options import (
-    progress,
-    readable_errors,
-    show,
-    spark_options,
-    spark_session,
-)
+from headrace.cli.pipelines.options import progress, readable_errors, show, spark_options, spark_session
 
 
 @click.command()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
+from headrace.cli.options import time_ms
 from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
-from headrace.cli.times import EXPECTED, parse_time_ms
+from headrace.cli.times import EXPECTED
 
 
 @click.command()
@@ -41,10 +41,7 @@ def compact(
 
     if latest and (older_than is not None or vacuum_hours is not None):
         raise click.UsageError("--latest takes neither --older-than nor --vacuum")
-    try:
-        older_than_ms = None if older_than is None else parse_time_ms(older_than, int(time.time() * 1000))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--older-than") from None
+    older_than_ms = None if older_than is None else time_ms(older_than, "--older-than")
     open_records(archive)
     with spark_session("compact", master, spark_conf) as spark:
         if latest:

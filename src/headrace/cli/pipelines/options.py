@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.cli import EXIT_FAILED
 from headrace.cli.options import json_option, pairs
 from headrace.cli.output import show_json, show_table
 from headrace.errors import OperatorError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXIT_FAILED = 1
 # How the last line of a traceback gives an error of ours.
 OWN_ERROR = re.compile(r"^headrace\.[\w.]+: ")
 
