@@ -126,19 +126,37 @@ class Lease:
     """None while leases stand still."""
 
 
-class RevisionStore:
+class Watched:
+    """What watches follow: each is told when there may be something new."""
+
+    def __init__(self) -> None:
+        self._watching: dict[Callable[[], None], None] = {}
+
+    def watching(self, told: Callable[[], None]) -> None:
+        """Call it when there may be something new, until `not_watching`."""
+        self._watching[told] = None
+
+    def not_watching(self, told: Callable[[], None]) -> None:
+        self._watching.pop(told, None)
+
+    def tell_watches(self) -> None:
+        for told in list(self._watching):
+            told()
+
+
+class RevisionStore(Watched):
     """`revision` is the newest, `compacted` the oldest that a watch may still ask for."""
 
     def __init__(
         self, table: KeyTable, clock: Clock, revision: int = 1, compacted: int = 0, history_max: int = HISTORY_MAX
     ) -> None:
+        super().__init__()
         self.clock = clock
         self.revision = revision
         self.compacted = compacted
         self._table = table
         self._history_max = history_max
         self._leases: dict[int, Lease] = {}
-        self._watching: dict[Callable[[], None], None] = {}
 
     # Keys.
 
@@ -266,14 +284,3 @@ class RevisionStore:
             with self._table.transaction():
                 self._table.forget_before(revision)
             self.compacted = revision
-
-    def watching(self, told: Callable[[], None]) -> None:
-        """Call it when there may be something new, until `not_watching`."""
-        self._watching[told] = None
-
-    def not_watching(self, told: Callable[[], None]) -> None:
-        self._watching.pop(told, None)
-
-    def tell_watches(self) -> None:
-        for told in list(self._watching):
-            told()

@@ -23,7 +23,6 @@ from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
 from headrace.simulator.move_courses import MOVE_COURSES
 from headrace.simulator.scenario import Scenario
-from headrace.simulator.trouble import NUMBERS, FailingCall, TooFewDescriptors
 from headrace.virtual.quorum import CoordinationQuorum
 
 BURST_SECONDS: Final = 0.02
@@ -66,9 +65,39 @@ TROUBLES: Final = ("fail start", "fail call", "short of descriptors", "disk full
 NODE_FAULTS: Final = ("slow node", "cut off node", "part from node", "elect node")
 """What befalls single nodes of coordination, where it has several."""
 CALLS_LOG2: Final = 8.0
+ERROR_NUMBERS: Final = (errno.EIO, errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EACCES)
+CALLS_WITH_DESCRIPTOR: Final = frozenset({"open", "list"})
 CLOCK_STEP_MS: Final = 1_800_000
 """Less than what timestamps of producers may be ahead by."""
 KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, DECAY, *TROUBLES, *NODE_FAULTS, *COURSES, *MOVE_COURSES)
+
+
+class FailingCall:
+    """`VirtualDisk.trouble`: one call fails, the n-th from now on, and with it every later one of the same path."""
+
+    def __init__(self, nth: int, number: int) -> None:
+        self._left = nth
+        self._number = number
+        self._path: str | None = None
+
+    def __call__(self, call: str, path: str) -> int:
+        if self._path is None:
+            self._left -= 1
+            if self._left > 0:
+                return 0
+            self._path = path
+        return self._number if path == self._path else 0
+
+
+class TooFewDescriptors:
+    """`VirtualDisk.trouble`: a share of what needs a descriptor gets none."""
+
+    def __init__(self, chance: random.Random, share: float) -> None:
+        self._random = chance
+        self._share = share
+
+    def __call__(self, call: str, path: str) -> int:
+        return errno.EMFILE if call in CALLS_WITH_DESCRIPTOR and self._random.random() < self._share else 0
 
 
 class Faults:
@@ -342,7 +371,7 @@ class Faults:
         match kind:
             case "fail start" | "fail call":
                 nth = round(2 ** self.random.uniform(0, CALLS_LOG2))
-                number = self.random.choice(NUMBERS)
+                number = self.random.choice(ERROR_NUMBERS)
                 if kind == "fail start":
                     self.harm.kill(machine, 0.0)
                 machine.disk.trouble = FailingCall(nth, number)

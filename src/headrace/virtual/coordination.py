@@ -21,9 +21,9 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from headrace.coordination.revisions import Lease, MemoryTable, RevisionStore
+from headrace.coordination.revisions import Lease, MemoryTable, RevisionStore, Watched
 from headrace.errors import CoordinationError
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import (
@@ -123,13 +123,6 @@ class CoordinationStore(RevisionStore):
         return self.random.uniform(*self.delay_seconds)
 
 
-class Source(Protocol):
-    """Where a watch hears that there is something new."""
-
-    def watching(self, told: Callable[[], None]) -> None: ...
-    def not_watching(self, told: Callable[[], None]) -> None: ...
-
-
 class VirtualCoordination:
     """The Coordination port of one process."""
 
@@ -200,18 +193,20 @@ class VirtualCoordination:
         store = self._store
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
+        reaches = partial(store.reaches, self._host)
+
         def arrive() -> None:
-            if not store.reaches(self._host):
+            if not reaches():
                 return
             try:
                 result = work()
             except CoordinationError as error:
-                self._back(partial(settle, answer, error))
+                self._back(reaches, partial(settle, answer, error))
                 return
             if change and store.random.random() < store.answers_lost:
                 store.losses += 1
             else:
-                self._back(partial(settle, answer, None, result))
+                self._back(reaches, partial(settle, answer, None, result))
 
         # The request is on its way whatever becomes of the process: only the answer needs it.
         store.clock.call_later(self._way_there(change), arrive)
@@ -228,14 +223,16 @@ class VirtualCoordination:
             return store.random.uniform(DEADLINE_SECONDS, 3 * DEADLINE_SECONDS)
         return store.draw_delay()
 
-    def _back(self, call: Callable[[], None]) -> None:
+    def _back(self, reaches: Callable[[], bool], call: Callable[[], None]) -> None:
+        """An answer travels back, and counts if the host is reached when it arrives."""
+
         def arrive() -> None:
-            if self._store.reaches(self._host):
+            if reaches():
                 self._clock.call_soon(call)
 
         self._store.clock.call_later(self._store.draw_delay(), arrive)
 
-    async def _told(self, source: Source) -> None:
+    async def _told(self, source: Watched) -> None:
         """Until something has changed, or the watch is broken, or this client is closed."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final, TypeVar
 
+from headrace.coordination.revisions import Watched
 from headrace.errors import CoordinationError
 from headrace.ports.clock import Clock
 from headrace.ports.coordination import Behind, WatchResponse
@@ -55,8 +56,9 @@ class NoAnswer(CoordinationError):
     """From one node; another may have it."""
 
 
-class Node:
+class Node(Watched):
     def __init__(self, number: int, revision: int) -> None:
+        super().__init__()
         self.number = number
         self.applied = revision
         """The newest revision that it knows."""
@@ -66,17 +68,6 @@ class Node:
         self.cuts = 0
         self.breaks = 0
         self._answers: list[tuple[int, Callable[[], None]]] = []
-        self._watching: dict[Callable[[], None], None] = {}
-
-    def watching(self, told: Callable[[], None]) -> None:
-        self._watching[told] = None
-
-    def not_watching(self, told: Callable[[], None]) -> None:
-        self._watching.pop(told, None)
-
-    def tell_watches(self) -> None:
-        for told in list(self._watching):
-            told()
 
     def once_applied(self, revision: int, call: Callable[[], None]) -> None:
         if self.applied >= revision:
@@ -299,18 +290,19 @@ class QuorumClient(VirtualCoordination):
         self, node: Node, work: Callable[[Node], T], answer: asyncio.Future[T], *, change: bool, renewal: bool
     ) -> None:
         store = self._quorum
+        reaches = partial(store.reaches_node, self._host, node)
 
         def arrive() -> None:
-            if not store.reaches_node(self._host, node):
+            if not reaches():
                 return
             if not store.serves(node) and not (renewal and node.led):
                 if node.is_alone:
-                    self._back_from(node, partial(settle, answer, NoAnswer(f"node {node.number} has no leader")))
+                    self._back(reaches, partial(settle, answer, NoAnswer(f"node {node.number} has no leader")))
                 return
             try:
-                back = partial(self._back_from, node, partial(settle, answer, None, work(node)))
+                back = partial(self._back, reaches, partial(settle, answer, None, work(node)))
             except CoordinationError as error:
-                back = partial(self._back_from, node, partial(settle, answer, error))
+                back = partial(self._back, reaches, partial(settle, answer, error))
             if change and store.random.random() < store.answers_lost:
                 store.losses += 1
             elif renewal:
@@ -319,10 +311,3 @@ class QuorumClient(VirtualCoordination):
                 node.once_applied(store.revision, back)
 
         store.clock.call_later(self._way_there(change), arrive)
-
-    def _back_from(self, node: Node, call: Callable[[], None]) -> None:
-        def arrive() -> None:
-            if self._quorum.reaches_node(self._host, node):
-                self._clock.call_soon(call)
-
-        self._quorum.clock.call_later(self._quorum.draw_delay(), arrive)
