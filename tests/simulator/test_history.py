@@ -106,7 +106,7 @@ def test_a_trace_keeps_its_last_lines_and_a_sum_over_all() -> None:
 
 
 def told(noted: History, what: str, epoch: int, value: int, *, before: dict[int, int] | None = None) -> None:
-    floor = noted.ends(WHERE) if what == "end" else noted.starts(WHERE)
+    floor = noted.watched(WHERE).ends if what == "end" else noted.watched(WHERE).starts
     noted.bound(WHERE, what, floor, floor.known() if before is None else before, epoch, value, "b1.1")
 
 

@@ -156,7 +156,7 @@ class Consumer:
     def _ask_bounds(self, broker: int, timestamp_ms: int) -> None:
         """Neither bound falls, whoever answers."""
         where, history = self._where, self._clients.history
-        floor = history.ends(where) if timestamp_ms == LATEST else history.starts(where)
+        floor = history.watched(where).ends if timestamp_ms == LATEST else history.watched(where).starts
         known = floor.known()
 
         def answered(answer: Message | None) -> None:

@@ -224,11 +224,9 @@ class History:
 
     # Bounds of a partition.
 
-    def starts(self, where: TopicPartition) -> Floor:
-        return self._watched[where].starts
-
-    def ends(self, where: TopicPartition) -> Floor:
-        return self._watched[where].ends
+    def watched(self, where: TopicPartition) -> Watched:
+        """All that was seen of the partition."""
+        return self._watched[where]
 
     def bound(
         self, where: TopicPartition, what: str, floor: Floor, known: dict[int, int], epoch: int, value: int, by: str
@@ -243,12 +241,6 @@ class History:
         watched = self._watched[where]
         watched.to_delete = max(watched.to_delete, before)
         watched.asked = max(watched.asked, before)
-
-    def asked_to_delete(self, where: TopicPartition) -> int:
-        return self._watched[where].asked
-
-    def written_ms(self, where: TopicPartition) -> dict[int, int]:
-        return self._watched[where].written_ms
 
     def deleted(self, where: TopicPartition, before: int, start: int, epoch: int, by: str) -> None:
         """A leader decided to answer that everything below is gone."""

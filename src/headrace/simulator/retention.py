@@ -59,6 +59,5 @@ class RetentionRule:
     def _young(self, where: TopicPartition, first: int, start: int, wall_ms: int) -> int | None:
         """The first offset that neither its time nor a client lets go."""
         oldest_ms = wall_ms - self._retention_ms if self._retention_ms >= 0 else NEVER_MS
-        asked = self._history.asked_to_delete(where)
-        written = self._history.written_ms(where)
+        asked, written = self._history.watched(where).asked, self._history.watched(where).written_ms
         return next((at for at in range(max(first, asked), start) if written.get(at, NEVER_MS) >= oldest_ms), None)

@@ -126,9 +126,8 @@ class VirtualDisk:
         """Those that were found by their path, until one goes or is renamed."""
         self._moves: builtins.list[Move] = []
         """From one folder to another, until both are synced."""
-        self._failing_syncs: dict[str, int] = {}
-        self._failing_writes: dict[str, int] = {}
-        self._failing_opens: dict[str, int] = {}
+        self._failing: dict[tuple[str, str], int] = {}
+        """By call (sync, write, open) and path: the errno with which the next one fails."""
         self._locked: set[str] = set()
         self._held: builtins.list[Callable[[], None]] | None = None
         self.silent = False
@@ -163,19 +162,18 @@ class VirtualDisk:
 
     def fail_sync(self, path: str, number: int = errno.EIO) -> None:
         """The next sync of that file fails, and what it should have saved is lost."""
-        self._failing_syncs[path] = number
+        self._failing["sync", path] = number
 
     def fail_write(self, path: str, number: int = errno.EIO) -> None:
-        self._failing_writes[path] = number
+        self._failing["write", path] = number
 
     def fail_open(self, path: str, number: int = errno.EMFILE) -> None:
-        self._failing_opens[path] = number
+        self._failing["open", path] = number
 
     def mend(self) -> None:
         """What was told to fail and has not yet does not."""
         self.trouble = None
-        for failing in (self._failing_syncs, self._failing_writes, self._failing_opens):
-            failing.clear()
+        self._failing.clear()
 
     def go_bad(self, path: str, position: int) -> None:
         """The sector there cannot be read any more."""
@@ -239,8 +237,7 @@ class VirtualDisk:
 
     def open(self, path: str, *, create: bool = False, writable: bool = False) -> VirtualFile:
         self.meet("open", path)
-        if self._failing_opens:
-            self._fail_if_told(self._failing_opens, path)
+        self._fail_if_told("open", path)
         parent, name = self._parent(path)
         node = parent.entries.get(name)
         if node is None:
@@ -382,12 +379,10 @@ class VirtualDisk:
     def check_write(self, path: str) -> None:
         if self.trouble is not None:
             self.meet("write", path)
-        if self._failing_writes:
-            self._fail_if_told(self._failing_writes, path)
+        self._fail_if_told("write", path)
 
-    def _fail_if_told(self, failing: dict[str, int], path: str) -> None:
-        number = failing.pop(path, None)
-        if number is not None:
+    def _fail_if_told(self, call: str, path: str) -> None:
+        if self._failing and (number := self._failing.pop((call, path), 0)):
             raise _error(number, path)
 
     def room(self, size: int, wanted: int) -> int:
@@ -402,7 +397,7 @@ class VirtualDisk:
             for file in files:
                 self.meet("sync", file.path)
         except OSError as error:
-            self._failing_syncs.update((file.path, error.errno or errno.EIO) for file in files)
+            self._failing.update((("sync", file.path), error.errno or errno.EIO) for file in files)
         nodes = [(file, file.node) for file in files]
         moments = [node.moment() if isinstance(node, FileNode) else len(node.steps) for _, node in nodes]
 
@@ -415,7 +410,7 @@ class VirtualDisk:
 
     def _settle(self, path: str, node: FileNode | FolderNode, moment: tuple[int, bytes | None] | int) -> int:
         """The errno, 0 if it went well."""
-        number = self._failing_syncs.pop(path, 0)
+        number = self._failing.pop(("sync", path), 0)
         if number:
             self._mark(path if isinstance(node, FolderNode) else path.rpartition("/")[0])
         if isinstance(node, FolderNode):
