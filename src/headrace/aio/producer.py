@@ -24,6 +24,7 @@ from headrace.aio.appender import RecordAppender, connect
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.errors import ProducerClosed
+from headrace.client.producer.lane import REMEMBERED_BATCHES
 from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
 from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender
@@ -37,6 +38,8 @@ ONE_WAY: Final = 0
 class Producer:
     """Sends records to the leaders of their partitions, on the loop where it is made. Close it, or use `async with`.
 
+    bootstrap: `host:port` of some brokers, with commas between or in a list; the others are heard of from them.
+    client_id: what brokers log and set quotas by; clients of one id and bootstrap share their connections.
     acks: -1 all replicas in sync have the record, 1 the leader has, 0 nobody is asked; may be given for each send.
     idempotent: with acks=-1, a record that is sent again is written once, and records of a partition keep their order.
     codec: none, gzip, snappy, lz4 or zstd.
@@ -44,12 +47,13 @@ class Producer:
     queue_bytes, queue_records: how much may wait for its acknowledgement.
     when_full: 0 drops the record (its delivery fails with QueueFull), below 0 waits, above 0 waits at most so many ms.
     max_record_bytes: larger records are refused at once (BatchTooLarge).
-    encoder: makes bytes of what is given as a value.
+    encoder: makes bytes of what is given as a value; called once for a record, by who sends it.
     delivery_timeout_ms: after so long without an acknowledgement a record fails, whatever was tried.
     request_timeout_ms: how long a broker may take for an answer.
     in_flight: batches of a partition on their way at once, at most 5 where they are idempotent.
     avoid_slow, latency_table: keep records that may go anywhere away from brokers that were slow: (took ms, avoid ms).
     exit_timeout_ms: how long a program that ends without `close` sends what waits; what is left is logged.
+    tls: speak TLS with the brokers, by this context.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Producer:
         encoder: Callable[[Any], bytes | None] | None = None,
         delivery_timeout_ms: float = 120_000,
         request_timeout_ms: float = 30_000,
-        in_flight: int = 5,
+        in_flight: int = REMEMBERED_BATCHES,
         avoid_slow: bool = False,
         latency_table: Sequence[tuple[int, int]] = TABLE,
         exit_timeout_ms: float = EXIT_TIMEOUT_MS,

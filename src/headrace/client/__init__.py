@@ -1,6 +1,11 @@
-"""The client: connections without blocking (`connection`), producer and consumer on it, operators' questions (`admin`).
+"""The client, on one set of connections that never block.
 
-`headrace.Producer` and `headrace.Consumer` are the faces for threads; `headrace.aio` has those for asyncio.
+errors              what can go wrong
+fetch_requests      Fetch and ListOffsets, for all who read
+connection          sockets, requests and metadata; driven by the threads that wait, or by an asyncio loop
+producer, consumer  cores that are callback code on it, with their faces for threads: `headrace.Producer` and
+                    `headrace.Consumer`; `headrace.aio` has the same for asyncio
+admin               blocking calls for operators, Spark and Arrow: topics, groups, settings, logs as they lie
 """
 
 from typing import Final

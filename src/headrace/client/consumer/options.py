@@ -53,6 +53,7 @@ class ConsumerOptions(TypedDict, total=False):
 class ConsumerConfig:
     topics: tuple[str, ...]
     bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP
+    """`host:port` of some brokers, with commas between or in a list; the others are heard of from them."""
     partitions: tuple[TopicPartition, ...] = ()
     """Read just these, without a group, instead of whole topics."""
     group: str | None = None
@@ -60,36 +61,47 @@ class ConsumerConfig:
     mode: str = "cluster"
     """`cluster`: members of a group share the partitions. `broadcast`: each reads all, progress in a local file."""
     assignor: str = "average"
+    """How a group shares the partitions out; `room-first` by racks, `cooperative` moves no partition without need."""
     start: str = "earliest"
     """Where a partition without progress is begun, and where one goes on whose offset is gone; `none` refuses to."""
     client_id: str = "headrace"
+    """What brokers log and set quotas by; clients of one id and bootstrap share their connections."""
     commit_interval_ms: int = 5000
     """How often progress is saved by itself; 0 leaves it to `commit`."""
     progress_dir: str | Path | None = None
+    """Where broadcast mode keeps its files; else in the user's folder of state."""
     fetch_bytes: int = 8 << 20
+    """At most so much in an answer, but for a batch that alone is larger."""
     partition_fetch_bytes: int = 1 << 20
+    """Of each partition in an answer."""
     buffer_bytes: int = 16 << 20
     """While less than a quarter of this waits to be handed out, more is fetched: what waits longer has left the
     processor's caches. Where priorities are heeded, all of it is filled."""
     max_wait_ms: int = 500
+    """How long a broker waits with its answer for `min_bytes`."""
     min_bytes: int = 1
     check_crc: bool = True
+    """Whether batches are compared with their checksums."""
     rack: str = ""
     """Where this consumer is: a replica in the same room is read instead of the leader."""
     priority_header: str | None = None
+    """The header that has a record's priority, a number: of what was fetched, the highest is handed out first."""
     decoder: Callable[[bytes | None], Any] | None = None
     """Makes of the bytes of a value what `record.value` is to be."""
     on_reset: Callable[[Reset], None] | None = None
     """Told when the reading of a partition goes on elsewhere than it was; it is logged in any case."""
     session_timeout_ms: int = 45_000
+    """A member that the group's coordinator does not hear of for so long loses its partitions."""
     rebalance_timeout_ms: int = 300_000
     """A member that does not call `poll` for so long leaves the group."""
     instance_id: str | None = None
+    """A name by which a member that comes back within its session keeps its partitions (static membership)."""
     timeout_ms: int = 30_000
     """How long calls that ask a broker may take: commit, lag, position, close."""
     exit_timeout_ms: int = EXIT_TIMEOUT_MS
     """How long a program that ends without `close` takes to save progress and leave the group."""
     tls: ssl.SSLContext | None = None
+    """Speak TLS with the brokers, by this context."""
 
     def __post_init__(self) -> None:
         if not self.topics and not self.partitions:

@@ -36,6 +36,7 @@ from headrace.errors import ErrorCode, HeadraceError, Unsupported
 from headrace.wire import schema
 
 REMEMBERED_BATCHES: Final = 5
+"""Of each producer and partition, by brokers: more in flight could not be told from new ones when sent again."""
 SEQUENCES: Final = 1 << 31
 LAST_EPOCH: Final = 32_766
 PROVEN_FOR_S: Final = 60.0

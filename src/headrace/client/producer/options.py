@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.client.connection.exits import EXIT_TIMEOUT_MS
-from headrace.client.producer.partitioner import TABLE, FaultLatency
+from headrace.client.producer.partitioner import FaultLatency
 from headrace.errors import SettingError
 from headrace.records.codecs import Codec
 
@@ -18,29 +17,30 @@ QUEUE_RECORDS: Final = 2_000_000
 RECORD_BYTES: Final = 1 << 20
 REQUEST_BYTES: Final = 1 << 20
 """A request takes further batches up to here; a single one may be larger."""
-REMEMBERED_BATCHES: Final = 5
 
 _CODECS: Final = {codec.name.lower(): codec for codec in Codec}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    acks: int = -1
-    idempotent: bool = True
-    codec: str = "none"
-    batch_bytes: int = BATCH_BYTES
-    interval_ms: float = 5
-    queue_bytes: int = QUEUE_BYTES
-    queue_records: int = QUEUE_RECORDS
-    when_full: float = -1
-    max_record_bytes: int = RECORD_BYTES
-    encoder: Callable[[Any], bytes | None] | None = None
-    delivery_timeout_ms: float = 120_000
-    request_timeout_ms: float = 30_000
-    in_flight: int = REMEMBERED_BATCHES
-    avoid_slow: bool = False
-    latency_table: Sequence[tuple[int, int]] = TABLE
-    exit_timeout_ms: float = EXIT_TIMEOUT_MS
+    """The defaults are those of `Producer`, which names all of them."""
+
+    acks: int
+    idempotent: bool
+    codec: str
+    batch_bytes: int
+    interval_ms: float
+    queue_bytes: int
+    queue_records: int
+    when_full: float
+    max_record_bytes: int
+    encoder: Callable[[Any], bytes | None] | None
+    delivery_timeout_ms: float
+    request_timeout_ms: float
+    in_flight: int
+    avoid_slow: bool
+    latency_table: Sequence[tuple[int, int]]
+    exit_timeout_ms: float
 
     def __post_init__(self) -> None:
         _need(self.acks in ACKS, "acks", self.acks, "-1 (all replicas in sync), 1 (the leader) or 0 (nobody)")
