@@ -209,10 +209,19 @@ class Cluster:
         self, connection: BrokerConnection, api_key: int, message: Message, timeout_ms: int | None = None
     ) -> Message:
         """One request to one broker, and its answer."""
-        (answer,) = self.exchange([(connection, Request(api_key, message))], timeout_ms)
-        if isinstance(answer, HeadraceError):
-            raise answer
+        (answer,) = self.call_all([(connection, Request(api_key, message))], timeout_ms)
         return answer
+
+    def call_all(
+        self, asked: Sequence[tuple[BrokerConnection, Request]], timeout_ms: int | None = None
+    ) -> list[Message]:
+        """As `exchange`; raises the first thing that went wrong."""
+        answers: list[Message] = []
+        for answer in self.exchange(asked, timeout_ms):
+            if isinstance(answer, HeadraceError):
+                raise answer
+            answers.append(answer)
+        return answers
 
     def exchange(
         self, asked: Sequence[tuple[BrokerConnection, Request]], timeout_ms: int | None = None

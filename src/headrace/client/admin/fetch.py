@@ -70,9 +70,7 @@ def list_offsets(
             for leader, moments in by_leader.items()
         ]
         found: dict[int, TimedOffset] = {}
-        for answer in cluster.exchange(asked):
-            if isinstance(answer, HeadraceError):
-                raise answer
+        for answer in cluster.call_all(asked):
             for partition in answer.topics[0].partitions:
                 check(partition.error_code, f"offsets of {topic}-{partition.partition_index}")
                 found[partition.partition_index] = TimedOffset(partition.offset, partition.timestamp)
@@ -132,9 +130,7 @@ def _fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLi
         by_leader.setdefault(cluster.leader(position.topic, position.partition), []).append(position)
     asked = [(leader, request_for(cluster, wanted, limits)) for leader, wanted in by_leader.items()]
     fetched: list[Fetched] = []
-    for answer in cluster.exchange(asked, limits.max_wait_ms + ANSWER_MARGIN_MS):
-        if isinstance(answer, HeadraceError):
-            raise answer
+    for answer in cluster.call_all(asked, limits.max_wait_ms + ANSWER_MARGIN_MS):
         fetched += read_answer(cluster, positions, answer)
     return fetched
 

@@ -15,7 +15,7 @@ from headrace.client.consumer.group_protocol import (
     decode_assignment,
 )
 from headrace.client.errors import Refusal, check
-from headrace.errors import ErrorCode, HeadraceError
+from headrace.errors import ErrorCode
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -63,9 +63,7 @@ def list_groups(cluster: Cluster) -> list[GroupListing]:
         brokers = cluster.topology([]).brokers
         asked = [(cluster.broker(broker_id), Request(apis.LIST_GROUPS, Message())) for broker_id in brokers]
         groups: list[GroupListing] = []
-        for answer in cluster.exchange(asked):
-            if isinstance(answer, HeadraceError):
-                raise answer
+        for answer in cluster.call_all(asked):
             check(answer.error_code, "list groups")
             groups += [GroupListing(group.group_id, group.protocol_type, group.group_state) for group in answer.groups]
         return sorted(groups, key=lambda group: group.group_id)

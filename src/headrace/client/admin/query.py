@@ -18,7 +18,7 @@ from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
 from headrace.client.fetch_requests import EARLIEST, LATEST
-from headrace.errors import ErrorCode, HeadraceError
+from headrace.errors import ErrorCode
 from headrace.records import kernel
 from headrace.records.batch import batches
 from headrace.records.record import Record
@@ -179,9 +179,7 @@ def _ask(
             for leader, parts in by_leader.items()
         ]
         found: dict[int, Message] = {}
-        for answer in cluster.exchange(requests, QUERY_TIMEOUT_MS):
-            if isinstance(answer, HeadraceError):
-                raise answer
+        for answer in cluster.call_all(requests, QUERY_TIMEOUT_MS):
             for partition in answer.partitions:
                 about = f"query of {wanted.topic}-{partition.partition_index}"
                 check(partition.error_code, about, partition.error_message)
