@@ -15,7 +15,7 @@ TOPICS = st.text("abcdef.-", min_size=1, max_size=8)
 
 @given(st.sets(TOPICS, max_size=5))
 def test_a_subscription_is_read_back(topics: set[str]) -> None:
-    assert set(group_protocol.read_subscription(group_protocol.encode_subscription(topics)).topics) == topics
+    assert set(group_protocol.decode_subscription(group_protocol.encode_subscription(topics)).topics) == topics
 
 
 @given(st.dictionaries(TOPICS, st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=4))
@@ -42,16 +42,20 @@ def test_what_a_member_holds_is_read_back(
         topics, owned=owned, generation=generation, rack=rack, user_data=user_data
     )
     said = group_protocol.Subscription(tuple(sorted(topics)), owned, generation, rack, user_data)
-    assert group_protocol.read_subscription(blob) == said
+    assert group_protocol.decode_subscription(blob) == said
 
 
 def test_older_and_newer_subscriptions_are_read_as_far_as_they_go() -> None:
     whole = group_protocol.encode_subscription(["t"], owned=[("t", 1)], generation=7, rack="r", user_data=b"u")
     bare, owned = group_protocol.Subscription(("t",), user_data=b"u"), frozenset({("t", 1)})
-    assert group_protocol.read_subscription(b"\0\0" + whole[2:]) == bare
-    assert group_protocol.read_subscription(b"\0\1" + whole[2:]) == dataclasses.replace(bare, owned=owned)
-    assert group_protocol.read_subscription(b"\0\2" + whole[2:]) == dataclasses.replace(bare, owned=owned, generation=7)
-    assert group_protocol.read_subscription(b"\0\4" + whole[2:] + b"later") == group_protocol.read_subscription(whole)
+    assert group_protocol.decode_subscription(b"\0\0" + whole[2:]) == bare
+    assert group_protocol.decode_subscription(b"\0\1" + whole[2:]) == dataclasses.replace(bare, owned=owned)
+    assert group_protocol.decode_subscription(b"\0\2" + whole[2:]) == dataclasses.replace(
+        bare, owned=owned, generation=7
+    )
+    assert group_protocol.decode_subscription(b"\0\4" + whole[2:] + b"later") == group_protocol.decode_subscription(
+        whole
+    )
 
 
 def test_kafka_python_reads_what_we_hold_and_we_read_what_it_holds() -> None:
@@ -61,7 +65,7 @@ def test_kafka_python_reads_what_we_hold_and_we_read_what_it_holds() -> None:
     assert [(held.topic, list(held.partitions)) for held in theirs.owned_partitions] == [("t", [0, 1])]
     assert (theirs.topics, theirs.generation_id, theirs.rack_id, theirs.user_data) == (["t"], 7, "r", b"u")
     assert metadata.ConsumerProtocolSubscription.decode(group_protocol.encode_subscription(["t"])).rack_id is None
-    assert group_protocol.read_subscription(theirs.encode()) == group_protocol.read_subscription(blob)
+    assert group_protocol.decode_subscription(theirs.encode()) == group_protocol.decode_subscription(blob)
 
 
 def test_aiokafka_reads_what_we_write_and_we_read_what_it_writes() -> None:
@@ -73,12 +77,12 @@ def test_aiokafka_reads_what_we_write_and_we_read_what_it_writes() -> None:
     theirs = protocol.ConsumerProtocolMemberAssignment(1, [("t", [3, 4])], b"data").encode()
     assert group_protocol.decode_assignment(theirs) == {"t": (3, 4)}
     theirs = protocol.ConsumerProtocolMemberMetadata(0, ["x", "y"], b"data").encode() + b"later fields"
-    assert group_protocol.read_subscription(theirs).topics == ("x", "y")
+    assert group_protocol.decode_subscription(theirs).topics == ("x", "y")
 
 
 @given(st.binary(max_size=60))
 def test_a_malformed_blob_is_refused_and_nothing_else(blob: bytes) -> None:
-    for decode in (group_protocol.read_subscription, group_protocol.decode_assignment):
+    for decode in (group_protocol.decode_subscription, group_protocol.decode_assignment):
         with contextlib.suppress(ProtocolError):
             decode(blob)
 

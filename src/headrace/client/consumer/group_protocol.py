@@ -61,7 +61,7 @@ def encode_subscription(
     )
 
 
-def read_subscription(blob: bytes) -> Subscription:
+def decode_subscription(blob: bytes) -> Subscription:
     """All that a member says, in whichever version it says it."""
     reader = _Reader(blob, "subscription")
     version = reader.version()

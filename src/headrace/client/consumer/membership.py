@@ -44,9 +44,9 @@ from headrace.client.consumer.group_protocol import (
     TopicPartition,
     by_topic,
     decode_assignment,
+    decode_subscription,
     encode_assignment,
     places_of,
-    read_subscription,
 )
 from headrace.client.consumer.progress import GroupProgress, NotHeld, Offsets, Saved
 from headrace.errors import ErrorCode, HeadraceError, ProtocolError
@@ -476,7 +476,7 @@ def participants(members: Iterable[Message]) -> list[Participant]:
     found = []
     for member in members:
         try:
-            said = read_subscription(member.metadata)
+            said = decode_subscription(member.metadata)
         except ProtocolError as error:
             log.warning("%s; member %s gets no partitions", error, member.member_id)
             found.append(Participant(member.member_id, frozenset()))

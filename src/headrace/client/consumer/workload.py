@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -48,7 +48,8 @@ class PartitionProgress:
         """Records that are not done."""
         self.pending_bytes = 0
         self._open: list[int] = []
-        self._done: Counter[int] = Counter()
+        self._done: dict[int, int] = {}
+        """Behind the first that is not done: how often each was."""
         self._end = -1
 
     @property
@@ -70,12 +71,15 @@ class PartitionProgress:
     def finish(self, offset: int, size_bytes: int) -> None:
         self.pending -= 1
         self.pending_bytes -= size_bytes
-        self._done[offset] += 1
-        while self._open and (times := self._done[self._open[0]]):
-            covered = heapq.heappop(self._open)
-            self._done[covered] -= 1
-            if times == 1:
-                del self._done[covered]
+        waiting, done = self._open, self._done
+        if not waiting or waiting[0] != offset:
+            done[offset] = done.get(offset, 0) + 1
+            return
+        heapq.heappop(waiting)
+        while waiting and (times := done.pop(waiting[0], 0)):
+            covered = heapq.heappop(waiting)
+            if times > 1:
+                done[covered] = times - 1
 
 
 @dataclass(slots=True, eq=False)
