@@ -429,7 +429,7 @@ def test_a_topic_that_asks_for_the_disk_from_now_on_is_synced_without_a_further_
         await filled(cluster, durability="memory")
         assert all(machine.replica().log.durable_offset == 0 for machine in cluster.machines.values())
         one = cluster[1]
-        await one.process.run(one.participant.configs.replace_topic("t", {"durability": "disk"}))
+        await one.process.run(one.participant.configs.alter_topic("t", {"durability": "disk"}))
         logs = [machine.replica().log for machine in cluster.machines.values()]
         await cluster.until(lambda: all(each.durable_offset == 40 for each in logs))
 

@@ -305,15 +305,15 @@ def test_topic_settings_are_replaced_whole_or_altered_one_by_one(tmp_path: Path)
             await one.configs.alter_topic("t", [ConfigChange("cleanup.policy", Operation.APPEND, "compact")])
             assert overrides() == {"retention.ms": "1", "flush.ms": "2", "cleanup.policy": "delete,compact"}
             await one.configs.alter_topic("t", [ConfigChange("retention.ms", Operation.DELETE)])
-            await one.configs.replace_topic("t", {"retention.bytes": "9"}, validate_only=True)
+            await one.configs.alter_topic("t", {"retention.bytes": "9"}, validate_only=True)
             assert set(overrides()) == {"flush.ms", "cleanup.policy"}
-            await one.configs.replace_topic("t", {"retention.bytes": "9"})
+            await one.configs.alter_topic("t", {"retention.bytes": "9"})
             assert overrides() == {"retention.bytes": "9"}
             for name, text in (("nonsense", "1"), ("flush.ms", "0"), ("cleanup.policy", "burn")):
                 with pytest.raises(InvalidConfig, match=name):
                     await one.configs.alter_topic("t", [ConfigChange(name, Operation.SET, text)])
             with pytest.raises(UnknownPartition):
-                await one.configs.replace_topic("none", {})
+                await one.configs.alter_topic("none", {})
 
     asyncio.run(body())
 
@@ -362,17 +362,17 @@ def test_broker_settings_are_altered_for_one_or_for_all(tmp_path: Path) -> None:
         async with node(tmp_path) as one:
             await one.configs.alter_broker(None, [ConfigChange("log.retention.ms", Operation.SET, "7")])
             await one.configs.alter_broker(None, [ConfigChange("num.partitions", Operation.SET, "4")])
-            await one.configs.replace_broker(1, {"log.retention.ms": "8"})
+            await one.configs.alter_broker(1, {"log.retention.ms": "8"})
             mine, other = (effective(SETTINGS, one.view.image, broker) for broker in (1, 2))
             assert (mine.values["log.retention.ms"], mine.sources["log.retention.ms"]) == (8, "broker")
             assert (other.values["log.retention.ms"], other.sources["log.retention.ms"]) == (7, "cluster")
             assert mine["num.partitions"] == 4
             with pytest.raises(InvalidConfig, match="restart"):
-                await one.configs.replace_broker(1, {"node.id": "8"})
+                await one.configs.alter_broker(1, {"node.id": "8"})
             with pytest.raises(InvalidConfig, match="unknown"):
-                await one.configs.replace_broker(1, {"nonsense": "8"})
-            await one.configs.replace_broker(1, {})
-            await one.configs.replace_broker(1, {})
+                await one.configs.alter_broker(1, {"nonsense": "8"})
+            await one.configs.alter_broker(1, {})
+            await one.configs.alter_broker(1, {})
             assert one.view.image.broker_configs == {}
 
     asyncio.run(body())

@@ -70,6 +70,10 @@ class ConfigChange:
     value: str | None = None
 
 
+Alteration = Sequence[ConfigChange] | Mapping[str, str]
+"""Changes of single settings, or all the values that a resource has from then on."""
+
+
 def effective(settings: BrokerSettings, image: Image, broker: int) -> BrokerSettings:
     """The broker's settings with what was altered while running laid over them."""
     values, sources = dict(settings.values), dict(settings.sources)
@@ -106,15 +110,17 @@ def text_of(value: Value) -> str:
 
 def changed(
     current: Mapping[str, str],
-    changes: Sequence[ConfigChange],
+    alteration: Alteration,
     known: Mapping[str, Setting],
     defaults: Mapping[str, Value],
 ) -> dict[str, str]:
-    """The altered values after the changes. A list is appended to, or subtracted from, as it is in effect."""
-    if len({change.name for change in changes}) != len(changes):
+    """The altered values. A list is appended to, or subtracted from, as it is in effect."""
+    if isinstance(alteration, Mapping):
+        return dict(alteration)
+    if len({change.name for change in alteration}) != len(alteration):
         raise InvalidRequest("a setting can be altered once in a request")
     altered = dict(current)
-    for change in changes:
+    for change in alteration:
         setting = known.get(change.name)
         if setting is None:
             raise InvalidConfig(f"unknown setting {change.name!r}{nearest(change.name, known)}")
@@ -210,40 +216,29 @@ def _check_broker_settings(altered: Mapping[str, str]) -> None:
 
 
 class Configs:
-    """Carries alterations out. `full` replaces all of a resource's values; `validate_only` changes nothing."""
+    """Carries alterations out; `validate_only` changes nothing."""
 
     def __init__(self, changes: Changes, settings: Callable[[], BrokerSettings]) -> None:
         self._changes = changes
         self._settings = settings
 
-    async def alter_topic(self, name: str, changes: Sequence[ConfigChange], *, validate_only: bool = False) -> None:
+    async def alter_topic(self, name: str, alteration: Alteration, *, validate_only: bool = False) -> None:
         def alter(current: Mapping[str, str]) -> Mapping[str, str]:
-            return changed(current, changes, TOPIC_BY_NAME, self._settings().topic_defaults())
+            return changed(current, alteration, TOPIC_BY_NAME, self._settings().topic_defaults())
 
         await self._run(lambda image: plan_topic(image, name, alter), validate_only)
 
-    async def replace_topic(self, name: str, full: Mapping[str, str], *, validate_only: bool = False) -> None:
-        await self._run(lambda image: plan_topic(image, name, lambda _: dict(full)), validate_only)
-
-    async def alter_broker(
-        self, broker: int | None, changes: Sequence[ConfigChange], *, validate_only: bool = False
-    ) -> None:
+    async def alter_broker(self, broker: int | None, alteration: Alteration, *, validate_only: bool = False) -> None:
         def alter(current: Mapping[str, str]) -> Mapping[str, str]:
-            return changed(current, changes, BROKER_BY_NAME, self._settings().values)
+            return changed(current, alteration, BROKER_BY_NAME, self._settings().values)
 
         await self._run(lambda image: plan_broker(image, broker, alter), validate_only)
 
-    async def replace_broker(self, broker: int | None, full: Mapping[str, str], *, validate_only: bool = False) -> None:
-        await self._run(lambda image: plan_broker(image, broker, lambda _: dict(full)), validate_only)
-
-    async def alter_group(self, group: str, changes: Sequence[ConfigChange], *, validate_only: bool = False) -> None:
+    async def alter_group(self, group: str, alteration: Alteration, *, validate_only: bool = False) -> None:
         def alter(current: Mapping[str, str]) -> Mapping[str, str]:
-            return changed(current, changes, GROUP_BY_NAME, {})
+            return changed(current, alteration, GROUP_BY_NAME, {})
 
         await self._run(lambda image: plan_group(image, group, alter), validate_only)
-
-    async def replace_group(self, group: str, full: Mapping[str, str], *, validate_only: bool = False) -> None:
-        await self._run(lambda image: plan_group(image, group, lambda _: dict(full)), validate_only)
 
     async def _run(self, plan_on: Callable[[Image], Plan], validate_only: bool) -> None:
         if validate_only:

@@ -6,11 +6,10 @@ single settings. A broker resource without a name means all brokers; its setting
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Final
 
-from headrace.cluster.config import ConfigChange, Operation
+from headrace.cluster.config import Alteration, ConfigChange, Operation
 from headrace.errors import ErrorCode, HeadraceError, InvalidRequest
 from headrace.kafka import broker_names
 from headrace.kafka.api.describe_configs import BROKER, GROUP, TOPIC
@@ -19,21 +18,24 @@ from headrace.wire.message import Message
 
 OPERATIONS: Final = frozenset(Operation)
 
+Read = Callable[[Message, Callable[[str], str]], Alteration]
+"""What a resource of a request asks for, its settings named as ours are."""
+
 
 def handle(request: Request) -> None:
-    request.reply_later(_each(request, _replace))
+    request.reply_later(_each(request, _full))
 
 
 def handle_incremental(request: Request) -> None:
-    request.reply_later(_each(request, _change))
+    request.reply_later(_each(request, _changes))
 
 
-async def _each(request: Request, alter: Callable[[Request, Message], Awaitable[None]]) -> Message:
+async def _each(request: Request, read: Read) -> Message:
     responses = []
     for asked in request.body.resources:
         code, reason = ErrorCode.NONE, None
         try:
-            await alter(request, asked)
+            await _alter(request, asked, read)
         except HeadraceError as error:
             code, reason = error.kafka_code, str(error)
         responses.append(
@@ -47,32 +49,29 @@ async def _each(request: Request, alter: Callable[[Request, Message], Awaitable[
     return Message(throttle_time_ms=0, responses=responses)
 
 
-async def _replace(request: Request, asked: Message) -> None:
-    full = {config.name: config.value for config in asked.configs if config.value is not None}
+async def _alter(request: Request, asked: Message, read: Read) -> None:
+    is_broker = asked.resource_type not in (TOPIC, GROUP)
+    alteration = read(asked, broker_names.ours if is_broker else str)
     configs, only = request.services.configs, request.body.validate_only
-    if asked.resource_type == TOPIC:
-        await configs.replace_topic(asked.resource_name, full, validate_only=only)
-    elif asked.resource_type == GROUP:
-        await configs.replace_group(asked.resource_name, full, validate_only=only)
+    if is_broker:
+        await configs.alter_broker(_broker(asked), alteration, validate_only=only)
+    elif asked.resource_type == TOPIC:
+        await configs.alter_topic(asked.resource_name, alteration, validate_only=only)
     else:
-        known = {broker_names.ours(name): value for name, value in full.items()}
-        await configs.replace_broker(_broker(asked), known, validate_only=only)
+        await configs.alter_group(asked.resource_name, alteration, validate_only=only)
 
 
-async def _change(request: Request, asked: Message) -> None:
+def _full(asked: Message, named: Callable[[str], str]) -> Alteration:
+    return {named(config.name): config.value for config in asked.configs if config.value is not None}
+
+
+def _changes(asked: Message, named: Callable[[str], str]) -> Alteration:
     changes = []
     for config in asked.configs:
         if config.config_operation not in OPERATIONS:
             raise InvalidRequest(f"setting {config.name}: operation {config.config_operation} is not known")
-        changes.append(ConfigChange(config.name, Operation(config.config_operation), config.value))
-    configs, only = request.services.configs, request.body.validate_only
-    if asked.resource_type == TOPIC:
-        await configs.alter_topic(asked.resource_name, changes, validate_only=only)
-    elif asked.resource_type == GROUP:
-        await configs.alter_group(asked.resource_name, changes, validate_only=only)
-    else:
-        known = [replace(change, name=broker_names.ours(change.name)) for change in changes]
-        await configs.alter_broker(_broker(asked), known, validate_only=only)
+        changes.append(ConfigChange(named(config.name), Operation(config.config_operation), config.value))
+    return changes
 
 
 def _broker(asked: Message) -> int | None:
