@@ -372,13 +372,13 @@ def test_what_lies_beside_the_commit_log_is_doubted_unless_all_was_stopped_in_or
 ) -> None:
     harness, _ = filled()
     doubted: list[TopicPartition] = []
-    doubt = SharedLog.doubt_derived
+    doubt = SharedLog.sync_derived_again
 
     def noted(log: SharedLog) -> None:
         doubted.append(log.topic_partition)
         doubt(log)
 
-    monkeypatch.setattr(SharedLog, "doubt_derived", noted)
+    monkeypatch.setattr(SharedLog, "sync_derived_again", noted)
     ended(harness, clean=True)
     opened(harness)
     assert doubted == []
@@ -412,7 +412,7 @@ def test_a_log_without_records_that_was_not_stopped_in_order_is_doubted_too(monk
         disk.remove(path)
     believe(disk, position=0)
     doubted: list[TopicPartition] = []
-    monkeypatch.setattr(SharedLog, "doubt_derived", lambda log: doubted.append(log.topic_partition))
+    monkeypatch.setattr(SharedLog, "sync_derived_again", lambda log: doubted.append(log.topic_partition))
     harness.open()
     assert doubted == [TOPIC]
 

@@ -269,12 +269,44 @@ class LocalLog(ABC):
         error, self._refusal = self._refusal, self.offline
         return error
 
+    def _flush_staged(self) -> None:
+        """Before a truncation; StorageFailed if the log is offline."""
+        error = self._write_alone()
+        if error is not None:
+            log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
+        if self.offline is not None:
+            raise self.offline.again()
+
+    def _cut_to(self, end_offset: int) -> None:
+        """The log ends there now."""
+        self.end_offset = self.written_offset = end_offset
+        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
+        self.truncations += 1
+        self._epoch = None
+        self._forget_from(end_offset)
+        self.producers.forget()
+
     def _forget_from(self, offset: int) -> None:
         """The log was cut there: nothing that was known of this offset and what follows counts any more."""
         self.committed_offset = min(self.committed_offset, offset)
         self.durable_offset = min(self.durable_offset, offset)
         self.sync_asked_offset = min(self.sync_asked_offset, offset)
         self.cleanings = [(min(cleaned_to, offset), at_ms) for cleaned_to, at_ms in self.cleanings]
+        self.epochs.truncate(offset)
+
+    def delete_before(self, offset: int, done: Done | None = None) -> None:
+        if self.offline is not None:
+            raise self.offline.again()
+        offset = min(offset, self.written_offset)
+        if offset > self.start_offset:
+            self._raise_start(offset)
+        elif done is None:
+            return
+        self._keep_start(self.start_kept(done))
+
+    def _keep_start(self, kept: Done) -> None:
+        """Have a checkpoint with the start of now; `kept` hears of it."""
+        self._services.checkpoint_soon(kept)
 
     def delete(self) -> None:
         """Take nothing more: the partition is going away."""
@@ -322,7 +354,12 @@ class LocalLog(ABC):
     def _sync_snapshot_soon(self) -> None: ...
 
     @abstractmethod
-    def delete_before(self, offset: int, done: Done | None = None) -> None: ...
+    def _raise_start(self, offset: int) -> None:
+        """To an offset above it that is written."""
+
+    @abstractmethod
+    def _write_alone(self) -> HeadraceError | None:
+        """Write what is staged before the turn ends; or take it back and answer why."""
 
     @abstractmethod
     def restart_at(self, offset: int) -> None: ...

@@ -50,8 +50,8 @@ def held(disk: Disk, data: str) -> dict[Key, Held] | None:
         shared = shared_checkpoint.read(disk, data)
         if shared is None:
             return None
-        for where, told in shared.logs.items():
-            found[bytes.fromhex(told.topic_id), where.partition] = Held(told.start_offset, told.end_offset)
+        for where, saved in shared.logs.items():
+            found[bytes.fromhex(saved.topic_id), where.partition] = Held(saved.start_offset, saved.end_offset)
         return found
     points = checkpoint.read(disk, data)
     if points is None:

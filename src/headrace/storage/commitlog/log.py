@@ -25,7 +25,6 @@ from headrace.ports.disk import Buffer, Disk, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal
-from headrace.storage.checkpoint import Done
 from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.frames import FRAME_BYTES
 from headrace.storage.commitlog.queue import Queue
@@ -96,7 +95,7 @@ class DerivedFiles:
         self._unsynced = {}
         return files
 
-    def doubt(self) -> None:
+    def sync_again(self) -> None:
         """Whatever is here may not be on disk."""
         topic_folder = self._folder.rpartition("/")[0]
         paths = [f"{self._folder}/{name}" for name in (EPOCHS_FILE, PARTITION_FILE)]
@@ -476,22 +475,14 @@ class SharedLog(LocalLog):
             self.go_offline(reason)
             raise reason from error
 
-    def _flush_staged(self) -> None:
-        if self._turn.batches and (error := self._services.write_now(self)) is not None:
-            log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
-        if self.offline is not None:
-            raise self.offline.again()
+    def _write_alone(self) -> HeadraceError | None:
+        return self._services.write_now(self) if self._turn.batches else None
 
     def _cut_to(self, end_offset: int) -> None:
-        self.end_offset = self.written_offset = end_offset
-        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
-        self.derived.remove_snapshots_above(end_offset)
-        self._forget_from(end_offset)
-        self.truncations += 1
-        self._epoch = None
+        super()._cut_to(end_offset)
         self._reader.forget()
+        self.derived.remove_snapshots_above(end_offset)
         self.derived.save_epochs()
-        self.producers.forget()
         self._write_bounds()
         self._services.sync_soon(self)
         self._services.checkpoint_soon(None)
@@ -500,29 +491,22 @@ class SharedLog(LocalLog):
     def _forget_from(self, offset: int) -> None:
         super()._forget_from(offset)
         self._reader.checked.cut(offset)
-        self.epochs.truncate(offset)
 
     def _write_bounds(self) -> None:
         self.bounds_unwritten = True
         self._services.write_now(self)
 
-    def delete_before(self, offset: int, done: Done | None = None) -> None:
-        if self.offline is not None:
-            raise self.offline.again()
-        offset = min(offset, self.written_offset)
-        if offset > self.start_offset:
-            if self._turn.batches and (refused := self._services.write_now(self)) is not None:
-                self._refusal = self._refusal or refused
-            self._remember_producers(offset)
-            self.producers.moved()
-            self.start_offset = offset
-            self.queue.drop_before(offset)
-            self._reader.forget()
-            self._write_bounds()
-            self._services.emptied()
-        elif done is None:
-            return
-        self._services.checkpoint_soon(self.start_kept(done))
+    def _raise_start(self, offset: int) -> None:
+        refused = self._write_alone()
+        if refused is not None:
+            self._refusal = self._refusal or refused
+        self._remember_producers(offset)
+        self.producers.moved()
+        self.start_offset = offset
+        self.queue.drop_before(offset)
+        self._reader.forget()
+        self._write_bounds()
+        self._services.emptied()
 
     def replaced(self, replacements: Sequence[Replacement]) -> None:
         """The commit log holds replace frames with these runs, and they are synced: let the queue lead to them.
@@ -587,10 +571,10 @@ class SharedLog(LocalLog):
         """What a checkpoint syncs: the files that could be derived from the commit log."""
         return self.queue.unsynced() + self.derived.take_unsynced()
 
-    def doubt_derived(self) -> None:
-        """What was written beside the commit log may not be on disk."""
-        self.queue.doubt()
-        self.derived.doubt()
+    def sync_derived_again(self) -> None:
+        """What was written beside the commit log may not be on disk: the next checkpoints sync it."""
+        self.queue.sync_again()
+        self.derived.sync_again()
 
     def stop(self) -> None:
         """Write what a start without a scan needs; syncing it is the caller's."""

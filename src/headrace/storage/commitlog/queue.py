@@ -158,7 +158,7 @@ class Queue:
         for file in self._files:
             file.drop_old()
 
-    def doubt(self) -> None:
+    def sync_again(self) -> None:
         """The files may not be on disk as they are in memory."""
         self.names_changed = True
         for file in self._files:

@@ -246,7 +246,7 @@ class Opening:
             found.epochs = self._epochs(path, state)
         opened = SharedLog(self._services, path, where, topic_id, settings, found)
         if state.touched or not self._clean or not state.known:
-            opened.doubt_derived()
+            opened.sync_derived_again()
         if not state.known:
             # Whatever the commit log holds of it from before is not its own.
             opened.bounds_unwritten = True

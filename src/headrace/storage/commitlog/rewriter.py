@@ -179,8 +179,8 @@ class EmptyFiles:
         ready = [n for n in empty if self._empty_at[n] <= self.checkpointed or writer.short_of_room]
         if ready and writer.marked >> 32 <= ready[-1]:
             writer.mark()
-        told = writer.marked >> 32 if writer.mark_end <= commit_log.synced else 0
-        gone = [number for number in ready if number < told]
+        safe_below = writer.marked >> 32 if writer.mark_end <= commit_log.synced else 0
+        gone = [number for number in ready if number < safe_below]
         if len(gone) == len(empty):
             return Removal(gone)
         before, self._wanted = self._wanted, max(self._wanted, writer.mark_end, *self._empty_at.values())

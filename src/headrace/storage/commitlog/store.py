@@ -163,7 +163,7 @@ class SharedStore(LocalStore[SharedLog]):
         with self._new_folders.begin(topic_partition, topic_id, self.commit_log.synced) as path:
             found = RecoveredQueue(queue=self._services.new_queue(path))
             created = SharedLog(self._services, path, topic_partition, topic_id, settings, found)
-            created.doubt_derived()
+            created.sync_derived_again()
         # The partition may have been here before, under the same id; nothing of that counts.
         created.bounds_unwritten = True
         self._staged[created] = None
@@ -323,7 +323,7 @@ class SharedStore(LocalStore[SharedLog]):
         if concerns(error, self._commit_files):
             self._failed(error)
         for each in self._logs.values():
-            each.doubt_derived()
+            each.sync_derived_again()
 
     # Stopping.
 

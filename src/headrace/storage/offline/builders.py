@@ -80,7 +80,7 @@ class _Segment:
     every_entry: array[int] = field(default_factory=lambda: array("Q"))
     times: bytearray = field(default_factory=bytearray)
     every_time: bytearray = field(default_factory=bytearray)
-    told_ms: int = NO_TIMESTAMP
+    indexed_ms: int = NO_TIMESTAMP
     next_index_at: int = 0
     waiting: list[bytes] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -110,8 +110,8 @@ class _Segment:
             self.flush()
 
     def _time(self, relative: int) -> None:
-        if self.greatest_ms > self.told_ms:
-            self.told_ms = self.greatest_ms
+        if self.greatest_ms > self.indexed_ms:
+            self.indexed_ms = self.greatest_ms
             self.times += TIME_ENTRY.pack(self.greatest_ms, relative)
 
     def flush(self) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import logging
 import struct
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -39,7 +40,7 @@ OFFSET_ENTRY_BYTES: Final = 8
 LAST_TIMESTAMP_MS: Final = (1 << 63) - 1
 TIME_ENTRY: Final = struct.Struct("<qI")
 
-RecoveredSegments = TypeVar("RecoveredSegments")
+Answer = TypeVar("Answer")
 
 
 PAGE_BYTES: Final = 4096
@@ -114,7 +115,7 @@ class Pages:
         self._kept.clear()
 
 
-class SegmentIndex:
+class SegmentIndex(ABC):
     """The file under an index: mapped and grown while it is written, cut when it is closed, and then read by pages.
     `remake` makes it again from the log."""
 
@@ -197,8 +198,9 @@ class SegmentIndex:
         return True
 
     @staticmethod
+    @abstractmethod
     def last_entry(crc: int) -> bytes:
-        raise NotImplementedError
+        """What a closed index ends with."""
 
     def drop(self) -> None:
         """Let go of the file; it keeps its spare room."""
@@ -216,7 +218,7 @@ class SegmentIndex:
         self._writable_bytes = 0
         self._pages.drop()
 
-    def _look(self, find: Callable[[], RecoveredSegments]) -> RecoveredSegments:
+    def _look(self, find: Callable[[], Answer]) -> Answer:
         """What is found; in an index that is made again from its log, if the disk has lost this one."""
         try:
             return find()

@@ -508,42 +508,24 @@ class PartitionedLog(LocalLog):
         except OSError as error:
             raise self.fail(error).again() from error
 
-    def _flush_staged(self) -> None:
-        error = self.write()
-        if error is not None:
-            log.warning("%s: what was staged before a truncation is dropped: %s", self.topic_partition, error)
-        if self.offline is not None:
-            raise self.offline.again()
+    def _write_alone(self) -> HeadraceError | None:
+        return self.write()
 
     def _cut_to(self, end_offset: int) -> None:
-        self.end_offset = self.written_offset = end_offset
-        self.safe_start_offset = min(self.safe_start_offset, self.start_offset)
-        self._forget_from(end_offset)
-        self.truncations += 1
+        super()._cut_to(end_offset)
         self._turn = None
-        self._epoch = None
         self._reader.forget()
-        self.epochs.truncate(end_offset)
         self._save_epochs()
         self.snapshots.remove_above(end_offset)
-        self.producers.forget()
         self._unsynced.add(self.folder, self._active.path)
         self._services.sync_soon(self)
         self._services.checkpoint_soon(None)
 
-    def delete_before(self, offset: int, done: Done | None = None) -> None:
-        if self.offline is not None:
-            raise self.offline.again()
-        offset = min(offset, self.written_offset)
-        if offset > self.start_offset:
-            self._raise_start(offset)
-        elif done is None:
-            return
-        kept = self.start_kept(done)
+    def _keep_start(self, kept: Done) -> None:
         if self.cuts.would_lower(self.start_offset):
             self._starts_to_keep.append(kept)
         else:
-            self._services.checkpoint_soon(kept)
+            super()._keep_start(kept)
 
     def _raise_start(self, offset: int) -> None:
         count = 0

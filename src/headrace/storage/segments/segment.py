@@ -78,7 +78,7 @@ class Segment:
         "_index_doubted",
         "_interval_bytes",
         "_open_segments",
-        "_seen_whole",
+        "_seen_complete",
         "base_offset",
         "cleaned",
         "damage",
@@ -115,7 +115,7 @@ class Segment:
         self._interval_bytes = interval_bytes
         self.stem = stem(folder, base_offset)
         self.base_offset = base_offset
-        self._seen_whole: tuple[int, int, tuple[Damage, ...]] | None = None
+        self._seen_complete: tuple[int, int, tuple[Damage, ...]] | None = None
         self.next_offset = next_offset
         self.size = self.written = 0
         self.cleaned = cleaned
@@ -306,15 +306,15 @@ class Segment:
         return end
 
     @property
-    def ends_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Of one that others follow: whether it reaches to where the next begins, as far as its last batches tell."""
         if self.cleaned and not self.damage:
             return True
         seen = self.written, self.next_offset, self.damage
-        if self._seen_whole != seen:
+        if self._seen_complete != seen:
             if not self._reaches_its_end():
                 return False
-            self._seen_whole = seen
+            self._seen_complete = seen
         return True
 
     def _reaches_its_end(self) -> bool:
@@ -335,7 +335,7 @@ class Segment:
         return found is not None and found.size > self.size
 
     def missing_end(self) -> CorruptBatch:
-        """What a reader hears who would go on behind one that does not end whole."""
+        """What a reader hears who would go on behind one that is not complete."""
         if self.damage and self.damage[-1].next_offset >= self.next_offset:
             return self.damaged(self.damage[-1])
         return self._wrong(self.written, f"the end of the segment is missing, up to offset {self.next_offset}")

@@ -127,7 +127,7 @@ class Segments:
                     if following == segment.index.count:
                         break
                     relative_offset, position = segment.index.entry(following)
-            if not past_damage and segment is not self.active and not segment.ends_whole:
+            if not past_damage and segment is not self.active and not segment.is_complete:
                 raise segment.missing_end()
 
     def _headers(self, from_offset: int, wanted_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:
@@ -141,7 +141,7 @@ class Segments:
             for found_at, header in segment.headers(position, expected, wanted_offset):
                 if header.next_offset > from_offset:
                     yield header, FileSlice(segment.file, found_at, header.size_bytes)
-            if wanted_offset < segment.next_offset and segment is not self.active and not segment.ends_whole:
+            if wanted_offset < segment.next_offset and segment is not self.active and not segment.is_complete:
                 raise segment.missing_end()
 
 
@@ -238,7 +238,7 @@ class Reader:
         slices = [FileSlice(segment.file, position, sound - position, self._source)] if sound > position else []
         count = sound - position
         while sound == segment.written and segment.next_offset < limit and count < max_bytes:
-            if not segment.ends_whole:
+            if not segment.is_complete:
                 break  # the next read begins with what is missing, and says so
             segment = self._segments.after(segment)
             end = self._end_in(segment, limit, written_offset)
