@@ -481,7 +481,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.long
 def test_a_consumer_whose_loop_has_ended_says_that_it_did_not_leave(broker: Broker, topic: MakeTopic) -> None:
     name = topic()
     with Producer(broker.bootstrap) as producer:

@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
-from headrace.aio.tasks import Listener, connect, end_with_program, opened
+from headrace.aio.tasks import Listener, connect, end_with_program
 from headrace.client.connection import exits
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
@@ -64,7 +64,7 @@ class Consumer:
             raise
         self._collector = self._core.collector
         if self._options.group:
-            opened(self)
+            exits.consumer_opened(self)
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Final, ParamSpec, TypeVar
 
 from headrace.aio.reactor import AsyncioReactor, Waiters, wake
-from headrace.client.connection import exits
 from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.options import ConsumerConfig
@@ -150,10 +149,6 @@ def connect(options: ConsumerConfig) -> tuple[ConnectionPool, Driver]:
     reactor = AsyncioReactor.of_running_loop()
     pool = shared(options.bootstrap, client_id=options.client_id, tls=options.tls, reactor=reactor)
     return pool, Driver(reactor)
-
-
-def opened(consumer: exits.OpenClient) -> None:
-    exits.opened(consumer)
 
 
 async def blocking(fn: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:

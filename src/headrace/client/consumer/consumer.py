@@ -23,7 +23,7 @@ from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.consumer.options import ConsumerOptions, config_of
 from headrace.client.consumer.progress import Saved
 from headrace.client.consumer.retries import DELAYS_MS
-from headrace.client.consumer.threads import Listener, connect, end_with_program, opened
+from headrace.client.consumer.threads import Listener, connect, end_with_program
 from headrace.client.errors import EngineClosed
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
@@ -63,7 +63,7 @@ class Consumer:
             raise
         self._collector = self._core.collector
         if self._options.group:
-            opened(self)
+            exits.consumer_opened(self)
 
     def __enter__(self) -> Self:
         return self

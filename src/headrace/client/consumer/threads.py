@@ -96,11 +96,6 @@ def connect(options: ConsumerConfig) -> tuple[ConnectionPool, Driver]:
     return pool, Driver(pool.reactor)
 
 
-def opened(consumer: exits.OpenClient) -> None:
-    """It is held until it is closed: who forgets it is still a member of its group."""
-    exits.consumer_opened(consumer)
-
-
 def blocking(fn: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
     """Call what blocks."""
     return fn(*args, **options)
