@@ -77,11 +77,11 @@ def _single_key(request: Request) -> bytes | None:
     if "key" in request.query:
         given.append(request.query["key"].encode(errors="surrogateescape"))
     if "key_base64" in request.query:
-        given.append(_base64("query parameter key_base64", request.query["key_base64"]))
+        given.append(decode_base64("query parameter key_base64", request.query["key_base64"]))
     if (plain := request.header("x-key")) is not None:
         given.append(plain)
     if (coded := request.header("x-key-base64")) is not None:
-        given.append(_base64("header X-Key-Base64", coded.decode("latin-1")))
+        given.append(decode_base64("header X-Key-Base64", coded.decode("latin-1")))
     if len(given) > 1:
         raise InvalidRequest("the key is given more than once; use one of ?key=, ?key_base64=, X-Key, X-Key-Base64")
     return _checked_key("the key", given[0]) if given else None
@@ -159,7 +159,7 @@ def _field(what: str, item: dict[str, Any], name: str) -> bytes | None:
     if coded is not None:
         if item.get(name) is not None:
             raise InvalidRequest(f"{what} has both {name} and {name}_base64")
-        return _base64(f"{what}: {name}_base64", coded)
+        return decode_base64(f"{what}: {name}_base64", coded)
     given = item.get(name)
     if given is None:
         return None
@@ -200,7 +200,7 @@ def _utf8(what: str, text: str) -> bytes:
         raise InvalidRequest(f"{what} is not valid text: {error.reason}") from None
 
 
-def _base64(what: str, given: Any) -> bytes:
+def decode_base64(what: str, given: Any) -> bytes:
     try:
         return base64.b64decode(given, validate=True)
     except (binascii.Error, ValueError, TypeError):

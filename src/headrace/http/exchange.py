@@ -43,7 +43,7 @@ class Exchange:
         if response is not None:
             self.answer(response)
 
-    def later(self, work: Coroutine[Any, Any, Response | None]) -> None:
+    def answer_later(self, work: Coroutine[Any, Any, Response | None]) -> None:
         """Go on in a task: for the rare work that has to wait for the cluster."""
         self.services.spawn(self._finish(work))
 

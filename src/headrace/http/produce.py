@@ -48,7 +48,7 @@ def handle(exchange: Exchange) -> Response | None:
     name = request.parameters["topic"]
     topic = services.image().topics.get(name)
     if topic is None:
-        exchange.later(_create_then_append(exchange, name, incoming, acks, timeout_ms))
+        exchange.answer_later(_create_then_append(exchange, name, incoming, acks, timeout_ms))
     else:
         Appending(exchange, topic, incoming).start(acks, timeout_ms)
     return None

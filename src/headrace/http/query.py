@@ -14,12 +14,10 @@ Partitions that other brokers lead are in `elsewhere`.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any, Final
 
 from headrace.errors import HeadraceError, InvalidRequest, NotLeader
-from headrace.http.bodies import PARTITION_MAX
+from headrace.http.bodies import PARTITION_MAX, decode_base64
 from headrace.http.exchange import Exchange
 from headrace.http.fetch import COUNT, COUNT_MAX, JSON_MAX_BYTES, OFFSET_MAX, shown_record
 from headrace.http.message import Request, Response, error_response, json_response
@@ -75,11 +73,7 @@ def _key(request: Request) -> bytes:
         raise InvalidRequest("give the key once, as ?key= or as ?key_base64=")
     if text is not None:
         return text.encode(errors="surrogateescape")
-    assert coded is not None
-    try:
-        return base64.b64decode(coded, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest("query parameter key_base64 is not base64") from None
+    return decode_base64("query parameter key_base64", coded)
 
 
 class Querying:

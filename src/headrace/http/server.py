@@ -21,20 +21,20 @@ class HttpServer:
         network: Network,
         address: Address,
         services: HttpServices,
-        connections_max: int | None = None,
+        connections_max: int = CONNECTIONS_MAX,
         routes: Sequence[Route] = ROUTES,
     ) -> None:
         self._routes = routes
         self._network = network
         self._wanted = address
         self._services = services
-        self._connections_max = CONNECTIONS_MAX if connections_max is None else connections_max
+        self._connections_max = connections_max
         self._listener: Listener | None = None
         self._sessions: set[HttpSession] = set()
         services.metrics.collect(self._samples)
 
-    def start(self, tls: object | None = None) -> None:
-        self._listener = self._network.listen(self._wanted, self._accept, tls)
+    def start(self) -> None:
+        self._listener = self._network.listen(self._wanted, self._accept)
 
     @property
     def address(self) -> Address:

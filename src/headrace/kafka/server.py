@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from headrace.kafka.connection import Connection
@@ -17,15 +16,6 @@ from headrace.ports.network import Address, Listener, Network
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """One listener as the operator names it, and the address that clients are told."""
-
-    name: str
-    address: Address
-    tls: ssl.SSLContext | None = None
 
 
 class KafkaServer:
@@ -41,10 +31,10 @@ class KafkaServer:
     def addresses(self) -> Mapping[str, Address]:
         return {name: listener.address for name, listener in self._listeners.items()}
 
-    def bind(self, listening: Listening) -> Address:
+    def bind(self, name: str, address: Address, tls: ssl.SSLContext | None = None) -> Address:
         """Listen; the real address, with the port that was chosen if 0 was asked for."""
-        listener = self._network.listen(listening.address, lambda: self._accept(listening.name), listening.tls)
-        self._listeners[listening.name] = listener
+        listener = self._network.listen(address, lambda: self._accept(name), tls)
+        self._listeners[name] = listener
         if self._sweeper is None:
             self._sweeper = self._services.clock.call_later(SWEEP_SECONDS, self._sweep)
         return listener.address

@@ -14,7 +14,7 @@ from headrace.cluster.view import ClusterView, Predicate
 from headrace.ports.clock import Clock, Timer
 
 
-class ToldView:
+class AdvertisedView:
     """`image` is replaced whole, never edited: who reads it takes no lock."""
 
     def __init__(self, view: ClusterView, clock: Clock, drop_after_seconds: float = 0.0) -> None:

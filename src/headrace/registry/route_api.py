@@ -112,7 +112,7 @@ class RouteApi:
                 kept = self._kept[path] = asyncio.get_running_loop().create_task(work)
             if kept.done():
                 return kept.result()
-            exchange.later(_result(kept))
+            exchange.answer_later(_result(kept))
             return None
 
         return answer
@@ -150,7 +150,7 @@ class RouteApi:
         async def put() -> Response:
             return json_response(_shown_setting(name, await self._values.put(name, text, expected)))
 
-        exchange.later(put())
+        exchange.answer_later(put())
 
     def _delete_setting(self, exchange: Exchange) -> None:
         name, expected = exchange.request.parameters["name"], _revision(exchange.request)
@@ -159,7 +159,7 @@ class RouteApi:
             await self._values.delete(name, expected)
             return json_response({"name": name, "deleted": True})
 
-        exchange.later(delete())
+        exchange.answer_later(delete())
 
 
 def _encoded(image: Image, describe: Describe) -> Response:

@@ -22,7 +22,6 @@ from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
 from headrace.kafka.front_end import FrontEnd
-from headrace.kafka.server import Listening
 from headrace.metrics import Metrics
 from headrace.ports.clock import Timer
 from headrace.ports.network import Address
@@ -114,7 +113,7 @@ class Node:
         tls = listeners.tls_context(settings) if any(spec.tls for spec in self._specs) else None
         endpoints = {}
         for spec in self._specs:
-            real = self.front_end.server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
+            real = self.front_end.server.bind(spec.name, spec.address, tls if spec.tls else None)
             told = spec.advertised or real
             endpoints[spec.name] = Endpoint(told.host, told.port or real.port)
         if settings["http.listen"] != "off":

@@ -20,7 +20,7 @@ from typing import Final
 from headrace.cluster import keys
 from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs, EffectiveSettings
-from headrace.cluster.image import NO_BROKER, Image
+from headrace.cluster.image import NO_BROKER
 from headrace.cluster.leadership import Leadership
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation, Topics, limits_from
@@ -35,13 +35,13 @@ from headrace.groups.offsets_log import GroupLog
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
-from headrace.kafka.server import KafkaServer, Listening
+from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.coordination import KeyValue
-from headrace.registry.cluster_view import ToldView
+from headrace.registry.cluster_view import AdvertisedView
 from headrace.registry.empty_store import NoLogs
 from headrace.registry.pulse import Pulse
 from headrace.registry.route_api import RouteApi
@@ -85,8 +85,8 @@ class Registry:
         self._view = ClusterView(self._coordination, self._prefix, self._clock, self._failed)
         built.push_async_callback(self._view.close)
         await self._view.start()
-        self._told = ToldView(self._view, self._clock, settings["registry.drop.after.ms"] / 1000)
-        built.callback(self._told.close)
+        self._advertised = AdvertisedView(self._view, self._clock, settings["registry.drop.after.ms"] / 1000)
+        built.callback(self._advertised.close)
         self._effective = EffectiveSettings(lambda: settings, lambda: self._view.image, NO_BROKER)
         self._pulse = Pulse(self._coordination, self._clock, self.cluster_id, self._failed)
         built.callback(self._background.cancel)
@@ -139,7 +139,7 @@ class Registry:
             metrics=self._metrics,
             broker_id=NO_BROKER,
             cluster_id=self.cluster_id,
-            view=self._told,
+            view=self._advertised,
             changes=self._changes,
             topics=made,
             configs=Configs(self._changes, effective),
@@ -165,10 +165,10 @@ class Registry:
         for spec in self._specs:
             if told and spec.name not in told:
                 log.warning("no broker has a listener %r: clients of it are told of no broker", spec.name)
-            self._server.bind(Listening(spec.name, spec.address, tls if spec.tls else None))
+            self._server.bind(spec.name, spec.address, tls if spec.tls else None)
         if settings["registry.http.listen"] != "off":
             address = listeners.parse_address(settings["registry.http.listen"], "registry.http.listen")
-            routes = RouteApi(self.cluster_id, lambda: self._told.image, UserValues(self._changes), self._pulse)
+            routes = RouteApi(self.cluster_id, lambda: self._advertised.image, UserValues(self._changes), self._pulse)
             self._metrics.collect(routes.samples)
             http_services = self._http_services(services)
             self._http = HttpServer(
@@ -187,15 +187,12 @@ class Registry:
             cluster_id=self.cluster_id,
             partitions=self._partitions,
             key_indexes=services.key_indexes,
-            image=self._told_image,
+            image=lambda: self._advertised.image,
             ensure_topic=services.auto_topic_creation.ensure,
             group_lags=lambda: (),
             ready=lambda: None,
             spawn=self._background.spawn,
         )
-
-    def _told_image(self) -> Image:
-        return self._told.image
 
     def _close_idle(self) -> None:
         self._idle_timer: Timer = self._clock.call_later(IDLE_CHECK_SECONDS, self._close_idle)

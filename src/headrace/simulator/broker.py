@@ -13,7 +13,6 @@ from headrace.cluster.participant import Participant
 from headrace.cluster.topics import OFFSETS_OVERRIDES, CreateTopic
 from headrace.kafka.front_end import FrontEnd
 from headrace.kafka.listeners import DEFAULT_NAME
-from headrace.kafka.server import Listening
 from headrace.metrics import Metrics
 from headrace.ports.network import Address
 from headrace.server.process import OwnedTasks
@@ -63,7 +62,7 @@ class Broker:
             failed=self._machine.failed,
         )
         self._built.callback(self.front_end.close)
-        self.front_end.server.bind(Listening(DEFAULT_NAME, address))
+        self.front_end.server.bind(DEFAULT_NAME, address)
         await participant.join({DEFAULT_NAME: Endpoint(address.host, address.port)})
         await self.front_end.load_groups()
         self._tick()

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,24 +85,25 @@ class SyncProcess:
             self._unsent.popleft()
 
     def _answers(self) -> None:
+        for request, error in self._received():
+            request.done(error)
+        self._send_waiting()
+
+    def _received(self) -> Iterator[tuple[SyncRequest, OSError | None]]:
+        """What is answered by now. When the helper has died, all that it has not answered ends here."""
         while True:
             try:
                 packet = self._socket.recv(sync_helper.ANSWER.size)
             except BlockingIOError:
-                break
+                return
             except OSError:
                 packet = b""
             if not packet:
                 self._end()
                 return
-            request, error = self._answered(packet)
-            request.done(error)
-        self._send_waiting()
-
-    def _answered(self, packet: bytes) -> tuple[SyncRequest, OSError | None]:
-        number, *outcome = sync_helper.ANSWER.unpack(packet)
-        request = self._waiting.pop(number)
-        return request, failure(request.files, *outcome)
+            number, *outcome = sync_helper.ANSWER.unpack(packet)
+            request = self._waiting.pop(number)
+            yield request, failure(request.files, *outcome)
 
     def wait(self) -> None:
         """Until all syncs that were asked for are done; who asked is told by the loop, as always."""
@@ -111,17 +112,8 @@ class SyncProcess:
         while any(request.kind != sync_helper.READ_AHEAD for request in self._waiting.values()):
             self._send_waiting()
             readable.poll()
-            try:
-                packet = self._socket.recv(sync_helper.ANSWER.size)
-            except BlockingIOError:
-                continue
-            except OSError:
-                packet = b""
-            if not packet:
-                self._end()
-                return
-            request, error = self._answered(packet)
-            self._loop.call_soon(request.done, error)
+            for request, error in self._received():
+                self._loop.call_soon(request.done, error)
 
     def _end(self) -> None:
         waiting = list(self._waiting.values())

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import OperatorError
+from headrace.system.boot import boot_id
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PAUSED: Final = "Tt"
 _ENDED: Final = "ZX"
 # What this program ignores or handles is not handed on.
@@ -83,10 +83,6 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
         raise OperatorError(f"cannot start {command[0]}: {error.strerror}") from None
     found = _stat(pid)
     return Process(pid, found[1] if found else 0, boot_id())
-
-
-def boot_id() -> str:
-    return _BOOT_ID.read_text().strip()
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

@@ -12,7 +12,7 @@ from headrace.cluster import keys
 from headrace.cluster.image import LEAVING, Broker, encode_broker
 from headrace.cluster.view import ClusterView
 from headrace.coordination.embedded import EmbeddedCoordination
-from headrace.registry.cluster_view import ToldView
+from headrace.registry.cluster_view import AdvertisedView
 from headrace.registry.pulse import PULSE_SECONDS, SILENT_SECONDS, Pulse
 from headrace.virtual.clock import VirtualClock
 from proving import proves
@@ -42,12 +42,12 @@ class Brokers:
 
 
 @asynccontextmanager
-async def followed(folder: Path, drop_after_s: float) -> AsyncIterator[tuple[VirtualClock, Brokers, ToldView]]:
+async def followed(folder: Path, drop_after_s: float) -> AsyncIterator[tuple[VirtualClock, Brokers, AdvertisedView]]:
     clock = VirtualClock()
     coordination = EmbeddedCoordination(str(folder / "keys.sqlite"), clock)
     view = ClusterView(coordination, PREFIX, clock, _unexpected)
     await view.start()
-    told = ToldView(view, clock, drop_after_s)
+    told = AdvertisedView(view, clock, drop_after_s)
     try:
         yield clock, Brokers(coordination, view), told
     finally:
