@@ -604,3 +604,20 @@ class TestRecovery:
         partitioned(sim)
         log = sim.kill(seed=1)
         assert append(log, batch()) == 0
+
+
+def test_an_active_segment_that_was_let_go_of_is_opened_again_by_the_next_append(sim: Harness) -> None:
+    log = partitioned(sim)
+    for nth in range(3):
+        append(log, batch(b"%d" % nth, timestamp_ms=1_750_000_000_000 + nth))
+        sim.write()
+        log.active.release()
+        assert log.active.append_file is None
+    assert values(log) == [b"0", b"1", b"2"]
+    assert log.active.greatest_ms == 1_750_000_000_002
+    log.active.index.count = log.active.times.count = -1
+    log.active.release()
+    append(log, batch(b"3", timestamp_ms=1_750_000_000_001))
+    sim.write()
+    assert log.active.index.count >= 0
+    assert values(log) == [b"0", b"1", b"2", b"3"]

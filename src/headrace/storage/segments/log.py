@@ -227,7 +227,7 @@ class PartitionedLog(LocalLog):
     def _begin_turn(self, segment: Segment) -> None:
         """Everything that could fail for lack of room or files is done here, before anything has changed."""
         try:
-            file = segment.tail or segment.open_tail()
+            file = segment.append_file or segment.open_to_append()
             if segment.size == 0 and self.settings.preallocate:
                 file.reserve(self.settings.segment_bytes)
             if not self.producers.loaded:
@@ -288,7 +288,7 @@ class PartitionedLog(LocalLog):
             # Epochs first: without its entry a batch would look wrong, an entry without its batch is dropped at start.
             if self._epochs_before is not None:
                 self._save_epochs()
-            file = segment.tail or segment.file
+            file = segment.append_file or segment.file
             file.pwritev(staged, segment.written)
         except OSError as error:
             reason = self._undo(error)

@@ -66,8 +66,9 @@ class Checks:
 
 class Segment:
     """`size` counts staged bytes too, `written` only those in the file; `next_offset` follows the last staged batch.
-    `greatest_ms` is the greatest timestamp of any batch, once `load_greatest_ms` has seen to it. `tail` is the file
-    while all that appends need is at hand, its indexes and greatest timestamp too; else None, see `open_tail`."""
+    `greatest_ms` is the greatest timestamp of any batch, once `load_greatest_ms` has seen to it. `append_file` is
+    the file while all that appends need is at hand, its indexes and greatest timestamp too; else None, see
+    `open_to_append`."""
 
     __slots__ = (
         "_checked",
@@ -79,6 +80,7 @@ class Segment:
         "_interval_bytes",
         "_open_segments",
         "_seen_complete",
+        "append_file",
         "base_offset",
         "cleaned",
         "damage",
@@ -89,7 +91,6 @@ class Segment:
         "size",
         "sparse",
         "stem",
-        "tail",
         "times",
         "written",
     )
@@ -111,7 +112,7 @@ class Segment:
         self._disk = disk
         self._open_segments = open_segments
         self._file: File | None = None
-        self.tail: File | None = None
+        self.append_file: File | None = None
         self._interval_bytes = interval_bytes
         self.stem = stem(folder, base_offset)
         self.base_offset = base_offset
@@ -144,11 +145,11 @@ class Segment:
             self._open_segments.opened(self)
         return self._file
 
-    def open_tail(self) -> File:
+    def open_to_append(self) -> File:
         file = self.file
         self.load_indexes()
         self.load_greatest_ms()
-        self.tail = file
+        self.append_file = file
         return file
 
     def _refuse_if_gone(self) -> None:
@@ -199,7 +200,7 @@ class Segment:
             self.rebuild_indexes()
         except BaseException:
             self.index.count = self.times.count = -1  # there may be less in them than there must be
-            self.tail = None
+            self.append_file = None
             raise
 
     def _agree_with_sum(self) -> None:
@@ -489,7 +490,7 @@ class Segment:
 
     def release(self) -> None:
         """Let go of files and maps; they come back at next use."""
-        self._file = self.tail = None
+        self._file = self.append_file = None
         if self.index.writable:
             self.end_indexes()
         self.index.drop()
@@ -498,7 +499,7 @@ class Segment:
     def close(self) -> None:
         """Let go for good; an index that is being written keeps its spare room."""
         self._open_segments.closed(self)
-        self._file = self.tail = None
+        self._file = self.append_file = None
         self._gone = True
         self.index.drop()
         self.times.drop()
