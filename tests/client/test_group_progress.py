@@ -20,12 +20,13 @@ from clients.with_confluent import ConfluentKafka
 from headrace import Consumer
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
+from headrace.client.connection.broker_connection import OnAnswer
 from headrace.client.connection.connections import shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.coordinator import Coordinator, Identity
 from headrace.client.consumer.options import ConsumerConfig
-from headrace.client.consumer.progress import GroupProgress, ProgressUnusable
-from headrace.errors import ErrorCode, HeadraceError
+from headrace.client.consumer.progress import GroupProgress, Offsets, ProgressUnusable
+from headrace.errors import ErrorCode, HeadraceError, ProtocolError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from proving import proves
@@ -204,6 +205,34 @@ def test_a_commit_that_is_tried_again_does_not_undo_a_later_one() -> None:
             pool.release()
     assert answers == [None, None]
     assert taken == [20, 20]
+
+
+def test_what_an_answer_leaves_out_is_neither_saved_nor_without_progress() -> None:
+    class Forgetful:
+        """A coordinator that answers for partition 0 alone."""
+
+        group = "g"
+
+        def persist(
+            self, api_key: int, body: object, judge: Callable[[Message], int], on_done: OnAnswer, *, within_s: float
+        ) -> None:
+            part = Message(partition_index=0, error_code=0, committed_offset=7)
+            topics = [Message(name="t", partitions=[part])]
+            answer = Message(topics=topics, groups=[Message(error_code=0, topics=topics)])
+            assert judge(answer) == ErrorCode.NONE
+            on_done(answer)
+
+    progress = GroupProgress(Forgetful(), lambda: Identity("m", 1))  # type: ignore[arg-type]
+    saved: list[HeadraceError | None] = []
+    loaded: list[Offsets | HeadraceError] = []
+    for partitions in (1, 2):
+        progress.save({("t", partition): 5 for partition in range(partitions)}, saved.append)
+        progress.load([("t", partition) for partition in range(partitions)], loaded.append)
+    assert saved[0] is None
+    assert loaded[0] == {("t", 0): 7}
+    for answer in (saved[1], loaded[1]):
+        assert isinstance(answer, ProtocolError)
+        assert str(answer) == "group 'g': the answer leaves out t-1"
 
 
 @proves("R8")

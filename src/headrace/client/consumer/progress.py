@@ -28,7 +28,7 @@ from urllib.parse import quote
 from headrace.client.connection.reactor import Reactor
 from headrace.client.consumer.coordinator import Coordinator, Identity, offset_commit_request, offset_fetch_request
 from headrace.client.consumer.group_protocol import TopicPartition
-from headrace.errors import ErrorCode, HeadraceError, OperatorError
+from headrace.errors import ErrorCode, HeadraceError, OperatorError, ProtocolError
 from headrace.ports.disk import Disk, File, read_whole, write_atomically
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -213,7 +213,14 @@ class GroupProgress:
         request = offset_fetch_request(self._coordinator.group, wanted)
 
         def loaded(answer: Message | HeadraceError) -> None:
-            on_loaded(answer if isinstance(answer, HeadraceError) else _offsets(answer))
+            if isinstance(answer, HeadraceError):
+                on_loaded(answer)
+                return
+            (group,) = answer.groups
+            found = _by_partition(group.topics)
+            offsets = {place: part.committed_offset for place, part in found.items() if part.committed_offset >= 0}
+            # Taken for one without progress, it would be begun by the start rule, maybe behind records not read yet.
+            on_loaded(self._left_out(wanted, found) or offsets)
 
         self._coordinator.persist(apis.OFFSET_FETCH, lambda: request, _fetch_code, loaded, within_s=WITHIN_S)
 
@@ -231,9 +238,21 @@ class GroupProgress:
             return offset_commit_request(self._coordinator.group, who, mine)
 
         def done(answer: Message | HeadraceError) -> None:
-            on_done(answer if isinstance(answer, HeadraceError) else None)
+            if isinstance(answer, HeadraceError):
+                on_done(answer)
+            else:
+                on_done(self._left_out(offsets, _by_partition(answer.topics)))
 
         self._coordinator.persist(apis.OFFSET_COMMIT, request, _commit_code, done, within_s=within_s)
+
+    def _left_out(
+        self, asked: Iterable[TopicPartition], answered: Mapping[TopicPartition, Message]
+    ) -> ProtocolError | None:
+        """What an answer says nothing of is neither saved nor without progress."""
+        missing = [f"{topic}-{partition}" for topic, partition in asked if (topic, partition) not in answered]
+        if not missing:
+            return None
+        return ProtocolError(f"group {self._coordinator.group!r}: the answer leaves out {', '.join(missing)}")
 
 
 def _fetch_code(answer: Message) -> int:
@@ -247,11 +266,5 @@ def _commit_code(answer: Message) -> int:
     return next((int(code) for code in codes if code), ErrorCode.NONE)
 
 
-def _offsets(answer: Message) -> Offsets:
-    (group,) = answer.groups
-    return {
-        (topic.name, part.partition_index): part.committed_offset
-        for topic in group.topics
-        for part in topic.partitions
-        if part.committed_offset >= 0
-    }
+def _by_partition(topics: Iterable[Message]) -> dict[TopicPartition, Message]:
+    return {(topic.name, part.partition_index): part for topic in topics for part in topic.partitions}
