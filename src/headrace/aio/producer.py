@@ -26,8 +26,8 @@ from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.errors import ProducerClosed
 from headrace.client.producer.lane import REMEMBERED_BATCHES
 from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
-from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender
+from headrace.client.producer.sticky_partitioner import TABLE
 from headrace.errors import RequestTimedOut
 from headrace.records.builder import Delivery, Report
 from headrace.records.record import Header

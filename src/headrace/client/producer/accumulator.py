@@ -28,7 +28,7 @@ from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.errors import QueueFull, UnknownTopic
 from headrace.client.producer.lane import Lane, LaneBatch
 from headrace.client.producer.options import check_acks
-from headrace.client.producer.partitioner import next_partition
+from headrace.client.producer.sticky_partitioner import next_partition
 from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.records import batch as batches
 from headrace.records import kernel
@@ -235,7 +235,7 @@ class PartitionBuffer(PartitionSlot):
             topic, partition, accumulator.acks, accumulator.idempotent, 1 if accumulator.ordered else options.in_flight
         )
         """Batches that are closed, in order: which may leave, under which sequence, and what an answer means."""
-        self.pending: ProducerBatch | None = None
+        self.open_batch: ProducerBatch | None = None
         """The open batch; its `batch` is that of the router. None between two, and while nobody sends."""
         self.due = False
         """The open batch is to leave as soon as the lane lets it: its linger is over, or it is flushed."""
@@ -605,14 +605,14 @@ class Accumulator:
         """Give a partition a batch to put records into."""
         now = self.sender.reactor.now()
         pending = pending or ProducerBatch(buffer, buffer.room(now))
-        buffer.pending, buffer.batch, buffer.due = pending, pending.batch, False
+        buffer.open_batch, buffer.batch, buffer.due = pending, pending.batch, False
         self.sender.incomplete.add(pending, now)
 
     def close(self, buffer: PartitionBuffer) -> None:
         """Close a partition's open batch: it waits in its lane from now on."""
-        pending = buffer.pending
+        pending = buffer.open_batch
         assert pending is not None
-        buffer.pending, buffer.batch, buffer.due = None, None, False
+        buffer.open_batch, buffer.batch, buffer.due = None, None, False
         self.sender.incomplete.closed(pending)
         self.move_on(buffer)
         batch = pending.batch

@@ -65,7 +65,7 @@ class Direct:
                 raise self._sender.refusal.with_traceback(None)
             if not self._left(pending):
                 reactor.running = False
-                if pending.buffer.pending is not None:
+                if pending.buffer.open_batch is not None:
                     pending.buffer.accumulator.close(pending.buffer)
                 self._enter(pending)
                 self._sender.make_ready(pending.buffer)
@@ -146,9 +146,9 @@ class Direct:
         """Make the batch one that is in flight, for everyone to see."""
         buffer = pending.buffer
         # One that was opened meanwhile, by code that interrupts this, comes after it.
-        opened, batch, due = buffer.pending, buffer.batch, buffer.due
+        opened, batch, due = buffer.open_batch, buffer.batch, buffer.due
         self._enter(pending)
-        buffer.pending, buffer.batch, buffer.due = opened, batch, due
+        buffer.open_batch, buffer.batch, buffer.due = opened, batch, due
         sent = buffer.lane.next(asked_at, route.leader)
         assert sent is pending
         request = ProduceRequest()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.client.producer.partitioner import FaultLatency
+from headrace.client.producer.sticky_partitioner import FaultLatency
 from headrace.errors import SettingError
 from headrace.records.codecs import Codec
 

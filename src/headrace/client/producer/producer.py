@@ -25,8 +25,8 @@ from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceRes
 from headrace.client.producer.direct import Direct
 from headrace.client.producer.lane import REMEMBERED_BATCHES
 from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
-from headrace.client.producer.partitioner import TABLE
 from headrace.client.producer.sender import Sender
+from headrace.client.producer.sticky_partitioner import TABLE
 from headrace.errors import RequestTimedOut
 from headrace.records.builder import Delivery, Report
 from headrace.records.record import Header
@@ -35,6 +35,8 @@ ONE_WAY: Final = 0
 
 
 class ThreadDriver:
+    """How threads wait for one producer: see `accumulator.Driver`. Whoever waits drives the connections meanwhile."""
+
     router_encodes = True
 
     def __init__(self, reactor: ThreadReactor) -> None:
@@ -44,7 +46,7 @@ class ThreadDriver:
         self._for_room = 0
 
     def have(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Wait until `done()`; False at the deadline."""
+        """Wait until `done()`; False at the deadline. For the producer itself; `until` is for its accumulators."""
         return self.reactor.wait(done, deadline)
 
     def callbacks_ended(self, deadline: float) -> bool:

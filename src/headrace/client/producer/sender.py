@@ -41,7 +41,6 @@ from headrace.client.producer.accumulator import (
 )
 from headrace.client.producer.lane import SIZES, Fate, Lane, Outcome, Verdict, outcome_of_code, outcome_of_error
 from headrace.client.producer.options import Options
-from headrace.client.producer.partitioner import FaultLatency, next_partition
 from headrace.client.producer.request import (
     Acknowledged,
     Attempt,
@@ -50,6 +49,7 @@ from headrace.client.producer.request import (
     answered_rows,
     producer_id_request,
 )
+from headrace.client.producer.sticky_partitioner import FaultLatency, next_partition
 from headrace.errors import ErrorCode, HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.router import Quota
@@ -202,13 +202,13 @@ class Sender:
 
     def leave(self, pending: ProducerBatch) -> None:
         """Let an open batch leave without lingering."""
-        if pending.buffer.pending is pending:
+        if pending.buffer.open_batch is pending:
             pending.buffer.due = True
             self.make_ready(pending.buffer)
 
     def leave_now(self, pending: ProducerBatch) -> None:
         """Let an open batch leave, and all else that is ready, without waiting for the end of a turn."""
-        if pending.buffer.pending is pending:
+        if pending.buffer.open_batch is pending:
             pending.buffer.due = True
             self._ready[pending.buffer] = None
         if self._ready:
@@ -321,7 +321,7 @@ class Sender:
         target = next_partition(buffer.partition, len(buffers), leader, self.avoided())
         if leader(target) is None or leader(target) in failing:
             return
-        if buffer.due and buffer.pending is not None and not buffer.pending.batch.pinned:
+        if buffer.due and buffer.open_batch is not None and not buffer.open_batch.batch.pinned:
             buffer.accumulator.close(buffer)
         for pending in [pending for pending in buffer.lane.waiting if pending.movable]:
             if buffer.lane.release(pending):
@@ -518,7 +518,7 @@ class Sender:
         error = NotDelivered(
             f"records for {buffer.label} were not sent: an earlier one of the same order key failed ({reason})", reason
         )
-        if buffer.pending is not None:
+        if buffer.open_batch is not None:
             buffer.accumulator.close(buffer)
             self.make_ready(buffer)
         for pending in list(buffer.lane.waiting):
@@ -570,7 +570,7 @@ class Sender:
         self.make_ready(pending.buffer)
 
     def _close_open(self, pending: ProducerBatch) -> None:
-        if pending.buffer.pending is pending:
+        if pending.buffer.open_batch is pending:
             pending.buffer.accumulator.close(pending.buffer)
 
     def _on_metadata(self, name: str, topic: Topic | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.client.producer.partitioner import FaultLatency, next_partition
+from headrace.client.producer.sticky_partitioner import FaultLatency, next_partition
 from headrace.errors import SettingError
 from proving import proves
 
