@@ -11,8 +11,8 @@ A part's output is kept in `.work/tests-<part>.log` and shown when it has ended.
 file, that alone is run. What all have proven is put together in one file.
 
 Quick are the tests of the rooms that need no other process, as far as they need nothing beside the package (`needs.py`)
-and are not marked `thorough`; those of one broker that a real client uses; lint and types of what changed. They wait
-for nothing, so there is a lane for each of two cores.
+and are not marked `thorough`; those of one broker that a real client uses; lint and types of what changed. Properties
+are tried with few examples (tests/hypotheses.py). They wait for nothing, so there is a lane for each of two cores.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ def quick_tests() -> dict[str, list[str]]:
 def run_quick(arguments: list[str]) -> int:
     began = time.monotonic()
     WORK.mkdir(exist_ok=True)
+    os.environ["FEW_EXAMPLES"] = "1"
     pytest = [sys.executable, "-m", "pytest", "-m", "not long and not thorough", *arguments]
     parts = {
         name: [*pytest, *(str(test.relative_to(ROOT)) for test in tests_of(chosen) if not needs_of(test))]

@@ -5,15 +5,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cluster.image import NO_LEADER, PartitionState
 from headrace.errors import InvalidAssignment, InvalidRequest
 from headrace.placement.moves import begin_move, can_finish_move, cancel_move, finish_move, goal, lead
+from hypotheses import examples
 from proving import proves
 
-properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+properties = examples(60)
 
 ALL = range(10)
 

@@ -3,15 +3,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidReplication
 from headrace.placement.balance import Counts
 from headrace.placement.spread import Site, spread
+from hypotheses import examples
 from proving import proves
 
-properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+properties = examples(60)
 
 
 def test_one_broker_takes_everything() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cluster.image import Image
@@ -21,10 +21,11 @@ from headrace.placement.plans import (
 )
 from headrace.placement.ring import Ring
 from headrace.placement.spread import Site, spread
+from hypotheses import examples
 from placement.placed import Placement, carried_out, image_of, replicas_in
 from proving import proves
 
-properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+properties = examples(60)
 
 
 def counts(image: Image, topic: str | None = None, *, leaders: bool = False) -> list[int]:

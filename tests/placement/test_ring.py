@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidReplication
 from headrace.placement.ring import POINTS, Ring, point
 from headrace.placement.spread import Site
+from hypotheses import examples
 from proving import proves
 
-properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+properties = examples(60)
 
 PARTITIONS = 2000
 REPLICAS = 3

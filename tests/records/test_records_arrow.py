@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, InvalidRecord
@@ -18,6 +18,7 @@ from headrace.records import batch, kernel
 from headrace.records.codecs import Codec
 from headrace.records.partitioner import partition_for_key
 from headrace.records.record import NewRecord
+from hypotheses import examples
 from proving import proves
 
 NOW_MS = 1_700_000_000_000
@@ -30,7 +31,7 @@ RECORDS = st.lists(st.tuples(TIMES_MS, CONTENT, CONTENT, HEADERS), min_size=1, m
 ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "digest",
        "producerId", "producerEpoch", "sequence", "leaderEpoch")  # fmt: skip
 
-both_forms = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+both_forms = examples(40)
 
 
 def theirs(new: list[NewRecord], codec: int = 0, base_offset: int = 0, sequence: int = -1) -> bytearray:

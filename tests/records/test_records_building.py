@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BatchTooLarge, InvalidRecord, NotLeader, RequestTimedOut
 from headrace.records import batch, kernel
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
+from hypotheses import examples
 from proving import proves
 
 MOST = 2**62
@@ -27,7 +28,7 @@ HEADERS = st.lists(st.tuples(st.text(max_size=80), CONTENT), max_size=4)
 RECORDS = st.lists(st.tuples(TIMES_MS, CONTENT, CONTENT, HEADERS), min_size=1, max_size=30)
 LARGE = 1 << 24
 
-both_forms = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+both_forms = examples(60)
 
 
 class Sender:

@@ -9,11 +9,12 @@ import cramjam
 import lz4.frame
 import pytest
 from aiokafka import codec as aiokafka_codec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.records.codecs import Codec, compress, decompress
+from hypotheses import examples
 from proving import proves
 
 PACKED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -36,7 +37,7 @@ ZEROS = bytes(32 << 20)
 @proves("J1")
 @pytest.mark.parametrize("codec", PACKED)
 @given(data=st.binary(min_size=1, max_size=2000))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_what_we_write_they_read_and_the_other_way_round(codec: Codec, data: bytes) -> None:
     assert THEIR_READERS[codec](bytes(compress(codec, data))) == data
     assert decompress(codec, THEIR_WRITERS[codec](data)) == data

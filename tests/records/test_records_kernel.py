@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.records import batch
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
+from hypotheses import examples
 from proving import proves
 
 MOST = 2**62
@@ -26,7 +27,7 @@ RECORDS = st.lists(st.tuples(TIMES_MS, CONTENT, CONTENT, HEADERS), min_size=1, m
 # Their writer takes a first timestamp of -1 for none yet, and bases the batch on the next one.
 FOR_THEIR_WRITER = RECORDS.filter(lambda new: new[0][0] >= 0)
 
-both_forms = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+both_forms = examples(60)
 
 
 def theirs(new: list[NewRecord], codec: int = 0) -> bytes:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace.records.key_hashes as installed
@@ -15,6 +15,7 @@ from headrace.records import kernel
 from headrace.records.batch import APPEND_TIME, CONTROL
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
+from hypotheses import examples
 from proving import proves
 
 BASE_MS = 1_700_000_000_000
@@ -23,7 +24,7 @@ KEYS = st.none() | st.binary(max_size=3) | st.binary(min_size=60, max_size=200)
 TIMES_MS = st.integers(BASE_MS - 100_000, BASE_MS + 100_000) | st.integers(-(1 << 61), 1 << 61)
 BATCHES = st.lists(st.lists(st.tuples(TIMES_MS, KEYS), min_size=1, max_size=12), min_size=1, max_size=8)
 
-both_forms = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+both_forms = examples(40)
 
 
 def table(module: ModuleType, room: int, slots: int, first_offset: int = 0, hash_mask: int = (1 << 64) - 1) -> Any:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CorruptBatch, InvalidRecord
 from headrace.records import batch, kernel
 from headrace.records.codecs import Codec
 from headrace.records.record import NewRecord
+from hypotheses import examples
 from proving import proves
 
 MOST = 2**62
@@ -27,7 +28,7 @@ HEADERS = st.lists(st.tuples(st.text(max_size=20), CONTENT), max_size=4)
 RECORDS = st.lists(st.tuples(TIMES_MS, CONTENT, CONTENT, HEADERS), min_size=1, max_size=12)
 SETS = st.lists(st.tuples(RECORDS, CODECS), min_size=1, max_size=4)
 
-both_forms = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+both_forms = examples(60)
 
 
 def record_set(sets: list[tuple[list[NewRecord], Codec]], base_offset: int = 0) -> tuple[bytearray, list[Any]]:

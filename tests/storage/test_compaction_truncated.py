@@ -51,6 +51,7 @@ def lose_queues(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.thorough
 def test_each_key_below_the_cut_stays_wherever_the_compaction_was(layout: str) -> None:
     wanted = [b"%d" % n + b"x" * 60 for n in range(KEYS)]
     for pause in range(200):

@@ -159,6 +159,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+@pytest.mark.thorough
 def test_an_interrupted_conversion_goes_on_wherever_it_was(layout: str) -> None:
     harness = filled(layout)
     before = state_of(harness)

@@ -326,6 +326,7 @@ def _run(seed: int, steps: int) -> None:
 
 @proves("L5", "J6", "L4")
 @pytest.mark.parametrize("number", range(SEEDS))
+@pytest.mark.thorough
 def test_both_layouts_answer_the_same(number: int, seed: int) -> None:
     run(seed, STEPS)
 

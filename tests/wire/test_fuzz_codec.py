@@ -229,6 +229,7 @@ def test_many_mutants_are_decoded_or_refused_and_nothing_else(seed: int, proof_r
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(METADATA, 12), (METADATA, 4)])
+@pytest.mark.thorough
 def test_a_planted_unchecked_length_is_found(api_key: int, version: int, seed: int) -> None:
     bodies = [b.data for b in valid_bodies("request", seed) if (b.api_key, b.version) == (api_key, version)]
 
