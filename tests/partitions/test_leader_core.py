@@ -373,6 +373,7 @@ def test_the_rule_of_quick_rounds_takes_several_slow_ones_to_leave_and_many_quic
     group.confirm(LEADER)
     quick = STRIKES_TO_STAY_OUT - STRIKES_TO_LEAVE
     assert judged(quick, 0.0) == [False] * quick
+    assert group.wanted(limits) is None, "judged again within the second, nothing has changed"
     assert judged(1, 0.5) == [False], "a slow round while it stays out costs one quick one"
     assert judged(1, 0.0) == [True]
 

@@ -390,15 +390,14 @@ class LeaderCore:
         with hysteresis, because each flap would cost a change of metadata."""
         if not limits.round_seconds:
             return False
-        if now - follower.rounds_judged_at < STRIKE_SECONDS:
-            return follower.strikes >= STRIKES_TO_LEAVE
-        follower.rounds_judged_at = now
-        if behind <= limits.round_seconds:
-            follower.strikes = max(0, follower.strikes - 1)
-        elif follower.strikes < STRIKES_TO_LEAVE:
-            follower.strikes += 1
-            if follower.strikes == STRIKES_TO_LEAVE:
-                follower.strikes = STRIKES_TO_STAY_OUT
+        if now - follower.rounds_judged_at >= STRIKE_SECONDS:
+            follower.rounds_judged_at = now
+            if behind <= limits.round_seconds:
+                follower.strikes = max(0, follower.strikes - 1)
+            elif follower.strikes < STRIKES_TO_LEAVE:
+                follower.strikes += 1
+                if follower.strikes == STRIKES_TO_LEAVE:
+                    follower.strikes = STRIKES_TO_STAY_OUT
         return follower.strikes >= STRIKES_TO_LEAVE
 
     def proposed(self, change: IsrChange) -> None:
