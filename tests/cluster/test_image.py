@@ -18,7 +18,6 @@ from headrace.cluster.image import (
     Previous,
     Topic,
     apply,
-    empty,
     encode_broker,
     encode_deletion,
     encode_partition,
@@ -69,7 +68,7 @@ def test_a_listing_becomes_an_image() -> None:
 
 
 def test_a_change_shares_what_did_not_change() -> None:
-    image = after(empty(PREFIX), *with_topic("a", 1, b"a" * 16), *with_topic("b", 2, b"b" * 16))
+    image = after(Image(PREFIX), *with_topic("a", 1, b"a" * 16), *with_topic("b", 2, b"b" * 16))
     changed = after(image, put_partition("b", 1, b"b" * 16, epoch=3))
     assert changed.version == image.version + 1
     assert changed.topics["a"] is image.topics["a"]
@@ -82,14 +81,14 @@ def test_a_change_shares_what_did_not_change() -> None:
 def test_a_move_under_way_is_in_the_key_and_only_then() -> None:
     moving = replace(partition(0), replicas=(1, 2), target=(2,), adding=(2,))
     key = keys.partition_key(PREFIX, "t", 0)
-    image = after(empty(PREFIX), put_topic("t", 1), Event("put", key, encode_partition(b"t" * 16, moving), 9))
+    image = after(Image(PREFIX), put_topic("t", 1), Event("put", key, encode_partition(b"t" * 16, moving), 9))
     assert image.topics["t"].partitions == (replace(moving, revision=9),)
     settled = keys.decode(key, encode_partition(b"t" * 16, partition(0)))
     assert not {"target", "adding"} & set(settled)
 
 
 def test_a_topic_is_there_when_it_is_live() -> None:
-    claimed = after(empty(PREFIX), put_topic("t", 2, state=CREATING), put_partition("t", 0))
+    claimed = after(Image(PREFIX), put_topic("t", 2, state=CREATING), put_partition("t", 0))
     assert "t" not in claimed.topics
     assert claimed.unfinished["t"].state == CREATING
     whole = after(claimed, put_partition("t", 1), put_topic("t", 2))
@@ -99,7 +98,7 @@ def test_a_topic_is_there_when_it_is_live() -> None:
 
 @proves("J7")
 def test_a_partition_without_its_key_keeps_its_place_and_the_others_theirs() -> None:
-    image = after(empty(PREFIX), *with_topic("t", 3))
+    image = after(Image(PREFIX), *with_topic("t", 3))
     lacking = after(image, Event("delete", keys.partition_key(PREFIX, "t", 1), b"", 10))
     topic = lacking.topics["t"]
     assert topic.missing == (1,)
@@ -111,7 +110,7 @@ def test_a_partition_without_its_key_keeps_its_place_and_the_others_theirs() -> 
 
 @proves("J7")
 def test_a_topic_without_its_key_goes_on_as_it_was_seen_until_its_partitions_are_gone() -> None:
-    image = after(empty(PREFIX), *with_topic("t", 1))
+    image = after(Image(PREFIX), *with_topic("t", 1))
     without = after(image, Event("delete", keys.topic_key(PREFIX, "t"), b"", 10))
     assert without.topics["t"] == replace(image.topics["t"], revision=0)
     entries = (KeyValue(keys.partition_key(PREFIX, "t", 0), put_partition("t", 0).value, 1, 9, 1),)
@@ -125,25 +124,25 @@ def test_a_topic_without_its_key_goes_on_as_it_was_seen_until_its_partitions_are
 
 def test_a_deletion_is_known_by_the_topics_id() -> None:
     key, deletion = keys.deleted_key(PREFIX, b"t" * 16), Deletion("t", (1, 2), 5)
-    image = after(empty(PREFIX), Event("put", key, encode_deletion(deletion), 7))
+    image = after(Image(PREFIX), Event("put", key, encode_deletion(deletion), 7))
     assert image.deleted == {b"t" * 16: replace(deletion, revision=7)}
     assert after(image, Event("delete", key, b"", 8)).deleted == {}
 
 
 def test_partitions_of_an_earlier_topic_of_that_name_do_not_count() -> None:
-    image = after(empty(PREFIX), put_topic("t", 1, b"n" * 16), put_partition("t", 0, b"o" * 16))
+    image = after(Image(PREFIX), put_topic("t", 1, b"n" * 16), put_partition("t", 0, b"o" * 16))
     assert image.topics["t"].missing == (0,)
 
 
 def test_partitions_above_the_count_wait_for_it() -> None:
-    image = after(empty(PREFIX), *with_topic("t", 1), put_partition("t", 1))
+    image = after(Image(PREFIX), *with_topic("t", 1), put_partition("t", 1))
     assert len(image.topics["t"].partitions) == 1
     assert len(after(image, put_topic("t", 2)).topics["t"].partitions) == 2
 
 
 def test_a_deleted_topic_and_broker_are_gone() -> None:
     image = after(
-        empty(PREFIX), *with_topic("t", 1), Event("put", keys.broker_key(PREFIX, 1), encode_broker(BROKER), 4)
+        Image(PREFIX), *with_topic("t", 1), Event("put", keys.broker_key(PREFIX, 1), encode_broker(BROKER), 4)
     )
     gone = after(
         image,
@@ -156,7 +155,7 @@ def test_a_deleted_topic_and_broker_are_gone() -> None:
 
 def test_settings_are_folded_for_the_cluster_and_each_broker() -> None:
     cluster, own = keys.cluster_config_key(PREFIX), keys.broker_config_key(PREFIX, 1)
-    image = after(empty(PREFIX), Event("put", cluster, b'{"a":"1"}', 7), Event("put", own, b'{"a":"2"}', 8))
+    image = after(Image(PREFIX), Event("put", cluster, b'{"a":"1"}', 7), Event("put", own, b'{"a":"2"}', 8))
     assert image.cluster_config == {"a": "1"}
     assert image.broker_configs == {1: {"a": "2"}}
     assert image.config_revisions == {cluster: 7, own: 8}
@@ -188,7 +187,7 @@ def test_a_registration_and_a_partition_come_back_as_they_were_written() -> None
         least_start=7,
     )
     image = after(
-        empty(PREFIX),
+        Image(PREFIX),
         Event("put", keys.broker_key(PREFIX, 2), encode_broker(broker), 4),
         put_topic("t", 1),
         Event("put", keys.partition_key(PREFIX, "t", 0), encode_partition(b"t" * 16, state), 9),
@@ -200,14 +199,14 @@ def test_a_registration_and_a_partition_come_back_as_they_were_written() -> None
 
 def test_a_partition_written_before_incarnations_were_has_none() -> None:
     old = b'{"id":"%s","leader":1,"leader_epoch":3,"isr":[1],"replicas":[1]}' % (b"t" * 16).hex().encode()
-    image = after(empty(PREFIX), put_topic("t", 1), Event("put", keys.partition_key(PREFIX, "t", 0), old, 9))
+    image = after(Image(PREFIX), put_topic("t", 1), Event("put", keys.partition_key(PREFIX, "t", 0), old, 9))
     assert image.partition("t", 0) == PartitionState(0, 1, 3, (1,), (1,), 9)
 
 
 def test_what_elections_run_on_is_folded_and_taken_away_again() -> None:
     end = ReplicaEnd(b"t" * 16, "i", 3, 5, 10, 9)
     image = after(
-        empty(PREFIX),
+        Image(PREFIX),
         Event("put", keys.controller_key(PREFIX), b'{"broker":2,"epoch":7}', 3),
         Event("put", keys.election_key(PREFIX, 12), b'{"broker":2}', 4),
         Event("put", keys.ends_key(PREFIX, "t", 0, 2), encode_end(end), 5),
@@ -230,17 +229,17 @@ def test_what_elections_run_on_is_folded_and_taken_away_again() -> None:
 
 def test_keys_of_others_are_passed_over() -> None:
     image = after(
-        empty(PREFIX), Event("put", "/headrace/other/topics/t", b"?", 3), Event("put", PREFIX + "new", b"?", 3)
+        Image(PREFIX), Event("put", "/headrace/other/topics/t", b"?", 3), Event("put", PREFIX + "new", b"?", 3)
     )
     assert image.topics == {}
 
 
 def test_a_report_that_makes_no_sense_is_named() -> None:
     with pytest.raises(CoordinationError, match="/headrace/c/ends/t/0/1"):
-        after(empty(PREFIX), Event("put", keys.ends_key(PREFIX, "t", 0, 1), b"{}", 3))
+        after(Image(PREFIX), Event("put", keys.ends_key(PREFIX, "t", 0, 1), b"{}", 3))
 
 
 @pytest.mark.parametrize("value", [b"not json", b"[]", b"{}", b'{"id":"zz"}'])
 def test_a_value_that_makes_no_sense_is_named(value: bytes) -> None:
     with pytest.raises(CoordinationError, match="/headrace/c/topics/t"):
-        after(empty(PREFIX), Event("put", keys.topic_key(PREFIX, "t"), value, 3))
+        after(Image(PREFIX), Event("put", keys.topic_key(PREFIX, "t"), value, 3))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.cluster import keys
-from headrace.cluster.image import Image, StoredValue, apply, empty
+from headrace.cluster.image import Image, StoredValue, apply
 from headrace.cluster.user_values import NAME_MAX, VALUES_MAX, check_name, find, plan_delete, plan_put
 from headrace.errors import ChangedMeanwhile, CoordinationError, InvalidRequest, PolicyViolation, UnknownValue
 from headrace.placement.ring import Ring
@@ -26,7 +26,7 @@ def put(image: Image, name: str, value: bytes, revision: int) -> Image:
 
 @proves("R1")
 def test_values_are_folded_into_the_image_with_their_revisions() -> None:
-    first = put(empty(PREFIX), "a", b'{"value":"1"}', 7)
+    first = put(Image(PREFIX), "a", b'{"value":"1"}', 7)
     second = put(first, "b", b'{"value":"2"}', 8)
     assert dict(second.values) == {"a": StoredValue("1", 7), "b": StoredValue("2", 8)}
     assert set(first.values) == {"a"}, "an image is replaced, not edited"
@@ -38,7 +38,7 @@ def test_values_are_folded_into_the_image_with_their_revisions() -> None:
 
 @proves("R1")
 def test_a_plan_compares_the_revision_that_it_was_made_on() -> None:
-    image = put(empty(PREFIX), "a", b'{"value":"1"}', 7)
+    image = put(Image(PREFIX), "a", b'{"value":"1"}', 7)
     (changed,) = plan_put(image, "a", "2").steps
     assert changed.compares == (Compare(KEY, "mod_revision", "=", 7),)
     assert changed.actions == (Put(KEY, b'{"value":"2"}'),)
@@ -62,7 +62,7 @@ def test_names_and_their_number_are_bounded() -> None:
     for name in ("", "a/b", "ä", "a b", "x" * (NAME_MAX + 1)):
         with pytest.raises(InvalidRequest):
             check_name(name)
-    full = replace(empty(PREFIX), values={str(n): StoredValue("", 1) for n in range(VALUES_MAX)})
+    full = replace(Image(PREFIX), values={str(n): StoredValue("", 1) for n in range(VALUES_MAX)})
     assert plan_put(full, "0", "again").steps
     with pytest.raises(PolicyViolation, match="delete some"):
         plan_put(full, "one more", "x")

@@ -200,10 +200,6 @@ class Image:
         return sum(len(topic.partitions) for topic in self.topics.values())
 
 
-def empty(prefix: str) -> Image:
-    return Image(prefix)
-
-
 def from_listing(prefix: str, listing: Listing, before: Image | None = None) -> Image:
     """`before` is the image that was held until now."""
     events = tuple(Event("put", entry.key, entry.value, entry.mod_revision) for entry in listing.entries)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from headrace.cluster.image import Image, apply, empty, from_listing
+from headrace.cluster.image import Image, apply, from_listing
 from headrace.coordination.waits import OwnedTask, pause
 from headrace.errors import CoordinationError, RequestTimedOut
 from headrace.ports.clock import Clock
@@ -50,7 +50,7 @@ class ClusterView:
     def __init__(
         self, coordination: Coordination, prefix: str, clock: Clock, failed: Callable[[BaseException], None]
     ) -> None:
-        self.image = empty(prefix)
+        self.image = Image(prefix)
         self._coordination = coordination
         self._clock = clock
         self.on_restored: ImageListener = lambda _old, _new: None
