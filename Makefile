@@ -74,7 +74,7 @@ quick: $(VENV)/.compiled $(CHECK)
 test:
 	+@MAKE='$(MAKE)' tools/setup.sh tests $(ARGS)
 	@mkdir -p .work && rm -f .work/proven*.json
-	$(BIN)/python tools/side_by_side.py --proven .work/proven.json -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
+	@$(BIN)/python tools/side_by_side.py --proven .work/proven.json -m 'not long' --seed $(SEED) --hypothesis-seed $(SEED) $(ARGS)
 	@$(if $(ARGS),,$(BIN)/python tools/inventory.py compare)
 
 check: $(CHECK)

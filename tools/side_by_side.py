@@ -7,8 +7,9 @@ Tests wait for other processes half of the time, so three lanes keep two cores b
 pipelines and of its sources and sinks, each on a JVM of its own; the checks; tests of our client, with other clients,
 of the commands, with brokers, with clusters, and all others; some of the broker's once more on the other layout of
 its data.
-A part's output is kept in `.work/tests-<part>.log` and shown when it has ended. Arguments go to pytest; if they name a
-file, that alone is run. What all have proven is put together in one file.
+A part's output is kept in `.work/tests-<part>.log`. When it has ended, one line says how; if it failed, its output is
+shown, and at the end what to type to run again what failed. Arguments go to pytest; if they name a file, that alone is
+run. What all have proven is put together in one file.
 
 Quick are the tests of the rooms that need no other process, as far as they need nothing beside the package (`needs.py`)
 and are not marked `thorough`; those of one broker that a real client uses; lint and types of what changed. Properties
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +85,8 @@ class Lanes:
 
     def __init__(self, commands: dict[str, list[str]], decisive: str, lanes: int = LANES) -> None:
         self.codes: dict[str, int] = {}
+        self.again: list[str] = []
+        """Commands that run again what failed."""
         self._waiting = deque(commands.items())
         self._decisive = decisive
         self._lanes = lanes
@@ -91,6 +95,8 @@ class Lanes:
         self._stopping = False
 
     def run(self) -> None:
+        shown = (WORK / "tests-*.log").relative_to(ROOT)
+        print(f"{len(self._waiting)} parts, {self._lanes} at a time; what they say is in {shown}", flush=True)
         threads = [threading.Thread(target=self._work) for _ in range(self._lanes)]
         for thread in threads:
             thread.start()
@@ -107,7 +113,6 @@ class Lanes:
                     return
                 name, command = self._waiting.popleft()
                 log = WORK / f"tests-{name}.log"
-                print(f"{name} begins; what it says is in {log.relative_to(ROOT)}", flush=True)
                 began = time.monotonic()
                 with log.open("w") as output:
                     process = subprocess.Popen(
@@ -118,9 +123,20 @@ class Lanes:
             with self._lock:
                 del self._running[name]
                 self.codes[name] = STOPPED if self._stopping else code
-                print(log.read_text(), f"{name}: {time.monotonic() - began:.0f} s", sep="", flush=True)
+                self._tell(name, time.monotonic() - began, log.read_text())
             if code and name == self._decisive:
                 self._stop()
+
+    def _tell(self, name: str, took_s: float, said: str) -> None:
+        code = self.codes[name]
+        if code == STOPPED:
+            print(f"{name}: stopped after {took_s:.0f} s", flush=True)
+        elif code in (0, NOTHING_COLLECTED):
+            last = said.splitlines()[-1:] or [""]
+            print(f"{name}: {took_s:.0f} s; {last[0].strip('= ')}", flush=True)
+        else:
+            print(said, f"{name}: FAILED after {took_s:.0f} s", sep="\n", flush=True)
+            self.again.append(again(name, said))
 
     def _stop(self) -> None:
         with self._lock:
@@ -148,7 +164,7 @@ def run(proven: Path, arguments: list[str]) -> int:
     first = {name: tests.pop(name) for name in ("pipelines", "spark")}
     lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
     lanes.run()
-    print(f"all together: {time.monotonic() - began:.0f} s")
+    tell_all(lanes, time.monotonic() - began)
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))
     return outcome(lanes)
 
@@ -179,8 +195,25 @@ def run_quick(arguments: list[str]) -> int:
     }
     lanes = Lanes({"checks": [sys.executable, "tools/check.py", "--changed"], **parts}, "checks", QUICK_LANES)
     lanes.run()
-    print(f"all together: {time.monotonic() - began:.0f} s")
+    tell_all(lanes, time.monotonic() - began)
     return outcome(lanes)
+
+
+def again(part: str, said: str) -> str:
+    """What to type to run again what failed in a part."""
+    if part == "checks":
+        return "make check"
+    failed = dict.fromkeys(re.findall(r"^(?:FAILED|ERROR) (tests/[^\s\[]+)", said, re.MULTILINE))
+    if not failed:
+        return f"make test  # {part} did not come to its end: .work/tests-{part}.log says how far it came"
+    layout = ("--layout", "shared") if part == "shared" else ()
+    return f"make test ARGS='{' '.join((*layout, *failed))}'"
+
+
+def tell_all(lanes: Lanes, took_s: float) -> None:
+    print(
+        f"all together: {took_s:.0f} s", *(f"to run again what failed: {command}" for command in lanes.again), sep="\n"
+    )
 
 
 def outcome(lanes: Lanes) -> int:
