@@ -21,7 +21,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.broker_connection import BrokerConnection, api_versions_request
 from headrace.client.connection.metadata import Broker
 from headrace.client.errors import BrokerUnreachable, NoBroker
-from headrace.errors import ErrorMapping, HeadraceError
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError
 from headrace.wire import api as apis
 
 ANSWER_MS: Final = 3000
@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class SilentBroker(BrokerUnreachable):
     """A broker that was found not to answer: asking it again is not worth the wait."""
 
-    mapping = ErrorMapping(13, 503, False)
+    mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, False)
 
 
 class ReachedCluster(Cluster):

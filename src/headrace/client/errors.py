@@ -56,13 +56,13 @@ def describe_code(code: int) -> str:
 class BrokerUnreachable(HeadraceError):
     """No connection, or one that broke before the answer came."""
 
-    mapping = ErrorMapping(13, 503, True)
+    mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, True)
 
 
 class NoBroker(HeadraceError):
     """None of the bootstrap addresses answers."""
 
-    mapping = ErrorMapping(13, 503, False)
+    mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, False)
 
 
 class Refusal(HeadraceError):
@@ -116,7 +116,7 @@ class UnknownTopic(HeadraceError):
 class NotDelivered(HeadraceError):
     """The producer has given the record up. It is not in the log and can be sent again, but see DeliveryUnknown."""
 
-    mapping = ErrorMapping(7, 504, False)
+    mapping = ErrorMapping(ErrorCode.REQUEST_TIMED_OUT, 504, False)
 
     def __init__(self, message: str, reason: HeadraceError | None = None) -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ class DeliveryUnknown(NotDelivered):
 class QueueFull(HeadraceError):
     """More waits for acknowledgements than the producer may hold."""
 
-    mapping = ErrorMapping(-1, 429, True)
+    mapping = ErrorMapping(ErrorCode.UNKNOWN_SERVER_ERROR, 429, True)
 
 
 class ProducerClosed(HeadraceError):

@@ -16,18 +16,18 @@ from typing import Any, Final, NamedTuple
 
 from headrace.errors import Unsupported
 from headrace.wire import codec
-from headrace.wire.api import FETCH
+from headrace.wire.api import FETCH, KAFKA_APIS
 from headrace.wire.decoder import MAX_ELEMENTS
 from headrace.wire.message import Message
 from headrace.wire.varint import Refused, read_uvarint, too_long, too_many, write_uvarint
 
-MIN_VERSION: Final = 4
-MAX_VERSION: Final = 18
+MIN_VERSION: Final = KAFKA_APIS[FETCH].min_version
+MAX_VERSION: Final = KAFKA_APIS[FETCH].max_version
 _WITH_LOG_START: Final = 5
 _WITH_SESSION: Final = 7
 _WITH_EPOCH: Final = 9
 _WITH_RACK: Final = 11
-_FLEXIBLE: Final = 12
+_FLEXIBLE: Final = KAFKA_APIS[FETCH].flexible_from
 _BY_TOPIC_ID: Final = 13
 _REPLICA_IN_TAG: Final = 15
 

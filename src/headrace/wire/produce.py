@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 
 from headrace.errors import ProtocolError, Unsupported
 from headrace.wire import codec
-from headrace.wire.api import PRODUCE
+from headrace.wire.api import KAFKA_APIS, PRODUCE
 from headrace.wire.codec import write_response
 from headrace.wire.decoder import MAX_ELEMENTS
 from headrace.wire.message import Message
 from headrace.wire.varint import Refused, read_uvarint, skip_tags, too_long, too_many, write_uvarint
 
-MIN_VERSION: Final = 3
-MAX_VERSION: Final = 13
+MIN_VERSION: Final = KAFKA_APIS[PRODUCE].min_version
+MAX_VERSION: Final = KAFKA_APIS[PRODUCE].max_version
 _WITH_LOG_START: Final = 5
 _WITH_MESSAGE: Final = 8
-_FLEXIBLE: Final = 9
+_FLEXIBLE: Final = KAFKA_APIS[PRODUCE].flexible_from
 WITH_LEADERS: Final = 10
 _BY_TOPIC_ID: Final = 13
 
