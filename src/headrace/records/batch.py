@@ -195,6 +195,15 @@ def stamp_append_time(view: bytearray | memoryview, now_ms: int) -> None:
     sign(view)
 
 
+def joined(header: BatchHeader, packed: View) -> bytearray:
+    """A signed batch of this section of records, which is in the codec that the header says."""
+    out = bytearray(HEADER_BYTES)
+    HEADER.pack_into(out, 0, header.base_offset, HEADER_BYTES + len(packed) - LENGTH_END, *header[2:])
+    out += packed
+    sign(out)
+    return out
+
+
 def sign(view: bytearray | memoryview) -> None:
     """Write the CRC of a view that holds exactly one batch."""
     CRC.pack_into(view, CRC_AT, crc32c(memoryview(view)[ATTRIBUTES_AT:]))

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from headrace.errors import BatchTooLarge
 from headrace.records import batch, codecs
-from headrace.records.batch import (
-    ATTRIBUTES_AT,
-    CODEC_MASK,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_END,
-    MAGIC,
-    MAGIC_AT,
-    MOST_BATCH_BYTES,
-)
+from headrace.records.batch import ATTRIBUTES_AT, CODEC_MASK, HEADER_BYTES, MAGIC, MAGIC_AT, MOST_BATCH_BYTES
 
 
 def codec_of(view: memoryview) -> int | None:
@@ -31,13 +22,6 @@ def recode(view: memoryview, codec: int, level: int | None = None) -> bytearray:
     header = batch.check_produced(view)
     unpacked = codecs.decompress(header.codec, view[HEADER_BYTES:])
     packed = codecs.compress(codec, unpacked, level)
-    size_bytes = HEADER_BYTES + len(packed)
-    if size_bytes > MOST_BATCH_BYTES:
-        raise BatchTooLarge(f"a batch of {size_bytes} bytes: the format ends at {MOST_BATCH_BYTES}")
-    attributes = (header.attributes & ~CODEC_MASK) | codec
-    out = bytearray(HEADER_BYTES)
-    fields = header._replace(size_bytes=size_bytes - LENGTH_END, attributes=attributes)
-    HEADER.pack_into(out, 0, *fields)
-    out += packed
-    batch.sign(out)
-    return out
+    if HEADER_BYTES + len(packed) > MOST_BATCH_BYTES:
+        raise BatchTooLarge(f"a batch of {HEADER_BYTES + len(packed)} bytes: the format ends at {MOST_BATCH_BYTES}")
+    return batch.joined(header._replace(attributes=(header.attributes & ~CODEC_MASK) | codec), packed)

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.records import kernel
-from headrace.records.batch import HEADER, HEADER_BYTES, LENGTH_END, BatchHeader, read_header, sign
+from headrace.records.batch import BatchHeader, joined, read_header
 from headrace.storage.log import Log, look_at
 from headrace.storage.producers import ProducerTable, UnreadableProducers
 
@@ -138,7 +138,4 @@ def _short(key: bytes) -> bytes:
 
 def _emptied(header: BatchHeader) -> bytearray:
     """The batch without its records, which still holds its offsets and its producer's sequence."""
-    empty = bytearray(HEADER_BYTES)
-    HEADER.pack_into(empty, 0, *header._replace(size_bytes=HEADER_BYTES - LENGTH_END, record_count=0))
-    sign(empty)
-    return empty
+    return joined(header._replace(record_count=0), b"")
