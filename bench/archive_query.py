@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.arrow.archive import Archive, Work
+from headrace.arrow.archive import Archive, Work, list_files
 from headrace.client.admin.query import RecordQuery
 from headrace.pipelines import compact, index
 from headrace.pipelines.summary import Progress
@@ -141,13 +141,13 @@ def main() -> None:
         seconds, summary = timed(lambda: index.run(spark, index.IndexOptions(folder), Progress()))
         size = summary.facts["index_bytes"]
         told("index", build_s=seconds, rows=summary.facts["index_rows"], bytes_per_record=size / count)
-        told("archived", files=len(Archive(folder).files()), **look(folder))
+        told("archived", files=len(list_files(Archive(folder).table)), **look(folder))
         shutil.copytree(folder, copy)
         seconds, _ = timed(lambda: compact.run(spark, compact.CompactOptions(folder), Progress()))
         spark.stop()
-        told("compacted", compact_s=seconds, files=len(Archive(folder).files()), **look(folder))
+        told("compacted", compact_s=seconds, files=len(list_files(Archive(folder).table)), **look(folder))
         seconds, _ = timed(DeltaTable(str(copy / "records")).optimize.compact)
-        told("optimized by deltalake", compact_s=seconds, files=len(Archive(copy).files()), **look(copy))
+        told("optimized by deltalake", compact_s=seconds, files=len(list_files(Archive(copy).table)), **look(copy))
 
 
 def told(step: str, **figures: float) -> None:

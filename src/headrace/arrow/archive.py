@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -26,9 +28,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from headrace.arrow.key_index import KeyIndex, Span
-from headrace.client.admin.query import RecordQuery
 from headrace.errors import OperatorError
 from headrace.records.record import Record
+
+if TYPE_CHECKING:
+    from headrace.client.admin.query import RecordQuery
+
+if TYPE_CHECKING:
+    pass
 
 READER_VERSION_MAX: Final = 1
 BOUNDED: Final = ("partition", "offset", "timestamp")
@@ -73,9 +80,6 @@ class Archive:
         self.table = open_records(self.folder)
         self._root = root_of(self.table)
 
-    def files(self) -> list[File]:
-        return list_files(self.table)
-
     def find(self, wanted: RecordQuery, newest_first: bool, work: Work) -> Iterator[tuple[int, Record]]:
         """Partition and record; newest first, or by partition and offset."""
         groups = list(self._groups(wanted, newest_first, work))
@@ -117,7 +121,7 @@ class Archive:
 
     def _groups(self, wanted: RecordQuery, newest_first: bool, work: Work) -> Iterator[_Group]:
         """Row groups that may hold a match, each with the least place in the order that a row of it can have."""
-        files = [file for file in self.files() if file.topic == wanted.topic]
+        files = [file for file in list_files(self.table) if file.topic == wanted.topic]
         everywhere: set[str] = set()
         spans = [Span(partition, offset, offset) for partition, offset in wanted.ids]
         if wanted.key is not None and not wanted.ids:
@@ -263,9 +267,8 @@ class _Places:
                 lasts.append(span.last_offset)
 
     def touch(self, bounds: Bounds) -> bool:
-        chosen = [
-            n for n in self._firsts if bounds.partition is None or bounds.partition[0] <= n <= bounds.partition[1]
-        ]
+        low, high = bounds.partition or (-math.inf, math.inf)
+        chosen = [n for n in self._firsts if low <= n <= high]
         if bounds.offset is None:
             return bool(chosen)
         least, greatest = bounds.offset
@@ -325,10 +328,7 @@ def _mask(rows: Any, wanted: RecordQuery) -> Any:
         chosen.append(pc.less(rows["timestamp"], _instant(wanted.to_ms, rows)))
     if wanted.ids:
         chosen.append(_is_one_of(rows, wanted.ids))
-    mask = chosen[0]
-    for each in chosen[1:]:
-        mask = pc.and_(mask, each)
-    return mask
+    return reduce(pc.and_, chosen)
 
 
 def _instant(at_ms: int, rows: Any) -> Any:
@@ -337,12 +337,11 @@ def _instant(at_ms: int, rows: Any) -> Any:
 
 def _is_one_of(rows: Any, ids: Sequence[tuple[int, int]]) -> Any:
     """Per partition, whether the offset is one of those asked for."""
-    mask = None
+    masks = []
     for partition in sorted({n for n, _ in ids}):
         offsets = pa.array([offset for n, offset in ids if n == partition], pa.int64())
-        here = pc.and_(pc.equal(rows["partition"], partition), pc.is_in(rows["offset"], value_set=offsets))
-        mask = here if mask is None else pc.or_(mask, here)
-    return mask
+        masks.append(pc.and_(pc.equal(rows["partition"], partition), pc.is_in(rows["offset"], value_set=offsets)))
+    return reduce(pc.or_, masks)
 
 
 def _record(row: dict[str, Any]) -> Record:

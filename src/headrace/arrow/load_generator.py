@@ -36,6 +36,13 @@ class Amount:
     duration_s: float | None
     rate: float | None
 
+    def share(self, number: int, producers: int) -> Amount:
+        """What one of several producers sends, so that all together send the amount."""
+        records = self.records
+        if records is not None:
+            records = records // producers + (number < records % producers)
+        return Amount(records, self.duration_s, None if self.rate is None else self.rate / producers)
+
 
 @dataclass(slots=True)
 class Tally:
@@ -108,8 +115,7 @@ class LoadProducer:
         return rows if amount.records is None else min(rows, amount.records - self._sent)
 
     def _round(self, count: int, from_s: float, to_s: float, due_s: float | None) -> None:
-        chunk = self._traffic.chunk(count, int(from_s * 1e6), int(to_s * 1e6))
-        rows = chunk.rows.append_column("partition", pa.array(chunk.partitions, pa.int32()))
+        rows = self._traffic.chunk(count, int(from_s * 1e6), int(to_s * 1e6))
         sizes = _sizes(rows)
         self._row_bytes = max(1.0, pc.mean(sizes).as_py())
         sequences = counting_from(self._sent, count)

@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 
 from headrace.records.arrow import TIMESTAMP_TYPE, partitions_of
 
-KINDS: Final = ("orders", "clicks", "bytes")
-
 _COUNTRIES: Final = (("DE", 22), ("FR", 17), ("GB", 15), ("ES", 12), ("IT", 11), ("PL", 9), ("NL", 8), ("SE", 6))
 _STATUSES: Final = (("paid", 86), ("pending", 9), ("refused", 4), ("returned", 1))
 _REFERRERS: Final = (("search", 45), ("direct", 30), ("newsletter", 15), ("friend", 10))
@@ -33,14 +31,6 @@ class Shape:
     keys: int = 10_000
     skew: float = 1.1
     value_bytes: int = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some rows, and for each the partition it belongs to."""
-
-    rows: pa.RecordBatch
-    partitions: Any
 
 
 class Traffic:
@@ -62,8 +52,8 @@ class Traffic:
             weights = 1 / np.arange(1, shape.keys + 1) ** shape.skew
             self._busyness = np.cumsum(weights) / weights.sum()
 
-    def chunk(self, count: int, from_us: int, to_us: int) -> Chunk:
-        """The next rows: `key`, `value`, `timestamp`, spread evenly over a span of time."""
+    def chunk(self, count: int, from_us: int, to_us: int) -> pa.RecordBatch:
+        """The next rows: `key`, `value`, `timestamp`, spread evenly over a span of time, and their `partition`."""
         chosen = None
         if self._shape.keys:
             # Rounding may leave the last share a little below one.
@@ -75,8 +65,9 @@ class Traffic:
         columns = {"value": value(count, keys, timestamps), "timestamp": timestamps}
         if keys is not None:
             columns["key"] = keys.cast(pa.binary())
+        columns["partition"] = pa.array(self._places(chosen, count), pa.int32())
         self._made += count
-        return Chunk(pa.RecordBatch.from_pydict(columns), self._places(chosen, count))
+        return pa.RecordBatch.from_pydict(columns)
 
     def _places(self, chosen: Any, count: int) -> Any:
         if chosen is not None:

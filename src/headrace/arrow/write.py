@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 import pyarrow as pa
@@ -99,9 +98,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -235,8 +232,4 @@ def _whole(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     if len(batches) > 1:
         raise ValueError(f"a table of {table.nbytes} bytes is too large for one write; send its batches one by one")
-    return batches[0] if batches else _nothing()
-
-
-def _nothing() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in WRITTEN], schema=WRITTEN)
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=WRITTEN)

@@ -141,7 +141,7 @@ class _Run:
         self._stop = threading.Event()
         self._producers: list[LoadProducer] = []
         self._threads = [
-            threading.Thread(target=self._produce, args=(number, _share(setup.amount, number, producers)), daemon=True)
+            threading.Thread(target=self._produce, args=(number, setup.amount.share(number, producers)), daemon=True)
             for number in range(producers)
         ]
         self._elapsed_s = 0.0
@@ -249,13 +249,3 @@ class _Run:
             click.echo(
                 f"latency ms: mean {took.mean:.1f}, p50 {took.p50:.1f}, p99 {took.p99:.1f}, p999 {took.p999:.1f}"
             )
-
-
-def _share(amount: Amount, number: int, producers: int) -> Amount:
-    """What one of several producers sends, so that all together send the amount."""
-    from headrace.arrow.load_generator import Amount
-
-    records = amount.records
-    if records is not None:
-        records = records // producers + (number < records % producers)
-    return Amount(records, amount.duration_s, None if amount.rate is None else amount.rate / producers)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,14 +32,13 @@ from headrace.pipelines.query_watch import Batches
 from headrace.pipelines.summary import Progress, Summary, Table, rate
 from headrace.spark import plan, session
 from headrace.spark.options import Topics
-from headrace.spark.progress import Position
+from headrace.spark.progress import Position, nested
 from headrace.spark.source import HeadraceSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-DEFAULT_GROUP: Final = "headrace-archive"
 DEFAULT_MAX_OFFSETS: Final = 2_000_000
 # Spark runs a task again whose Python process died, but not a query whose planning or committing one did, or did not
 # start within 10 s on a busy machine.
@@ -62,7 +61,7 @@ class ArchiveOptions:
     decode: str | None = None
     schema: str | None = None
     drop_value: bool = False
-    group: str = DEFAULT_GROUP
+    group: str = archive_group.DEFAULT_GROUP
     max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS
     trigger_s: float = 1.0
     starting: str = "earliest"
@@ -193,20 +192,13 @@ def _rows(spark: SparkSession, options: ArchiveOptions, schema: StructType | Non
         .option("kafka.group.id", f"{options.group}-reading")
         .option("timeout", f"{BROKER_TIMEOUT_MS}ms")
         .option("failOnDataLoss", not options.accept_loss)
-        .option("startingOffsets", _as_json(starts) if starts else options.starting)
+        .option("startingOffsets", json.dumps(nested(starts)) if starts else options.starting)
         .options(**subscribed)
         .load()
     )
     if schema is None:
         return rows
     return json_columns.decode(rows, schema, drop_value=options.drop_value)
-
-
-def _as_json(offsets: Mapping[tuple[str, int], int]) -> str:
-    found: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(found)
 
 
 def _start(rows: DataFrame, options: ArchiveOptions, query: Query) -> StreamingQuery:

@@ -18,6 +18,7 @@ from headrace.errors import OperatorError
 from headrace.spark.plan import Place, TopicsFound
 from headrace.spark.progress import Position
 
+DEFAULT_GROUP: Final = "headrace-archive"
 MARK: Final = "headrace archive "
 
 

@@ -19,6 +19,7 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructField, StructType
 
+from headrace.arrow.archive import root_of
 from headrace.errors import OperatorError
 from headrace.pipelines import delta
 from headrace.pipelines.archive_files import DataFile
@@ -132,7 +133,7 @@ def _looked_into(table: DeltaTable, files: pa.Table) -> Iterator[pa.Table]:
     """The places of all records of some files; `topic` is null where the files have it inside."""
     for file in files.to_pylist():
         inside = ["partition", "offset"] if file["topic"] is not None else ["topic", "partition", "offset"]
-        rows = pq.read_table(delta.folder(table) / file["path"], columns=inside, partitioning=None)
+        rows = pq.read_table(root_of(table) / file["path"], columns=inside, partitioning=None)
         if file["topic"] is not None:
             rows = rows.append_column("topic", pa.repeat(file["topic"], len(rows)))
         yield rows
@@ -140,34 +141,37 @@ def _looked_into(table: DeltaTable, files: pa.Table) -> Iterator[pa.Table]:
 
 def refuse_repeats(table: DeltaTable, files: Iterable[DataFile]) -> None:
     """An error if the table has an offset of these files already."""
-    files = list(files)
-    there = next_offsets(table, {file.place.topic for file in files})
-    for file in files:
-        place = (file.place.topic, file.place.partition)
-        if file.first_offset < there.get(place, 0):
+    for file, where, next_offset in _reached(table, files):
+        if file.first_offset < next_offset:
             raise OperatorError(
-                f"{place[0]}-{place[1]} is archived up to offset {there[place] - 1}, and now {file.first_offset} comes "
-                f"again: the topic was made anew, or the checkpoint is not of this archive; use another --to"
+                f"{where} is archived up to offset {next_offset - 1}, and now {file.first_offset} comes again: the "
+                "topic was made anew, or the checkpoint is not of this archive; use another --to"
             )
 
 
 def refuse_unknown(table: DeltaTable, files: Iterable[DataFile]) -> None:
     """An error unless the table has all offsets of these files, which come a second time."""
+    for file, where, next_offset in _reached(table, files):
+        if file.last_offset >= next_offset:
+            raise OperatorError(
+                f"{where} is archived up to offset {next_offset - 1}, and a batch that was archived before reaches "
+                f"{file.last_offset}: the checkpoint has lost its offsets; remove it, and the archive goes on from its "
+                "tables"
+            )
+
+
+def _reached(table: DeltaTable, files: Iterable[DataFile]) -> Iterator[tuple[DataFile, str, int]]:
+    """Each file with its partition, and the next offset that the table has of that."""
     files = list(files)
     there = next_offsets(table, {file.place.topic for file in files})
     for file in files:
-        place = (file.place.topic, file.place.partition)
-        if file.last_offset >= there.get(place, 0):
-            raise OperatorError(
-                f"{place[0]}-{place[1]} is archived up to offset {there.get(place, 0) - 1}, and a batch that was "
-                f"archived before reaches {file.last_offset}: the checkpoint has lost its offsets; remove it, and the "
-                "archive goes on from its tables"
-            )
+        topic, partition = file.place.topic, file.place.partition
+        yield file, f"{topic}-{partition}", there.get((topic, partition), 0)
 
 
 def refuse_missing(table: DeltaTable, prefix: str) -> None:
     """An error unless all files of a batch are there that the table names."""
-    folder = delta.folder(table)
+    folder = root_of(table)
     for path in sorted(delta.paths(table)):
         if Path(path).name.startswith(prefix) and not (folder / path).exists():
             raise OperatorError(

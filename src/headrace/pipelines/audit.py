@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 
 from headrace.errors import OperatorError
 from headrace.pipelines import accounting, stores
+from headrace.pipelines.archive_group import DEFAULT_GROUP
 from headrace.pipelines.judgement import FAULTS, VERDICT, Bound, judge
 from headrace.pipelines.summary import Progress, Summary, Table, rate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ARCHIVE_GROUP: Final = "headrace-archive"
 LEDGER_STORE: Final = "ledger"
 ROWS_PER_TASK: Final = 250_000
 TASKS_MAX: Final = 2_000
@@ -52,7 +52,7 @@ class AuditOptions:
     """Those of the ledgers, if none is named."""
     data: tuple[str, ...] = ()
     archive: str | None = None
-    archive_group: str = ARCHIVE_GROUP
+    archive_group: str = DEFAULT_GROUP
     shown: int = SHOWN
     """Findings in the summary."""
     findings: str | None = None
@@ -246,13 +246,7 @@ def _summary(
         for producer, count in sorted(acknowledged.items())
     ]
     by_store = [
-        {
-            "store": account.store,
-            "records": account.records,
-            "unclaimed": account.unclaimed,
-            "faults": account.faults,
-            "not_told_apart": account.not_told_apart,
-        }
+        {name: getattr(account, name) for name in _STORE_COLUMNS}
         for account in accounts
         if account.store != LEDGER_STORE or account.not_told_apart
     ]

@@ -51,10 +51,6 @@ def open_table(path: str | Path) -> DeltaTable:
     return table
 
 
-def folder(table: DeltaTable) -> Path:
-    return root_of(table)
-
-
 def paths(table: DeltaTable) -> set[str]:
     """The files of this version, below the table's folder."""
     return set(pa.table(table.get_add_actions())["path"].to_pylist())
@@ -69,7 +65,7 @@ def read(spark: SparkSession, path: str | Path) -> DataFrame:
     """The rows of the newest version of the table; all columns typed by its schema, partition columns too."""
     table = open_table(path)
     schema = spark_schema(table)
-    base = folder(table)
+    base = root_of(table)
     files = [str(base / path) for path in sorted(paths(table))]
     if not files:
         return spark.createDataFrame([], schema)

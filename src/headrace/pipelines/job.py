@@ -68,11 +68,11 @@ class Topics:
 
     def read(self, topic: str, schema: str | None = None, **options: str) -> DataFrame:
         """A topic as it is when a batch runs, for joins: its JSON fields, and _key, _offset and the like."""
-        return self._views.frame(topic, self._declared(topic, schema, options))
+        return self._views.frame(topic, _view(schema, options))
 
     def read_stream(self, topic: str, schema: str | None = None, **options: str) -> DataFrame:
         """A topic from its beginning on. `schema` is DDL; without it fields are guessed once and then kept."""
-        return self._views.frame(topic, self._declared(topic, schema, options), stream=True)
+        return self._views.frame(topic, _view(schema, options), stream=True)
 
     def sql(self, statement: str) -> DataFrame:
         """One statement of Spark SQL, where every topic is a view: `select ... from stream orders`."""
@@ -92,9 +92,6 @@ class Topics:
     def declare(self, topic: str, view: TopicView) -> None:
         self._views.declared[topic] = view
 
-    def _declared(self, topic: str, schema: str | None, options: Mapping[str, str]) -> TopicView | None:
-        return TopicView(schema, options) if schema is not None or options else None
-
     def _add(self, output: Output) -> None:
         if not output.rows.isStreaming:
             raise OperatorError(
@@ -109,6 +106,10 @@ class Topics:
                 "into folders of different names"
             )
         self.outputs.append(output)
+
+
+def _view(schema: str | None, options: Mapping[str, str]) -> TopicView | None:
+    return TopicView(schema, options) if schema is not None or options else None
 
 
 def records_of(rows: DataFrame) -> DataFrame:

@@ -65,18 +65,17 @@ def run(spark: SparkSession, options: ReportOptions, progress: Progress) -> Summ
     figures = measure(read_traces(spark, options.traces), options.bucket_s)
     progress.say("drawing")
     out = Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        pictures = plots.draw(out, figures.over_time, figures.curve)
-        _write(out, figures, pictures)
-    except OSError as error:
-        raise OperatorError(f"cannot write the report to {out}: {error.strerror or error}") from None
-    progress.done()
     tables = [
         Table("total", FIGURES, [figures.total]),
         Table("topics", ("topic", *FIGURES), figures.by_topic),
         Table("producers", ("producer", *FIGURES), figures.by_producer),
     ]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out, figures, tables, plots.draw(out, figures.over_time, figures.curve))
+    except OSError as error:
+        raise OperatorError(f"cannot write the report to {out}: {error.strerror or error}") from None
+    progress.done()
     return Summary("report", {"report": str(out / "report.html")}, tables)
 
 
@@ -180,7 +179,7 @@ def _over_time(rows: DataFrame, first_us: int, last_us: int, bucket_s: float | N
             {
                 "at_s": _rounded(number * width_s),
                 "tps": _rounded((row["records"] if row else 0) / max(covered_s, 1e-6)),
-                **(_latencies(row.asDict()) if row else dict.fromkeys(("tp50_ms", "tp99_ms", "tp999_ms"))),
+                **_latencies(row.asDict() if row else {"tps_ms": None}),
                 "errors": row["errors"] if row else 0,
             }
         )
@@ -195,18 +194,14 @@ def _width_s(span_s: float) -> float:
     return span_s / POINTS_MAX
 
 
-def _write(out: Path, figures: Figures, pictures: Mapping[str, str]) -> None:
-    tables = [
-        ("Total", FIGURES, [figures.total]),
-        ("Topics", ("topic", *FIGURES), figures.by_topic[:ROWS_MAX]),
-        ("Producers", ("producer", *FIGURES), figures.by_producer[:ROWS_MAX]),
-    ]
+def _write(out: Path, figures: Figures, tables: Sequence[Table], pictures: Mapping[str, str]) -> None:
     note = "Rates are records a second; latencies are in milliseconds, over records; errors are records."
     lines = ["# Report", "", note, ""]
     page = ["<!doctype html>", "<meta charset='utf-8'>", "<title>Report</title>", _LOOK, "<h1>Report</h1>"]
     page.append(f"<p>{note}</p>")
-    for title, columns, rows in tables:
-        cells = [[_cell(row[column]) for column in columns] for row in rows]
+    for table in tables:
+        title, columns = table.title.capitalize(), table.columns
+        cells = [[_cell(row[column]) for column in columns] for row in table.rows[:ROWS_MAX]]
         lines += [f"## {title}", "", _line(columns), _line(["---"] * len(columns)), *map(_line, cells), ""]
         page += [f"<h2>{title}</h2>", "<table>", _html_row(columns, "th"), *(_html_row(row, "td") for row in cells)]
         page.append("</table>")

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.fetch import list_offsets
 from headrace.client.admin.groups import fetch_offsets
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import CorruptBatch, OperatorError
@@ -22,6 +21,8 @@ from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS
 from headrace.pipelines.judgement import Bound
 from headrace.records.arrow import digests
 from headrace.spark.log_plan import segment_files
+from headrace.spark.options import Topics
+from headrace.spark.plan import ends_of, find
 from headrace.storage import checkpoint, folder
 from headrace.storage.commitlog.queuefile import GONE, Entry
 from headrace.storage.offline.commitlog_survey import Folder
@@ -93,21 +94,13 @@ def _with_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _log_starts(bootstrap: str, topics: Sequence[str]) -> list[Bound]:
-    found = []
+    compacted = {}
     with Cluster(bootstrap) as cluster:
         for topic in topics:
             policy = {each.name: each.value for each in operations.describe_configs(cluster, "topic", topic)}
-            compacted = "compact" in (policy.get("cleanup.policy") or "")
-            starts = _offsets_of(cluster, topic, EARLIEST)
-            found += [Bound(topic, n, start, compacted=compacted) for n, start in starts.items()]
-    return found
-
-
-def _offsets_of(cluster: Cluster, topic: str, which: int) -> dict[int, int]:
-    """Where its partitions begin (EARLIEST) or end (LATEST)."""
-    partitions = range(len(cluster.topic(topic).partitions))
-    found = list_offsets(cluster, topic, dict.fromkeys(partitions, which))
-    return {n: found[n].offset for n in partitions}
+            compacted[topic] = "compact" in (policy.get("cleanup.policy") or "")
+        starts = ends_of(cluster, find(cluster, Topics(tuple(topics))).places, EARLIEST)
+    return [Bound(*place, start, compacted=compacted[place[0]]) for place, start in starts.items()]
 
 
 def _kept_in(data: Path, topics: Sequence[str]) -> Iterator[Bound]:
@@ -166,10 +159,8 @@ def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> lis
     Log starts and ends are asked for first: a topic may let go of what the archive commits in between.
     """
     with Cluster(bootstrap) as cluster:
-        starts, ends = (
-            {(topic, n): offset for topic in topics for n, offset in _offsets_of(cluster, topic, which).items()}
-            for which in (EARLIEST, LATEST)
-        )
+        places = find(cluster, Topics(tuple(topics))).places
+        starts, ends = ends_of(cluster, places, EARLIEST), ends_of(cluster, places, LATEST)
         committed = fetch_offsets(cluster, group_id, list(starts))
     unknown = sorted(set(topics) - {topic for topic, _ in committed})
     if unknown:

@@ -43,10 +43,10 @@ class Position:
 
     def to_json(self) -> StreamOffset:
         """Sorted, since Spark compares offsets as text."""
-        found: StreamOffset = dict(_nested(self.offsets))
+        found: StreamOffset = dict(nested(self.offsets))
         found[TOPIC_IDS] = {topic: self.ids[topic] for topic in sorted(found) if topic in self.ids}
         if self.lost:
-            found[LOST] = _nested(self.lost)
+            found[LOST] = nested(self.lost)
         return found
 
     @classmethod
@@ -57,7 +57,7 @@ class Position:
         return cls(_flat(parsed), ids, _flat(lost))
 
 
-def _nested(numbers: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def nested(numbers: Mapping[Place, int]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), number in sorted(numbers.items()):
         found.setdefault(topic, {})[str(partition)] = number
