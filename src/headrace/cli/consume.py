@@ -57,7 +57,7 @@ def consume(
     if group_id is not None and partitions:
         raise click.UsageError("--group and --partition exclude each other: the group assigns partitions")
     try:
-        form = make_format(format_name, key_separator.encode())
+        format_record = make_format(format_name, key_separator.encode())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from None
     where = _start(start, from_time)
@@ -71,7 +71,7 @@ def consume(
         reader = GroupReader(cluster, topic, group_id, where, limits)
     try:
         for partition, records in reader.read(count, follow):
-            sys.stdout.buffer.write(b"".join([form(topic, partition, record) for record in records]))
+            sys.stdout.buffer.write(b"".join([format_record(topic, partition, record) for record in records]))
             sys.stdout.buffer.flush()
             reader.done(partition, records[-1].offset + 1)
     finally:

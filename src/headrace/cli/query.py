@@ -74,23 +74,25 @@ def query(
     if key is None and hex_key is None and not ids and from_time is None and to_time is None:
         raise click.UsageError("give --key, --hex-key, --offset, --from or --to; --from @0 is everything")
     try:
-        form = make_format("json" if as_json else format_name)
+        format_record = make_format("json" if as_json else format_name)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from None
     wanted = RecordQuery(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
     if folder is not None:
-        _in_archive(folder, wanted, form, order == "newest", limit)
+        _in_archive(folder, wanted, format_record, order == "newest", limit)
         return
     with connect() as cluster:
         count, began = 0, time.monotonic()
         for partition, record in find(cluster, wanted, newest_first=order == "newest", limit=limit):
-            sys.stdout.buffer.write(form(topic, partition, record))
+            sys.stdout.buffer.write(format_record(topic, partition, record))
             count += 1
     sys.stdout.buffer.flush()
     click.echo(f"{count} records, found in {(time.monotonic() - began) * 1000:.0f} ms", err=True)
 
 
-def _in_archive(folder: Path, wanted: RecordQuery, form: Format, newest_first: bool, limit: int | None) -> None:
+def _in_archive(
+    folder: Path, wanted: RecordQuery, format_record: Format, newest_first: bool, limit: int | None
+) -> None:
     try:
         from headrace.arrow import archive as archives
     except ImportError:
@@ -99,11 +101,11 @@ def _in_archive(folder: Path, wanted: RecordQuery, form: Format, newest_first: b
     work, count, nulls = archives.Work(), 0, 0
     archive = archives.Archive(folder)
     for partition, record in itertools.islice(archive.find(wanted, newest_first, work), limit):
-        sys.stdout.buffer.write(form(wanted.topic, partition, record))
+        sys.stdout.buffer.write(format_record(wanted.topic, partition, record))
         count += 1
         nulls += record.value is None
     sys.stdout.buffer.flush()
-    click.echo(_told(count, wanted, work, time.monotonic() - began), err=True)
+    click.echo(_records_found(count, wanted, work, time.monotonic() - began), err=True)
     if nulls and archive.drops_values():
         click.echo(
             f"headrace: {nulls} records have no value because the archive keeps none (--drop-value), not because none "
@@ -111,16 +113,16 @@ def _in_archive(folder: Path, wanted: RecordQuery, form: Format, newest_first: b
             err=True,
         )
     if dead := archive.dead_letters(wanted):
-        click.echo(_told_dead(dead, folder), err=True)
+        click.echo(_dead_letters_found(dead, folder), err=True)
 
 
-def _told_dead(dead: list[tuple[int, int, str]], folder: Path) -> str:
+def _dead_letters_found(dead: list[tuple[int, int, str]], folder: Path) -> str:
     shown = [f"{partition}:{offset} ({reason})" for partition, offset, reason in dead[:DEAD_SHOWN]]
     more = f" and {len(dead) - DEAD_SHOWN} more" if len(dead) > DEAD_SHOWN else ""
     return f"headrace: {len(dead)} dead letters match, in {folder / 'dead_letters'}: {', '.join(shown)}{more}"
 
 
-def _told(count: int, wanted: RecordQuery, work: Work, elapsed_s: float) -> str:
+def _records_found(count: int, wanted: RecordQuery, work: Work, elapsed_s: float) -> str:
     """`3 records, 2 row groups of 2 files read in 21 ms`, and what of it was not indexed."""
     line = f"{count} records, {work.row_groups} row groups of {work.files} files read in {elapsed_s * 1000:.0f} ms"
     if wanted.key is None or wanted.ids or not work.files_not_indexed:

@@ -95,10 +95,10 @@ def _start(folder: Path, as_json: bool) -> None:
     started = control.start(folder)
     cluster = cluster_file.load(folder)
     control.wait_until_ready(cluster, _progress)
-    _tell(cluster, folder, [node.name for node in started], as_json)
+    _show_started(cluster, folder, [node.name for node in started], as_json)
 
 
-def _tell(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool) -> None:
+def _show_started(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool) -> None:
     rows = _process_rows(cluster)
     registries = ",".join(node.address for node in cluster.registries)
     if as_json:
@@ -151,10 +151,10 @@ def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> i
     rows: list[dict[str, Any]] | None = None
     found: Health | None
     if folder is None:
-        found, all_up = _asked(connect)
+        found, all_up = _health_at(connect)
     else:
         cluster = cluster_file.load(folder)
-        rows, found = _process_rows(cluster), _told(cluster)
+        rows, found = _process_rows(cluster), _health_of(cluster)
         all_up = all(row["state"] == "up" for row in rows)
     healthy = all_up and found is not None and found.is_whole
     if as_json:
@@ -172,13 +172,13 @@ def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> i
     return 0 if healthy else 1
 
 
-def _asked(connect: Callable[..., Any]) -> tuple[Health, bool]:
+def _health_at(connect: Callable[..., Any]) -> tuple[Health, bool]:
     """What the brokers say, and whether each of them answers."""
     with reach(connect) as cluster:
         return health.ask(cluster), not cluster.silent
 
 
-def _told(cluster: LocalCluster) -> Health | None:
+def _health_of(cluster: LocalCluster) -> Health | None:
     """The answer of the first broker that gives one; None if none does."""
     for node in cluster.brokers:
         if node.state() is State.UP:
