@@ -61,7 +61,8 @@ def test_a_broker_killed_and_restarted_in_mid_read_is_waited_for(fresh_broker: S
 
 
 @proves("R8")
-def test_a_consumer_started_before_its_broker_finds_it_later(fresh_broker: StartBroker) -> None:
+@pytest.mark.parametrize("group", [None, "early-birds"])
+def test_a_consumer_started_before_its_broker_finds_it_later(fresh_broker: StartBroker, group: str | None) -> None:
     broker = fresh_broker()
     with Cluster(broker.bootstrap) as cluster:
         operations.create_topic(cluster, "early", partitions=1)
@@ -76,11 +77,13 @@ def test_a_consumer_started_before_its_broker_finds_it_later(fresh_broker: Start
             return False
         return len(found) >= 10
 
-    with Consumer("early", bootstrap=broker.bootstrap) as consumer:
+    with Consumer("early", bootstrap=broker.bootstrap, group=group) as consumer:
         with pytest.raises(NoBroker, match="no broker answers"):
             consumer.poll(timeout_ms=10_000)
         broker.start()
         wait_for("records of a broker that came later", more)
+        if group is not None:
+            consumer.commit()
     assert values(found) == list(range(10))
 
 
@@ -191,31 +194,6 @@ def read_to_the_damage(consumer: Consumer, *, arrow: bool, whole: int) -> tuple[
 
     told = wait_for("what is whole, and then the error", more)
     return found, told
-
-
-@proves("R8")
-def test_a_member_started_before_its_broker_finds_it_later(fresh_broker: StartBroker) -> None:
-    broker = fresh_broker()
-    with Cluster(broker.bootstrap) as cluster:
-        operations.create_topic(cluster, "early", partitions=1)
-        send(cluster, "early", range(10))
-    broker.kill()
-    found: list[ReceivedRecord] = []
-
-    def more() -> bool:
-        try:
-            found.extend(consumer.poll(timeout_ms=100))
-        except NoBroker:
-            return False
-        return len(found) >= 10
-
-    with Consumer("early", bootstrap=broker.bootstrap, group="early-birds") as consumer:
-        with pytest.raises(NoBroker, match="no broker answers"):
-            consumer.poll(timeout_ms=10_000)
-        broker.start()
-        wait_for("records of a broker that came later", more)
-        consumer.commit()
-    assert values(found) == list(range(10))
 
 
 @pytest.mark.parametrize("priority_header", [None, "priority"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from brokers import Broker, wait_for
-from clients.members import JOIN_DEADLINE_S, Member, wait_shared, wait_values
+from clients.members import JOIN_DEADLINE_S, Join, Member, joining, wait_shared, wait_values
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
 from headrace.client.admin import groups
@@ -17,24 +17,9 @@ from headrace.client.admin.cluster import Cluster
 from proving import proves
 
 PARTITIONS = 6
-Join = Callable[..., Member]
 MakeTopic = Callable[..., str]
 rounds = itertools.count()
-
-
-@pytest.fixture
-def join() -> Iterator[Join]:
-    """Start members that do not outlive the test."""
-    started: list[Member] = []
-
-    def start(client: str, broker: Broker, group: str, topic: str, **how: object) -> Member:
-        member = Member(client, broker, group, topic, **how)  # type: ignore[arg-type]
-        started.append(member)
-        return member
-
-    yield start
-    for member in started:
-        member.kill()
+join = pytest.fixture(joining)
 
 
 def write(broker: Broker, topic: str, per_partition: int = 3) -> set[bytes]:

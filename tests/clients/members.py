@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -174,3 +174,19 @@ def wait_values(members: list[Member], values: set[bytes]) -> None:
         wait_for("the records", lambda: not missing(), JOIN_DEADLINE_S)
     except AssertionError as error:
         raise AssertionError(f"{error}: {sorted(missing())[:10]} did not come") from None
+
+
+Join = Callable[..., Member]
+
+
+def joining() -> Iterator[Join]:
+    """For a fixture that starts members which do not outlive the test: `join(client, broker, group, topic, ...)`."""
+    started: list[Member] = []
+
+    def start(client: str, broker: Broker, group: str, topic: str, **how: object) -> Member:
+        started.append(Member(client, broker, group, topic, **how))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for member in started:
+        member.kill()

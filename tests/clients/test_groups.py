@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from brokers import Broker, wait_for
-from clients.members import Member, wait_shared, wait_values
+from clients.members import Join, Member, joining, wait_shared, wait_values
 from clients.records import Client, Record
 from clients.topics import MakeTopic, create_topic
 from headrace.settings.values import BROKER_BY_NAME
@@ -35,23 +35,8 @@ MORE_STRATEGIES = (
     ("aiokafka", "range"),
     ("aiokafka", "sticky"),
 )
-Join = Callable[..., Member]
 rounds = itertools.count()
-
-
-@pytest.fixture
-def join() -> Iterator[Join]:
-    """Start members that do not outlive the test."""
-    started: list[Member] = []
-
-    def start(client: str, broker: Broker, group: str, topic: str, **how: object) -> Member:
-        member = Member(client, broker, group, topic, **how)  # type: ignore[arg-type]
-        started.append(member)
-        return member
-
-    yield start
-    for member in started:
-        member.kill()
+join = pytest.fixture(joining)
 
 
 def write(broker: Broker, writer: Client, topic: str, per_partition: int = 3) -> set[bytes]:
