@@ -139,8 +139,8 @@ class Framer:
         """What is between HEAD and the body."""
         found = self._head_ends.get((api_key, version))
         if found is None:
-            is_complete = write_request(api_key, version, 0, self._client_id, b"")
-            found = self._head_ends[api_key, version] = is_complete[HEAD.size :]
+            head = write_request(api_key, version, 0, self._client_id, b"")
+            found = self._head_ends[api_key, version] = head[HEAD.size :]
         return found
 
 
@@ -327,17 +327,17 @@ class BrokerConnection:
             return None
         framer = self.framer
         correlation_id = framer.next_id
-        is_complete = frame(correlation_id, data)
+        framed = frame(correlation_id, data)
         try:
-            taken = sock.send(is_complete)
+            taken = sock.send(framed)
         except OSError:
             return None
-        size = len(is_complete)
+        size = len(framed)
         framer.next_id = correlation_id + 1 & 0x7FFFFFFF
         writer.given_bytes += size
         writer.taken_bytes += taken
         if taken < size:
-            writer.left_over(memoryview(is_complete)[taken:])
+            writer.left_over(memoryview(framed)[taken:])
         return make(Written, (version, correlation_id, size, sock.fileno(), taken == size))
 
     def read_alone(self, written: Written, reads: Reads) -> Any:
