@@ -30,7 +30,7 @@ Named in ApiVersions to our own client only. Their fields are in `src/headrace/w
 OTHERS_HEAD = """
 ## Not served
 
-*Planned* is what README.md lists as missing yet. *Not meant* is what another part does here: etcd and the controller
+*Planned* is what is missing yet. *Not meant* is what another part does here: etcd and the controller
 instead of KRaft's voters, one folder a broker, metrics on the HTTP port; or what nobody has asked for.
 """
 
@@ -52,14 +52,22 @@ PLANNED: Final = {
     "list_transactions": "transactions",
     "consumer_group_heartbeat": "KIP-848",
     "consumer_group_describe": "KIP-848",
+    "describe_client_quotas": "quotas",
+    "alter_client_quotas": "quotas",
+    "share_group_heartbeat": "share groups",
+    "share_group_describe": "share groups",
+    "share_fetch": "share groups",
+    "share_acknowledge": "share groups",
+    "delete_share_group_state": "share groups",
+    "describe_share_group_offsets": "share groups",
+    "alter_share_group_offsets": "share groups",
+    "delete_share_group_offsets": "share groups",
 }
 NOT_MEANT: Final = {
     "create_delegation_token": "delegation tokens",
     "renew_delegation_token": "delegation tokens",
     "expire_delegation_token": "delegation tokens",
     "describe_delegation_token": "delegation tokens",
-    "describe_client_quotas": "quotas",
-    "alter_client_quotas": "quotas",
     "vote": "KRaft",
     "begin_quorum_epoch": "KRaft",
     "end_quorum_epoch": "KRaft",
@@ -78,18 +86,10 @@ NOT_MEANT: Final = {
     "assign_replicas_to_dirs": "many folders",
     "get_telemetry_subscriptions": "telemetry",
     "push_telemetry": "telemetry",
-    "share_group_heartbeat": "share groups",
-    "share_group_describe": "share groups",
-    "share_fetch": "share groups",
-    "share_acknowledge": "share groups",
     "initialize_share_group_state": "share groups",
     "read_share_group_state": "share groups",
     "write_share_group_state": "share groups",
-    "delete_share_group_state": "share groups",
     "read_share_group_state_summary": "share groups",
-    "describe_share_group_offsets": "share groups",
-    "alter_share_group_offsets": "share groups",
-    "delete_share_group_offsets": "share groups",
     "streams_group_heartbeat": "streams groups",
     "streams_group_describe": "streams groups",
 }
