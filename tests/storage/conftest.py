@@ -14,7 +14,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from storage.harness import Harness, real_harness, sim_harness
 
 
-@pytest.fixture(params=["sim", "real"])
+@pytest.fixture(params=["sim", pytest.param("real", marks=pytest.mark.thorough)])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     layout = getattr(request.cls, "layout", PARTITIONED)
     if request.param == "sim":

@@ -33,7 +33,7 @@ SEEDS = 12
 LONG_SEEDS = 150
 
 
-@pytest.fixture(params=["sim", "real"])
+@pytest.fixture(params=["sim", pytest.param("real", marks=pytest.mark.thorough)])
 def harness(request: pytest.FixtureRequest, layout: str, tmp_path: Path) -> Iterator[Harness]:
     if request.param == "sim":
         yield sim_harness(layout)
