@@ -171,13 +171,13 @@ def run(proven: Path, arguments: list[str]) -> int:
 
 
 def quick_tests() -> dict[str, list[str]]:
-    """By part. A new folder is quick unless it is said to have processes."""
+    """By part, the longest first. A new folder is quick unless it is said to have processes."""
     folders = [folder for folder in sorted(TESTS.iterdir()) if folder.name not in WITH_PROCESSES]
     rooms = {folder.name: f"tests/{folder.name}" for folder in folders if any(folder.glob("test_*.py"))}
+    apart = {"wire": [rooms.pop("wire"), rooms.pop("records")], "storage": [rooms.pop("storage")]}
     return {
-        "storage": [rooms.pop("storage")],
-        "wire": [rooms.pop("wire"), rooms.pop("records")],
         "rooms": list(rooms.values()),
+        **apart,
         "broker": [
             "tests/kafka_protocol/test_produce_and_fetch.py",
             *(f"tests/test_{name}.py" for name in ("tidy", "unasync")),
