@@ -19,6 +19,8 @@ from pathlib import Path
 from report import table
 
 NUMBER = re.compile(r"-?[\d,]*\.?\d+")
+LABELS = {"bytes", "partitions", "producers", "replicas", "topics"}
+"""Columns of numbers that say which row it is."""
 Figures = dict[tuple[str, str], float]
 """By a row's words and a column's head."""
 
@@ -37,7 +39,10 @@ def figures_of(output: str) -> Figures:
             continue
         if set(line) <= set("|-: "):
             continue
-        numbers = {name: NUMBER.match(cell) for name, cell in zip(head[1:], cells[1:], strict=False)}
+        numbers = {
+            name: None if name in LABELS else NUMBER.match(cell)
+            for name, cell in zip(head[1:], cells[1:], strict=False)
+        }
         words = [cells[0], *(cell for name, cell in zip(head[1:], cells[1:], strict=False) if not numbers[name])]
         for name, number in numbers.items():
             if number:
